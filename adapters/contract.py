@@ -1,0 +1,256 @@
+"""What every adapter is: the protocol, its configuration, its requests and its responses."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
+
+import msgspec
+
+from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import AdapterError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.stream_events import StreamEvent
+from bus.usage import StopReason, TokenUsage
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How an adapter waits between attempts. Times are in seconds.
+
+    The n-th retry (n from 0) waits base_delay · backoff_multiplierⁿ, times a random factor in [1, 1.5) if
+    `jitter`, at most max_delay. A provider's own hint goes before, also at most max_delay, unless
+    `raise_on_long_hint`: then a longer hint ends the call at once.
+    """
+
+    base_delay: float = 1.0
+    backoff_multiplier: float = 2.0
+    max_delay: float = 60.0
+    jitter: bool = True
+    raise_on_long_hint: bool = False
+
+
+class AdapterConfig(msgspec.Struct, frozen=True):
+    """How to reach a provider.
+
+    api_key: None for servers that need none. base_url: with or without its version suffix; None for the
+    provider's own address. timeout_seconds: for a whole call, with all its attempts. max_retries: attempts
+    after the first. extra_headers: sent with every request. options: what only this adapter knows.
+    """
+
+    api_key: str | None = None
+    base_url: str | None = None
+    timeout_seconds: float = 600.0
+    max_retries: int = 2
+    extra_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    retry: RetryPolicy = RetryPolicy()
+    connect_timeout: float = 10.0
+    first_event_timeout: float = 120.0
+    stream_read_timeout: float = 120.0
+
+    def __repr__(self) -> str:
+        key = None if self.api_key is None else "***"
+        return f"AdapterConfig(api_key={key!r}, base_url={self.base_url!r})"
+
+
+class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model can do through its adapter. Declarations are honest: False where it would not work.
+
+    Limits are in tokens. accepted_image_media_types: None means any.
+    """
+
+    supports_images: bool = False
+    supports_thinking: bool = False
+    supports_tools: bool = False
+    supports_system_prompt: bool = True
+    supports_structured_output: bool = False
+    supports_streaming: bool = True
+    supports_streaming_tool_calls: bool = False
+    supports_parallel_tool_calls: bool = False
+    supports_prompt_caching: bool = False
+    max_context_tokens: int = 128_000
+    max_output_tokens: int = 16_384
+    accepted_image_media_types: tuple[str, ...] | None = None
+
+
+class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request to one model.
+
+    request_id: the caller's, passed to `cancel()`. model: with or without its ``provider:`` prefix.
+    max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
+    message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
+    tool_choice: None is the provider's default. max_retries: overrides the configuration's.
+    """
+
+    request_id: str
+    messages: tuple[Message, ...]
+    model: str
+    max_output_tokens: int
+    tools: tuple[ToolDefinition, ...] = ()
+    system_prompt: str | None = None
+    stop_sequences: tuple[str, ...] = ()
+    temperature: float | None = None
+    top_p: float | None = None
+    output_schema: JsonObject | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    message_id: str = ""
+    session_id: str = ""
+    max_retries: int | None = None
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("messages", "tools", "stop_sequences"):
+            msgspec.structs.force_setattr(self, field, tuple(getattr(self, field)))
+        seen: set[str] = set()
+        for tool in self.tools:
+            if tool.name in seen:
+                raise ValueError(f"two tools are named {tool.name!r}")
+            seen.add(tool.name)
+
+    @property
+    def wire_model(self) -> str:
+        """The model's name without a ``provider:`` prefix."""
+        return self.model.partition(":")[2] or self.model
+
+
+class CallWarning(msgspec.Struct, frozen=True):
+    """Something about a call that its caller should know. code: for programs; message: for people."""
+
+    code: str
+    message: str
+
+
+class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What the provider's headers say about its limits. reset_at: as the provider writes it."""
+
+    requests_limit: int | None = None
+    requests_remaining: int | None = None
+    tokens_limit: int | None = None
+    tokens_remaining: int | None = None
+    reset_at: str | None = None
+
+
+class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call returned. model: ``provider:name`` of the one that served it. latency_ms: the whole call."""
+
+    request_id: str
+    model: str
+    provider: str
+    content: tuple[ContentBlock, ...]
+    stop_reason: StopReason
+    usage: TokenUsage
+    latency_ms: int = 0
+    response_id: str | None = None
+    raw_stop_reason: str | None = None
+    warnings: tuple[CallWarning, ...] = ()
+    rate_limit: RateLimitInfo | None = None
+    provider_request_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(block.text for block in self.content if isinstance(block, TextBlock))
+
+    @property
+    def thinking(self) -> str:
+        return "".join(block.text for block in self.content if isinstance(block, ThinkingBlock))
+
+    @property
+    def tool_uses(self) -> tuple[ToolUseBlock, ...]:
+        return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
+
+
+class AttemptStarted(msgspec.Struct, frozen=True):
+    """An attempt is about to be sent. attempt: from 1. reason: ``first``, ``retry`` or ``repair``."""
+
+    attempt: int
+    reason: Literal["first", "retry", "repair"] = "first"
+
+
+class AttemptFirstEvent(msgspec.Struct, frozen=True):
+    """The first content of an attempt's reply has arrived."""
+
+    attempt: int
+
+
+class AttemptFailed(msgspec.Struct, frozen=True):
+    """An attempt failed and another one follows after `delay_seconds`."""
+
+    attempt: int
+    error: AdapterError
+    delay_seconds: float
+
+
+AttemptReport: TypeAlias = AttemptStarted | AttemptFirstEvent | AttemptFailed
+AttemptObserver: TypeAlias = Callable[[AttemptReport], None]
+
+
+class AdapterStream(Protocol):
+    """A streamed reply: an async iterator of events, and an async context manager that closes it.
+
+    It ends normally after `MessageComplete`, also when the call is cancelled; when the call fails it yields
+    `MessageComplete` with stop reason ``error`` (if anything had been delivered) and then raises AdapterError.
+    Leaving the context early, or `aclose()`, closes the socket. It never hangs.
+    """
+
+    def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
+    async def __anext__(self) -> StreamEvent: ...
+    async def aclose(self) -> None: ...
+    async def __aenter__(self) -> Self: ...
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def response(self) -> CanonicalResponse | None:
+        """The whole response, once the stream has ended well."""
+        ...
+
+
+@runtime_checkable
+class ProviderAdapter(Protocol):
+    """One provider. Usable alone: construct, call, close; nothing else of Callboard is needed.
+
+    Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side.
+    Only AdapterError (with its subclasses) is ever raised by a call, besides the event loop's cancellation.
+    """
+
+    name: str
+    capabilities: AdapterCapabilities
+
+    async def complete(
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> CanonicalResponse:
+        """The whole response. Raises AdapterError; a cancelled call raises CancelledError."""
+        ...
+
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
+        """The reply's events as they come; nothing is sent before the first is asked for."""
+        ...
+
+    def estimate_input_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        system_prompt: str | None = None,
+        *,
+        model: str | None = None,
+    ) -> int:
+        """About how many input tokens a request has, from the text alone; no network."""
+        ...
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        """What that model can do; `capabilities` is the answer for one that isn't known."""
+        ...
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a call. True if it was running, False if it had ended or is unknown. Idempotent."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what runs and release all connections. Idempotent."""
+        ...

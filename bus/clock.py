@@ -1,0 +1,51 @@
+"""Wall time, monotonic time, identifiers and randomness, injected so that tests decide them.
+
+A clock never waits: waiting is anyio's, and tests run it on a virtual-time loop.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What the runtime may ask of the outside world besides I/O."""
+
+    def now_us(self) -> int:
+        """Microseconds since the Unix epoch, UTC."""
+        ...
+
+    def monotonic_ns(self) -> int:
+        """Nanoseconds of a clock that never goes back; only differences mean anything."""
+        ...
+
+    def new_id(self, prefix: str) -> str:
+        """A new identifier ``<prefix>_<ulid>``: unique, and sortable by the time it was made."""
+        ...
+
+    def random(self) -> float:
+        """A number in [0, 1), for jitter."""
+        ...
+
+
+class SystemClock:
+    """The real one."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic_ns(self) -> int:
+        return time.monotonic_ns()
+
+    def new_id(self, prefix: str) -> str:
+        from ulid import ULID  # here, not above: it costs 20 ms of import that many programs never need
+
+        return f"{prefix}_{ULID()}"
+
+    def random(self) -> float:
+        return random.random()
+
+
+SYSTEM_CLOCK: Clock = SystemClock()

@@ -1,0 +1,213 @@
+"""Every exception that Callboard raises, and for an adapter's: whose fault, retried or not.
+
+    CallboardError
+    ├── ConfigurationError            models.yaml, keys, names: mend the configuration
+    ├── AdmissionError                the engine is behind; try later (never counted against a provider)
+    ├── SessionBusy                   too many sends wait for one session
+    ├── StoreError                    the trace file can't be used
+    ├── WrongLoop                     an object used from another thread or event loop than its own
+    ├── ActorStopped, MailboxFull, DeadlineExceeded     an actor didn't answer
+    └── AdapterError                  a call failed; `error_class` says how
+        ├── AuthError                     auth             no     key
+        │   └── AccessDeniedError         auth             no     key
+        ├── RateLimitError                rate_limit       yes    key
+        │   ├── OverloadedError           rate_limit       yes    provider
+        │   └── QuotaExceededError        rate_limit       no     key
+        ├── ServerError                   server_error     yes    provider
+        ├── NetworkError                  network          yes    provider
+        │   ├── RequestTimeoutError       network          yes*   provider     (* not the whole call's own limit)
+        │   └── StreamError               network          yes    provider     (only before any output)
+        ├── ContextOverflowError          context_overflow no     nobody
+        ├── InvalidRequestError           invalid_request  no     nobody
+        │   ├── NotFoundError             invalid_request  no     model
+        │   ├── ContentFilterError        invalid_request  no     nobody
+        │   └── CapabilityError           invalid_request  no     nobody       (raised before any network)
+        │       └── UnsupportedToolChoiceError
+        ├── CancelledError                cancelled        no     nobody
+        └── AdapterError itself           other            before output only
+
+The columns are `error_class`, whether an adapter retries it, and against what the failure counts.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from .content import ContentBlock
+    from .usage import TokenUsage
+
+
+class CallboardError(Exception):
+    """The root of all our exceptions."""
+
+
+class ConfigurationError(CallboardError):
+    """The configuration is wrong; the text names the file, the key and what was expected."""
+
+
+class AdmissionError(CallboardError):
+    """The engine did not admit a new turn, because its trace writer is too far behind."""
+
+
+class SessionBusy(CallboardError):
+    """More than 16 sends wait for one session."""
+
+
+class StoreError(CallboardError):
+    """A trace file can't be opened or used; the text names it and says what to do."""
+
+
+class WrongLoop(CallboardError):
+    """An object was used from another thread or event loop than the one it belongs to."""
+
+
+class ActorStopped(CallboardError):
+    """The actor that was asked has stopped or crashed, and will not answer."""
+
+
+class MailboxFull(CallboardError):
+    """The actor's mailbox is full; the message was not accepted."""
+
+
+class DeadlineExceeded(CallboardError):
+    """An actor did not answer in time."""
+
+
+class ErrorClass(StrEnum):
+    """The closed set that routing and analytics rely on."""
+
+    RATE_LIMIT = "rate_limit"
+    AUTH = "auth"
+    SERVER_ERROR = "server_error"
+    NETWORK = "network"
+    CONTEXT_OVERFLOW = "context_overflow"
+    INVALID_REQUEST = "invalid_request"
+    CANCELLED = "cancelled"
+    OTHER = "other"
+
+
+class AdapterError(CallboardError):
+    """A call failed.
+
+    message: for people; never holds a key. provider_message: the provider's own words.
+    provider_status: the HTTP status, if there was one. provider_code: the provider's own type or code.
+    retryable: the failure is of a passing kind; whoever gets it may try again later.
+    retry_after_seconds: the provider's hint, if it gave one.
+    request_id: ours. provider_request_id: the provider's, for its support.
+    content, usage: what had arrived when the call failed.
+    """
+
+    error_class: ClassVar[ErrorClass] = ErrorClass.OTHER
+    default_retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        provider: str | None = None,
+        provider_status: int | None = None,
+        provider_code: str | None = None,
+        provider_message: str = "",
+        provider_param: str | None = None,
+        retryable: bool | None = None,
+        retry_after_seconds: float | None = None,
+        request_id: str = "",
+        provider_request_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.provider = provider
+        self.provider_status = provider_status
+        self.provider_code = provider_code
+        self.provider_message = provider_message or message
+        self.provider_param = provider_param
+        self.retryable = self.default_retryable if retryable is None else retryable
+        self.retry_after_seconds = retry_after_seconds
+        self.request_id = request_id
+        self.provider_request_id = provider_request_id
+        self.content: tuple[ContentBlock, ...] = ()
+        self.usage: TokenUsage | None = None
+
+
+class AuthError(AdapterError):
+    """The key is missing, wrong or expired."""
+
+    error_class = ErrorClass.AUTH
+
+
+class AccessDeniedError(AuthError):
+    """The key is good, but this is not allowed to it."""
+
+
+class RateLimitError(AdapterError):
+    """Too many requests or tokens for this key."""
+
+    error_class = ErrorClass.RATE_LIMIT
+    default_retryable = True
+
+
+class OverloadedError(RateLimitError):
+    """The provider has too much to do, for everyone."""
+
+
+class QuotaExceededError(RateLimitError):
+    """The account has no credit left; waiting does not help."""
+
+    default_retryable = False
+
+
+class ServerError(AdapterError):
+    """The provider failed."""
+
+    error_class = ErrorClass.SERVER_ERROR
+    default_retryable = True
+
+
+class NetworkError(AdapterError):
+    """The provider could not be reached, or the connection broke."""
+
+    error_class = ErrorClass.NETWORK
+    default_retryable = True
+
+
+class RequestTimeoutError(NetworkError):
+    """Something took longer than allowed; the text says what."""
+
+
+class StreamError(NetworkError):
+    """A reply broke off, or is no reply of its protocol."""
+
+
+class ContextOverflowError(AdapterError):
+    """The request is larger than the model's context window."""
+
+    error_class = ErrorClass.CONTEXT_OVERFLOW
+
+
+class InvalidRequestError(AdapterError):
+    """The provider refuses the request as it is."""
+
+    error_class = ErrorClass.INVALID_REQUEST
+
+
+class NotFoundError(InvalidRequestError):
+    """The model, or the address, does not exist."""
+
+
+class ContentFilterError(InvalidRequestError):
+    """The provider refuses the request for its content."""
+
+
+class CapabilityError(InvalidRequestError):
+    """The model can't do what the request asks; found before anything was sent."""
+
+
+class UnsupportedToolChoiceError(CapabilityError):
+    """The model can't be told to choose tools that way."""
+
+
+class CancelledError(AdapterError):
+    """The call was cancelled; `content` and `usage` hold what had arrived."""
+
+    error_class = ErrorClass.CANCELLED

@@ -1,0 +1,261 @@
+"""The event catalogue, and the envelope in which events travel.
+
+An event's topic is its tag. Fields are only ever added, with defaults; a changed meaning is a new topic. No
+event of `llm.*` carries message content: content travels in `session.message_appended`, by reference, and is
+persisted only if the host asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from .messages import Message, RoutingDecision
+from .usage import Cost, StopReason, TokenUsage
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all events. Subclass with ``tag="<topic>"`` to publish your own."""
+
+    @classmethod
+    def topic_of(cls) -> str:
+        """The topic that this type of event is published under."""
+        tag = cls.__struct_config__.tag
+        if not isinstance(tag, str):
+            raise TypeError(f"{cls.__name__} has no topic: declare it with tag='...'")
+        return tag
+
+
+# -- llm.*: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two.
+
+
+class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
+    """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair."""
+
+    provider: str
+    model: str
+    requested_model: str
+    streamed: bool
+    reason: str = "first"
+    routing: RoutingDecision | None = None
+    estimated_input_tokens: int | None = None
+
+
+class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
+    """The attempt, and with it the call, ended well. Times are in milliseconds."""
+
+    provider: str
+    model: str
+    served_model: str
+    stop_reason: StopReason
+    raw_stop_reason: str | None
+    usage: TokenUsage
+    cost: Cost
+    latency_ms: int
+    first_token_ms: int | None = None
+    response_id: str | None = None
+    provider_request_id: str | None = None
+    warnings: tuple[str, ...] = ()
+
+
+class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
+    """The attempt failed or was cancelled; with `will_retry` another attempt follows after `delay_seconds`."""
+
+    provider: str
+    model: str
+    error_class: str
+    error_type: str
+    message: str
+    will_retry: bool
+    retry_count: int
+    delay_seconds: float = 0.0
+    provider_status: int | None = None
+    provider_code: str | None = None
+    provider_request_id: str | None = None
+    retry_after_seconds: float | None = None
+    usage: TokenUsage | None = None
+    cost: Cost | None = None
+    latency_ms: int = 0
+    first_token_ms: int | None = None
+
+
+# -- actor.*: the life of actors under their supervisors.
+
+
+class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
+    actor: str
+
+
+class ActorCrashed(Event, frozen=True, kw_only=True, tag="actor.crashed"):
+    """failures: how many in a row, without healthy uptime between them."""
+
+    actor: str
+    error: str
+    failures: int
+
+
+class ActorRestarted(Event, frozen=True, kw_only=True, tag="actor.restarted"):
+    actor: str
+    restarts: int
+
+
+class ActorStopped(Event, frozen=True, kw_only=True, tag="actor.stopped"):
+    actor: str
+    reason: str
+
+
+class ActorEscalated(Event, frozen=True, kw_only=True, tag="actor.escalated"):
+    """The supervisor gave up on an actor and handed the failure to its parent."""
+
+    actor: str
+    reason: str
+
+
+# -- provider.*
+
+
+class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provider.availability_changed"):
+    """model: None for the provider as a whole."""
+
+    provider: str
+    model: str | None
+    previous: str
+    current: str
+    reason: str
+    retry_at_us: int | None = None
+
+
+# -- session.*
+
+
+class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    model: str
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
+    previous: str
+    current: str
+
+
+class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
+    model: str
+
+
+class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):
+    """status: completed, cancelled, failed, awaiting_tools or max_tool_rounds."""
+
+    status: str
+    calls: int
+    cost_nano_usd: int | None = None
+    error: str | None = None
+
+
+class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
+    """position: of the message in its session's history, from 0. Only the store ever sees `message`'s content."""
+
+    position: int
+    message: Message
+
+
+# -- tool.*
+
+
+class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
+    tool_use_id: str
+    tool_name: str
+
+
+class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
+    tool_use_id: str
+    tool_name: str
+    is_error: bool
+    latency_ms: int
+
+
+# -- pricing.*, store.*
+
+
+class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_loaded"):
+    pricing_version: str
+    label: str
+    rows: int
+
+
+class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
+    """Sums are in nano-USD over the priced calls; `unpriced` calls have no price in this version."""
+
+    pricing_version: str
+    calls: int
+    unpriced: int
+    sum_before_nano_usd: int
+    sum_after_nano_usd: int
+
+
+class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):
+    """state: ok, retrying, spilling or dropping."""
+
+    previous: Literal["ok", "retrying", "spilling", "dropping"]
+    current: Literal["ok", "retrying", "spilling", "dropping"]
+    reason: str
+    lost: int = 0
+
+
+class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
+    """A stored event of a topic that this version doesn't know."""
+
+    topic: str
+    raw: msgspec.Raw
+
+
+CatalogueEvent: TypeAlias = (
+    LlmCallStarted
+    | LlmCallCompleted
+    | LlmCallFailed
+    | ActorStarted
+    | ActorCrashed
+    | ActorRestarted
+    | ActorStopped
+    | ActorEscalated
+    | ProviderAvailabilityChanged
+    | SessionCreated
+    | SessionModelChanged
+    | SessionTurnStarted
+    | SessionTurnCompleted
+    | SessionMessageAppended
+    | ToolStarted
+    | ToolFinished
+    | PricingTableLoaded
+    | PricingRepriced
+    | StoreStateChanged
+)
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """An event on its way: where it stands in the order, when it happened, and what it belongs to.
+
+    seq: gapless per bus, from 1. ts_us: microseconds since the epoch. mono_ns: only differences mean anything.
+    """
+
+    seq: int
+    run_id: str
+    ts_us: int
+    mono_ns: int
+    data: Event
+    session_id: str | None = None
+    turn_id: str | None = None
+    request_id: str | None = None
+    attempt: int | None = None
+    message_id: str | None = None
+    caused_by: str | None = None
+    tags: dict[str, str] | None = None
+
+    @property
+    def topic(self) -> str:
+        return type(self.data).topic_of()
+
+    @property
+    def event_id(self) -> str:
+        """Unique everywhere: the key that makes storing an event twice harmless."""
+        return f"{self.run_id}-{self.seq}"

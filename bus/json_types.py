@@ -1,0 +1,12 @@
+"""The type of a decoded JSON value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+else:
+    Json = Any  # msgspec decodes Any as plain JSON; it can't follow a recursive alias
+
+JsonObject: TypeAlias = dict[str, Json]

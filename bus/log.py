@@ -1,0 +1,36 @@
+"""Structured logging, imported when the first line is written.
+
+Log lines are structlog events with fields; each module logs under its own name. Nothing on the path of a
+single delta logs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+
+class Log:
+    """A lazy structlog logger: `log = Log("adapters.retry")`, then `log.warning("event", field=1)`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logger: Any = None
+
+    def _bound(self) -> Any:
+        if self._logger is None:
+            import structlog
+
+            self._logger = cast("Any", structlog.get_logger(self._name))
+        return self._logger
+
+    def debug(self, event: str, **fields: object) -> None:
+        self._bound().debug(event, **fields)
+
+    def info(self, event: str, **fields: object) -> None:
+        self._bound().info(event, **fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._bound().warning(event, **fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._bound().error(event, **fields)

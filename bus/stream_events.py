@@ -1,0 +1,115 @@
+"""The events of a streamed reply, as every adapter emits them.
+
+What holds for the events of one message, whatever the provider sent (the stream invariants):
+
+* `MessageStart` comes before anything else, `MessageComplete` is the last, and there is exactly one of each.
+* The events of a block are contiguous, and `content_block_index` never decreases.
+* A tool call is one `ToolUseStart`, any number of `ToolUseInputDelta`, exactly one `ToolUseEnd`.
+* `partial_json` is the provider's fragment, byte for byte; `final_input` is always a JSON object.
+* `MessageComplete.final_content` is what the deltas add up to.
+
+A call that fails after its first event still ends in `MessageComplete`, with stop reason ``error``, before the
+exception is raised; a cancelled one ends in ``cancelled``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+
+from .content import ContentBlock
+from .json_types import Json, JsonObject
+from .usage import StopReason, TokenUsage
+
+
+class MessageStart(msgspec.Struct, frozen=True, tag="message.start"):
+    """The reply begins. model: as the provider names the one that serves the call."""
+
+    message_id: str = ""
+    model: str = ""
+    provider: str = ""
+    type: ClassVar[str] = "message.start"
+
+
+class TextDelta(msgspec.Struct, frozen=True, tag="text.delta"):
+    """More text."""
+
+    text: str
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "text.delta"
+
+
+class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking.delta"):
+    """More reasoning; `signature` stands on the block's last delta, if the provider signs."""
+
+    text: str
+    signature: str | None = None
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "thinking.delta"
+
+
+class ToolUseStart(msgspec.Struct, frozen=True, tag="tool.use_start"):
+    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock."""
+
+    tool_use_id: str
+    tool_name: str
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "tool.use_start"
+
+
+class ToolUseInputDelta(msgspec.Struct, frozen=True, tag="tool.use_input_delta"):
+    """More of a call's arguments: a literal fragment of JSON text."""
+
+    tool_use_id: str
+    partial_json: str
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "tool.use_input_delta"
+
+
+class ToolUseEnd(msgspec.Struct, frozen=True, tag="tool.use_end"):
+    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed."""
+
+    tool_use_id: str
+    final_input: JsonObject
+    incomplete: bool = False
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "tool.use_end"
+
+
+class ProviderBlock(msgspec.Struct, frozen=True, tag="provider.block"):
+    """A whole block outside this catalogue (redacted thinking included), as the provider sent it."""
+
+    kind: str
+    raw: Json
+    content_block_index: int = 0
+    message_id: str = ""
+    type: ClassVar[str] = "provider.block"
+
+
+class MessageComplete(msgspec.Struct, frozen=True, tag="message.complete"):
+    """The reply is over: all its content, why it ended, and what it used."""
+
+    final_content: tuple[ContentBlock, ...]
+    stop_reason: StopReason
+    raw_stop_reason: str | None
+    usage: TokenUsage
+    message_id: str = ""
+    type: ClassVar[str] = "message.complete"
+
+
+StreamEvent: TypeAlias = (
+    MessageStart
+    | TextDelta
+    | ThinkingDelta
+    | ToolUseStart
+    | ToolUseInputDelta
+    | ToolUseEnd
+    | ProviderBlock
+    | MessageComplete
+)

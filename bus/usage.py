@@ -1,0 +1,117 @@
+"""What a call used and cost: token counts in disjoint buckets, why it stopped, and money as integers."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from enum import StrEnum
+
+import msgspec
+
+
+class StopReason(StrEnum):
+    """Why a reply ended, for portable logic; the provider's own word stands beside it as `raw_stop_reason`."""
+
+    END_TURN = "end_turn"
+    MAX_TOKENS = "max_tokens"
+    STOP_SEQUENCE = "stop_sequence"
+    TOOL_USE = "tool_use"
+    CONTENT_FILTER = "content_filter"
+    REFUSAL = "refusal"
+    PAUSE_TURN = "pause_turn"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+    PROVIDER_SPECIFIC = "provider_specific"
+
+
+class UsageSource(StrEnum):
+    """Where token counts come from, strongest first."""
+
+    REPORTED = "reported"
+    """The provider's final figures."""
+    PARTIAL = "partial"
+    """What the provider had reported when the call ended early; the output count is a lower bound."""
+    ESTIMATED = "estimated"
+    """Counted by us, because the provider said nothing."""
+
+
+_STRENGTH = (UsageSource.REPORTED, UsageSource.PARTIAL, UsageSource.ESTIMATED)
+
+
+class TokenUsage(msgspec.Struct, frozen=True):
+    """Token counts of one call. The four counts are disjoint, for every provider.
+
+    input_tokens: input that was neither read from nor written to a cache.
+    output_tokens: everything generated, reasoning included.
+    cached_input_tokens: input read from a cache.
+    cache_creation_input_tokens: input written to a cache, of any lifetime.
+    cache_creation_1h_input_tokens: the part of the former that was written for an hour (the rest is 5 minutes).
+    reasoning_tokens: the part of `output_tokens` spent on reasoning; None if the provider doesn't say.
+    source: how far the figures can be trusted.
+    raw: the provider's usage object as it came, for prices that are invented later.
+    """
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+    cache_creation_1h_input_tokens: int = 0
+    reasoning_tokens: int | None = None
+    source: UsageSource = UsageSource.REPORTED
+    raw: msgspec.Raw | None = None
+
+    @property
+    def total_input_tokens(self) -> int:
+        """All input, cached or not."""
+        return self.input_tokens + self.cached_input_tokens + self.cache_creation_input_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        """All input and all output."""
+        return self.total_input_tokens + self.output_tokens
+
+    @property
+    def estimated(self) -> bool:
+        """True if these are not the provider's own figures."""
+        return self.source is UsageSource.ESTIMATED
+
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        """The sum of two usages; its source is the weaker of the two, and `raw` is dropped."""
+        if not isinstance(other, TokenUsage):
+            return NotImplemented
+        reasoning = (self.reasoning_tokens, other.reasoning_tokens)
+        return TokenUsage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cached_input_tokens=self.cached_input_tokens + other.cached_input_tokens,
+            cache_creation_input_tokens=self.cache_creation_input_tokens + other.cache_creation_input_tokens,
+            cache_creation_1h_input_tokens=self.cache_creation_1h_input_tokens
+            + other.cache_creation_1h_input_tokens,
+            reasoning_tokens=None if reasoning == (None, None) else (reasoning[0] or 0) + (reasoning[1] or 0),
+            source=max(self.source, other.source, key=_STRENGTH.index),
+        )
+
+
+class CostSource(StrEnum):
+    """How a cost was obtained."""
+
+    COMPUTED = "computed"
+    PROVIDER = "provider"
+    UNPRICED = "unpriced"
+
+
+class Cost(msgspec.Struct, frozen=True):
+    """Money, in integer nano-USD; None means unknown, which is never the same as zero.
+
+    pricing_version: the price table that gave the figure (12 hex digits), if one did.
+    reason: why there is no figure, or what is remarkable about it.
+    """
+
+    nano_usd: int | None
+    source: CostSource
+    pricing_version: str | None = None
+    reason: str | None = None
+
+    @property
+    def usd(self) -> Decimal | None:
+        """The cost in US dollars, exactly; None if it is unknown."""
+        return None if self.nano_usd is None else Decimal(self.nano_usd).scaleb(-9)
