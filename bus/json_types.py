@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+    Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 else:
     Json = Any  # msgspec decodes Any as plain JSON; it can't follow a recursive alias
 

@@ -25,7 +25,7 @@ from .usage import Cost, StopReason, TokenUsage
 
 
 class Role(StrEnum):
-    """Who speaks. DEVELOPER is OpenAI's second kind of instruction; elsewhere it is merged into the system text."""
+    """Who speaks. DEVELOPER is OpenAI's second kind of instruction, merged into the system text elsewhere."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"

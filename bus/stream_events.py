@@ -19,8 +19,9 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from .content import ContentBlock
+from .events import ToolFinished, ToolStarted
 from .json_types import Json, JsonObject
-from .usage import StopReason, TokenUsage
+from .usage import Cost, StopReason, TokenUsage
 
 
 class MessageStart(msgspec.Struct, frozen=True, tag="message.start"):
@@ -103,6 +104,25 @@ class MessageComplete(msgspec.Struct, frozen=True, tag="message.complete"):
     type: ClassVar[str] = "message.complete"
 
 
+class StepFinish(msgspec.Struct, frozen=True, tag="step.finish"):
+    """One call of a turn, and the tools it asked for, are done."""
+
+    step: int
+    stop_reason: StopReason
+    usage: TokenUsage
+    cost: Cost | None = None
+    message_id: str = ""
+    type: ClassVar[str] = "step.finish"
+
+
+class TurnComplete(msgspec.Struct, frozen=True, tag="turn.complete"):
+    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds."""
+
+    status: str
+    error: str | None = None
+    type: ClassVar[str] = "turn.complete"
+
+
 StreamEvent: TypeAlias = (
     MessageStart
     | TextDelta
@@ -113,3 +133,6 @@ StreamEvent: TypeAlias = (
     | ProviderBlock
     | MessageComplete
 )
+
+TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolFinished | StepFinish | TurnComplete
+"""What a turn's stream log holds: each message's events, tools and steps between them, one TurnComplete last."""
