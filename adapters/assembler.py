@@ -1,0 +1,376 @@
+"""From a provider's fragments to canonical events: the one place where the stream invariants are made.
+
+Every reply, streamed or whole, goes through an Assembler. A provider's code names blocks by a key of its own
+(a wire index, an item id) and says what arrived for which key; the assembler decides what is emitted when:
+
+* One block is open at a time. Its events are contiguous, and indexes only grow.
+* The first fragment of a later block closes the open one, if the protocol lets it be complete. Text and
+  reasoning opened with `implicit_end` may be; a tool call may be once its arguments are a whole JSON object.
+* Otherwise the later block's fragments are held back, unmerged, until the open block ends; at `finish` what is
+  still held is emitted in the order in which the blocks began.
+* `message.start` is held back until the first content, so that an attempt which fails before that leaves no
+  trace and can be repeated.
+
+Text or reasoning that arrives for a block already closed opens a new block: nothing is lost. Arguments that
+arrive for a tool call already closed can't be delivered, and are reported in `warnings`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from bus.clock import Clock
+from bus.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.json_types import Json, JsonObject
+from bus.stream_events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
+from bus.usage import StopReason, TokenUsage, UsageSource
+
+from .contract import CallWarning
+
+Key: TypeAlias = Hashable
+
+
+@dataclass(slots=True)
+class _Block:
+    kind: Literal["text", "thinking", "tool", "whole"]
+    implicit_end: bool
+    index: int = -1  # assigned when the block opens
+    parts: list[str] = field(default_factory=list)
+    signature: str | None = None
+    raw: JsonObject | None = None  # becomes provider_raw
+    tool_id: str = ""
+    tool_name: str = ""
+    final_input: JsonObject | None = None
+    whole: ContentBlock | None = None  # for kind "whole"
+    whole_raw: Json = None
+    ended: bool = False  # the provider said so; a held block can be ended before it opens
+    closed: bool = False
+    content: ContentBlock | None = None  # what it came to, once closed
+
+
+class Assembler:
+    """Collects one reply. Feed it, then `take()` the events that are ready; see the module's text.
+
+    provider: the adapter's name, recorded as the origin of everything opaque. requested_model: ``provider_raw``
+    carries it too, because some signatures bind to a model. estimate_usage: usage for a reply with that output,
+    for providers that report none. usage: to be set as soon as the provider reports anything.
+    """
+
+    def __init__(
+        self,
+        *,
+        message_id: str,
+        provider: str,
+        requested_model: str,
+        clock: Clock,
+        estimate_usage: Callable[[str], TokenUsage],
+    ) -> None:
+        self.message_id = message_id
+        self.provider = provider
+        self.model = requested_model
+        self.response_id: str | None = None
+        self.usage: TokenUsage | None = None
+        self.stop_reason: StopReason | None = None
+        self.raw_stop_reason: str | None = None
+        self.warnings: list[CallWarning] = []
+        self.started = False
+        self.complete = False
+        self.final_content: tuple[ContentBlock, ...] = ()
+        self._requested_model = requested_model
+        self._clock = clock
+        self._estimate_usage = estimate_usage
+        self._ready: list[StreamEvent] = []
+        self._by_key: dict[Key, _Block] = {}
+        self._open: _Block | None = None
+        self._held: list[_Block] = []
+        self._done: list[_Block] = []
+
+    # -- what providers say
+
+    def text(self, key: Key, fragment: str, *, implicit_end: bool = False) -> None:
+        """More text for a block. Empty fragments open nothing."""
+        if fragment:
+            block = self._by_key.get(key)
+            if block is not None and block is self._open:  # the hot path: one more delta of the open block
+                block.parts.append(fragment)
+                self._ready.append(TextDelta(fragment, block.index, self.message_id))
+                return
+            self._fragment(key, "text", fragment, implicit_end)
+
+    def thinking(
+        self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
+    ) -> None:
+        """More reasoning for a block. With `raw` the block exists even if it shows nothing."""
+        if fragment or raw is not None:
+            block = self._fragment(key, "thinking", fragment, implicit_end)
+            if raw is not None:
+                block.raw = raw
+
+    def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
+        """What makes a reasoning block valid on replay; the block's last delta carries it."""
+        block = self._fragment(key, "thinking", "", implicit_end=False)
+        block.signature = signature
+        if raw is not None:
+            block.raw = raw
+
+    def tool_start(
+        self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
+    ) -> None:
+        """A tool call begins. raw: the provider's own identifiers for it."""
+        block = _Block("tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu"))
+        self._by_key[key] = block
+        self._admit(block)
+
+    def tool_arguments(self, key: Key, fragment: str) -> None:
+        """More of a call's arguments, as the provider sent it."""
+        block = self._by_key.get(key)
+        if block is None or block.kind != "tool":
+            self.warn("stray_tool_arguments", f"arguments for an unknown tool call ({key!r}) were dropped")
+        elif block.closed:
+            if fragment.strip():
+                self.warn("late_tool_arguments", f"arguments for {block.tool_name!r} after its end were dropped")
+        elif fragment:
+            block.parts.append(fragment)
+            if block is self._open:
+                self._ready.append(ToolUseInputDelta(block.tool_id, fragment, block.index, self.message_id))
+
+    def tool_input(self, key: Key, final_input: JsonObject) -> None:
+        """The call's whole arguments, as an object; stands over the fragments."""
+        block = self._by_key.get(key)
+        if block is not None and block.kind == "tool" and not block.closed:
+            block.final_input = final_input
+
+    def tool_raw(self, key: Key, raw: JsonObject) -> None:
+        """The provider's own identifiers of a call, when they come later than its start."""
+        block = self._by_key.get(key)
+        if block is not None and not block.closed:
+            block.raw = raw
+
+    def tool_text(self, key: Key) -> str:
+        """The arguments of a call so far."""
+        block = self._by_key.get(key)
+        return "" if block is None else "".join(block.parts)
+
+    def whole(self, key: Key, kind: str, raw: JsonObject) -> None:
+        """A whole block outside the catalogue, to be kept as it is."""
+        self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
+
+    def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
+        """A whole block of hidden reasoning."""
+        raw = raw if raw is not None else {"type": "redacted_thinking", "data": data}
+        self._whole(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
+
+    def _whole(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
+        holder = _Block("whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
+        self._by_key[key] = holder
+        self._admit(holder)
+
+    def knows(self, key: Key) -> bool:
+        """True if a block of that key has begun."""
+        return key in self._by_key
+
+    def end(self, key: Key) -> None:
+        """The provider says that a block is whole."""
+        block = self._by_key.get(key)
+        if block is not None:
+            block.ended = True
+            self._settle()
+
+    def warn(self, code: str, message: str) -> None:
+        self.warnings.append(CallWarning(code, message))
+
+    # -- the end of the reply
+
+    def finish(
+        self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
+    ) -> None:
+        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated."""
+        usage = usage or self.usage
+        if usage is None:
+            usage = self._estimate_usage(self.partial_text())
+            self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
+        self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
+
+    def abort(self, stop_reason: StopReason) -> None:
+        """The reply was cancelled or broke off: what is open is closed as far as it got.
+
+        Its usage is what had been reported, marked partial, or an estimate.
+        """
+        if self.usage is not None:
+            usage = msgspec.structs.replace(self.usage, source=UsageSource.PARTIAL)
+        else:
+            usage = self._estimate_usage(self.partial_text())
+        self._finish(stop_reason, self.raw_stop_reason, usage, cut_off=True)
+
+    def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
+        if self.complete:
+            return
+        self._settle()
+        while self._open is not None:
+            self._close_open(cut_off=cut_off)
+            self._settle()
+        self._begin()
+        content = [block.content for block in self._done if block.content is not None]
+        if stop_reason is StopReason.MAX_TOKENS and content and isinstance(content[-1], ToolUseBlock):
+            # the last call may lack its end even where what there is happens to parse
+            content[-1] = msgspec.structs.replace(content[-1], incomplete=True)
+        self.stop_reason, self.raw_stop_reason, self.usage = stop_reason, raw, usage
+        self.final_content = tuple(content)
+        self.complete = True
+        self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
+
+    @property
+    def has_tool_use(self) -> bool:
+        """True if the reply asks for a tool."""
+        return any(block.kind == "tool" for block in self._by_key.values())
+
+    def partial_text(self) -> str:
+        """All text, reasoning and arguments so far, to estimate output tokens from."""
+        blocks = [*self._done, *([self._open] if self._open else []), *self._held]
+        return "".join(part for block in blocks for part in block.parts)
+
+    def take(self) -> list[StreamEvent]:
+        """The events that are ready, once."""
+        ready = self._ready
+        if ready:
+            self._ready = []
+        return ready
+
+    # -- order
+
+    def _fragment(self, key: Key, kind: Literal["text", "thinking"], fragment: str, implicit_end: bool) -> _Block:
+        block = self._by_key.get(key)
+        if block is None or block.closed or block.kind != kind:
+            block = _Block(kind, implicit_end)
+            self._by_key[key] = block
+            self._admit(block)
+        if fragment:
+            block.parts.append(fragment)
+            if block is self._open:
+                self._emit_delta(block, fragment)
+        return block
+
+    def _admit(self, block: _Block) -> None:
+        self._held.append(block)
+        if self._open is not None and self._may_close(self._open):
+            self._close_open()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Open what can be opened, and close what is open and has ended."""
+        while True:
+            if self._open is None:
+                if not self._held:
+                    return
+                self._start(self._held.pop(0))
+            elif self._open.ended:
+                self._close_open()
+            else:
+                return
+
+    def _may_close(self, block: _Block) -> bool:
+        if not block.implicit_end:
+            return False
+        return block.kind != "tool" or parse_object("".join(block.parts)) is not None
+
+    def _begin(self) -> None:
+        if not self.started:
+            self.started = True
+            self._ready.append(MessageStart(self.message_id, self.model, self.provider))
+
+    def _start(self, block: _Block) -> None:
+        self._begin()
+        self._open = block
+        block.index = len(self._done)
+        match block.kind:
+            case "tool":
+                self._ready.append(ToolUseStart(block.tool_id, block.tool_name, block.index, self.message_id))
+                for part in block.parts:
+                    self._ready.append(ToolUseInputDelta(block.tool_id, part, block.index, self.message_id))
+            case "whole":
+                self._ready.append(ProviderBlock(block.tool_name, block.whole_raw, block.index, self.message_id))
+            case _:
+                for part in block.parts:
+                    self._emit_delta(block, part)
+
+    def _emit_delta(self, block: _Block, fragment: str) -> None:
+        if block.kind == "text":
+            self._ready.append(TextDelta(fragment, block.index, self.message_id))
+        else:
+            self._ready.append(ThinkingDelta(fragment, None, block.index, self.message_id))
+
+    def _close_open(self, *, cut_off: bool = False) -> None:
+        block = self._open
+        assert block is not None
+        self._open = None
+        block.closed = True
+        match block.kind:
+            case "text":
+                block.content = TextBlock("".join(block.parts), self._raw_or_none(block.raw))
+            case "thinking":
+                if block.signature is not None:
+                    self._ready.append(ThinkingDelta("", block.signature, block.index, self.message_id))
+                raw = self._raw(block.raw or {})
+                block.content = ThinkingBlock("".join(block.parts), block.signature, raw)
+            case "tool":
+                block.content = self._close_tool(block, cut_off)
+            case "whole":
+                block.content = block.whole
+        self._done.append(block)
+
+    def _close_tool(self, block: _Block, cut_off: bool) -> ToolUseBlock:
+        text = "".join(block.parts)
+        parsed = block.final_input if block.final_input is not None else parse_object(text)
+        if parsed is None and not text.strip() and not cut_off:
+            parsed = {}  # a call without arguments
+        incomplete = cut_off or parsed is None
+        final: JsonObject = parsed or {}
+        self._ready.append(ToolUseEnd(block.tool_id, final, incomplete, block.index, self.message_id))
+        return ToolUseBlock(
+            id=block.tool_id,
+            name=block.tool_name,
+            input=final,
+            raw_arguments=text if parsed is None and text else None,
+            incomplete=incomplete,
+            provider_raw=self._raw(block.raw or {}),
+        )
+
+    def _raw(self, data: JsonObject) -> ProviderRaw:
+        return ProviderRaw(self.provider, data, self._requested_model)
+
+    def _raw_or_none(self, data: JsonObject | None) -> ProviderRaw | None:
+        return None if data is None else self._raw(data)
+
+
+def parse_object(text: str) -> JsonObject | None:
+    """A JSON object from its text, or None if it is anything else. Tolerates raw control characters."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,252 @@
+"""From an HTTP status and whatever body came with it to one AdapterError.
+
+Order of evidence, for every provider: the body's type and code, then the status, the message text last, and only
+for what has nothing but a message (context overflow, spent credit). Each provider adds its own table of codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    ContentFilterError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NetworkError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+)
+from bus.json_types import Json, JsonObject
+
+from .retry import retry_after_seconds
+
+ErrorType: TypeAlias = type[AdapterError]
+
+COMMON_CODES: Mapping[str, ErrorType] = {
+    "insufficient_quota": QuotaExceededError,
+    "billing_error": QuotaExceededError,
+    "billing_hard_limit_reached": QuotaExceededError,
+    "credit_balance_exhausted": QuotaExceededError,
+    "enforced_spend_limit_reached": QuotaExceededError,
+    "contract_spend_limit_reached": QuotaExceededError,
+    "exceeded_current_quota_error": QuotaExceededError,
+    "context_length_exceeded": ContextOverflowError,
+    "exceed_context_size_error": ContextOverflowError,
+    "rate_limit_exceeded": RateLimitError,
+    "rate_limit_error": RateLimitError,
+    "overloaded_error": OverloadedError,
+    "server_is_overloaded": OverloadedError,
+    "slow_down": OverloadedError,
+    "invalid_api_key": AuthError,
+    "authentication_error": AuthError,
+    "permission_error": AccessDeniedError,
+    "not_found_error": NotFoundError,
+    "model_not_found": NotFoundError,
+    "content_filter": ContentFilterError,
+    "content_policy_violation": ContentFilterError,
+    "api_error": ServerError,
+    "server_error": ServerError,
+    "timeout_error": ServerError,
+    "unavailable_error": ServerError,
+    "invalid_request_error": InvalidRequestError,
+    "string_above_max_length": InvalidRequestError,
+}
+"""Codes and types that mean the same wherever they are used."""
+
+_WEAK_CODES = frozenset({"invalid_request_error", "api_error", "server_error"})
+"""Types so general that a more telling message or status goes before them."""
+
+_STATUS: Mapping[int, ErrorType] = {
+    401: AuthError,
+    402: QuotaExceededError,
+    403: AccessDeniedError,
+    404: NotFoundError,
+    408: RequestTimeoutError,
+    413: InvalidRequestError,
+    424: ServerError,
+    429: RateLimitError,
+    498: OverloadedError,
+    503: ServerError,
+    529: OverloadedError,
+}
+
+_OVERFLOW = re.compile(
+    r"prompt is too long"
+    r"|input length and `max_tokens` exceed context limit"
+    r"|input is too long for requested model"
+    r"|exceeds the (?:model's )?context window"
+    r"|maximum context length (?:is|of) [\d,]+"
+    r"|input token count .*exceeds the maximum"
+    r"|maximum prompt length is \d+"
+    r"|reduce the length of the (?:messages|input|prompt)"
+    r"|prompt token count of \d+ exceeds the limit of \d+"
+    r"|exceeds the available context size"
+    r"|tokens to keep from the initial prompt is greater than the context length"
+    r"|context window exceeds limit"
+    r"|exceeded model token limit"
+    r"|too large for model with \d+ maximum context length"
+    r"|current length is \d+ while limit is \d+"
+    r"|tokens \+ .max_new_tokens. must be <= \d+"
+    r"|must have less than \d+ tokens"
+    r"|(?:prompt|input) is longer than the (?:model's )?context length"
+    r"|input length .*exceeds the (?:model's )?(?:maximum )?context length"
+    r"|input tokens exceed the configured limit"
+    r"|token limit exceeded"
+    r"|input tokens exceeded"
+    r"|exceeds? context limit",
+    re.IGNORECASE | re.DOTALL,
+)
+_QUOTA = re.compile(
+    r"credit balance is too low"
+    r"|exceeded your current quota, please check your plan and billing"
+    r"|insufficient balance",
+    re.IGNORECASE,
+)
+_OVERFLOW_STATUS = frozenset({None, 400, 413, 422, 424, 500})
+_QUOTA_STATUS = frozenset({None, 400, 402, 403, 429})
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What an error reply says, wherever in its body it says it. Empty strings where it says nothing."""
+
+    type: str = ""
+    code: str = ""
+    message: str = ""
+    param: str = ""
+    detail_code: str = ""
+    request_id: str = ""
+
+
+def read_error(body: bytes) -> ErrorBody:
+    """Find the error in a body of any known shape; a body of no known shape is the message itself."""
+    try:
+        value: Json = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = re.sub(rb"<[^>]*>|\s+", b" ", body[:4000]).decode("utf-8", "replace")
+        return ErrorBody(message=" ".join(text.split())[:500])
+    return read_error_value(value)
+
+
+def read_error_value(value: Json) -> ErrorBody:
+    """As `read_error`, for a body already decoded."""
+    if isinstance(value, list) and value:
+        value = value[0]
+    if not isinstance(value, dict):
+        return ErrorBody(message=_text(value))
+    request_id = _text(value.get("request_id"))
+    inner = value.get("error")
+    if isinstance(inner, dict):
+        return _read_fields(inner, request_id)
+    if isinstance(inner, str):
+        kind = _text(value.get("error_type")) or _text(value.get("type"))
+        return ErrorBody(type=kind, code=_text(value.get("code")), message=inner, request_id=request_id)
+    if "detail" in value and "message" not in value:
+        return ErrorBody(message=_text(value["detail"]), request_id=request_id)
+    return _read_fields(value, request_id)
+
+
+def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
+    details = error.get("details")
+    detail_code = _text(details.get("error_code")) if isinstance(details, dict) else ""
+    message = _text(error.get("message"))
+    metadata = error.get("metadata")
+    if isinstance(metadata, dict) and metadata.get("raw"):
+        message = f"{message}: {_text(metadata['raw'])}"
+    return ErrorBody(
+        type=_text(error.get("type")),
+        code=_text(error.get("code")),
+        message=message,
+        param=_text(error.get("param")),
+        detail_code=detail_code,
+        request_id=request_id,
+    )
+
+
+def _text(value: Json) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:
+    """The kind of error, by the order of evidence. codes: the provider's own table, which goes first."""
+    named = [name for name in (body.detail_code, body.code, body.type) if name]
+    strong = [name for name in named if name not in _WEAK_CODES]
+    for name in strong:
+        if name in codes:
+            return codes[name]
+    for name in strong:
+        if name in COMMON_CODES:
+            return COMMON_CODES[name]
+        if name.endswith("_spend_limit_exceeded"):
+            return QuotaExceededError
+    if status in _QUOTA_STATUS and _QUOTA.search(body.message):
+        return QuotaExceededError
+    if status in _OVERFLOW_STATUS and _OVERFLOW.search(body.message):
+        return ContextOverflowError
+    if status is None and body.code.isdigit():
+        status = int(body.code)
+    if status is not None and status >= 400:
+        return _by_status(status)
+    for name in named:
+        if name in COMMON_CODES:
+            return COMMON_CODES[name]
+    return AdapterError
+
+
+def _by_status(status: int) -> ErrorType:
+    if status in _STATUS:
+        return _STATUS[status]
+    return ServerError if status >= 500 else InvalidRequestError
+
+
+def build_error(
+    body: ErrorBody,
+    *,
+    status: int | None,
+    headers: Mapping[str, str],
+    codes: Mapping[str, ErrorType],
+    provider: str,
+    request_id: str,
+    now_us: int,
+) -> AdapterError:
+    """The AdapterError for a reply or an error inside a stream (then `status` is None).
+
+    Raises nothing. A 409, and any status that the provider marks with `x-should-retry`, changes only whether the
+    error is retryable.
+    """
+    kind = error_type(body, status, codes)
+    retryable: bool | None = None
+    if status == 409:
+        retryable = True
+    verdict = headers.get("x-should-retry")
+    if verdict in ("true", "false") and not issubclass(kind, QuotaExceededError):
+        retryable = verdict == "true"
+    if kind is AdapterError:
+        retryable = True  # unknown errors are retried, before any output was delivered
+    said = body.message or body.type or body.code or "no explanation"
+    code = body.detail_code or body.code or body.type or None
+    hint = retry_after_seconds(headers, body.message, now_us)
+    return kind(
+        f"{provider}: {said}" if status is None else f"{provider} answered {status}: {said}",
+        provider=provider,
+        provider_status=status,
+        provider_code=code,
+        provider_message=body.message,
+        provider_param=body.param or None,
+        retryable=retryable,
+        retry_after_seconds=hint if issubclass(kind, RateLimitError | ServerError | NetworkError) else None,
+        request_id=request_id,
+        provider_request_id=headers.get("request-id") or headers.get("x-request-id") or body.request_id or None,
+    )

@@ -1,0 +1,240 @@
+"""Fitting a canonical history to one target, before every send.
+
+The stored history is never changed: this makes a copy that the target accepts, and says what it had to leave out.
+
+* System text is `system_prompt`, then SYSTEM, then (where the provider has no such role) DEVELOPER messages,
+  joined by a blank line.
+* Every tool call is answered exactly once, directly after the message that made it; a call without a result,
+  or one that was cut off, is answered with an error; a result without a call is left out.
+* Reasoning, and anything opaque, goes only to the provider that issued it.
+* Empty text and empty messages are left out; neighbours of one role are merged.
+* Tool ids are the issuing provider's own where it is the target. Otherwise they are derived from our id: the
+  same if it is legal there and not taken, else a digest of it, so that it stays the same from send to send.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.log import Log
+from bus.messages import Message, Role
+
+from .contract import CallWarning, CanonicalRequest
+
+_log = Log("adapters.history")
+
+NOT_EXECUTED = "This tool call was interrupted and not executed."
+
+
+class ToolIdRule(msgspec.Struct, frozen=True):
+    """What a provider accepts as a tool call's id. pattern: of one character. prefix: of derived ids."""
+
+    max_length: int = 64
+    pattern: str = "[A-Za-z0-9_-]"
+    prefix: str = "call_"
+
+    def allows(self, wire_id: str) -> bool:
+        return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
+
+    def derive(self, canonical_id: str) -> str:
+        """An id for a foreign call: deterministic, and different for different calls."""
+        digest = hashlib.sha256(canonical_id.encode()).hexdigest()
+        return (self.prefix + digest)[: self.max_length]
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider takes. provider: the adapter's name, to know its own opaque data again.
+
+    replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
+    adopts_signatures: a signature of unstated origin is taken to be its own.
+    """
+
+    provider: str
+    tool_ids: ToolIdRule = ToolIdRule()
+    accepts_images: bool = True
+    replays_thinking: bool = False
+    keeps_developer: bool = False
+    adopts_signatures: bool = False
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """One thing that the target will not see, and why."""
+
+    session_id: str
+    message_id: str
+    block_type: str
+    adapter: str
+    reason: str
+
+
+class FittedHistory(msgspec.Struct, frozen=True):
+    """What to send. tool_ids: from our id of a call to the one for the wire. tool_names: by our id."""
+
+    system: str | None
+    messages: tuple[Message, ...]
+    tool_ids: dict[str, str]
+    tool_names: dict[str, str]
+    losses: tuple[Loss, ...]
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """The losses, as the response reports them."""
+        return tuple(
+            CallWarning("content_dropped", f"{loss.block_type} was not sent to {loss.adapter}: {loss.reason}")
+            for loss in self.losses
+        )
+
+    def log(self) -> None:
+        """One WARN for each loss; never any content."""
+        for loss in self.losses:
+            _log.warning("content_dropped", **msgspec.structs.asdict(loss))
+
+
+def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
+    """Fit a request's messages to a target. Pure; see the module's text for the rules."""
+    return _Fitter(request, target).fit()
+
+
+class _Fitter:
+    def __init__(self, request: CanonicalRequest, target: Target) -> None:
+        self.request = request
+        self.target = target
+        self.losses: list[Loss] = []
+        self.tool_ids: dict[str, str] = {}
+        self.tool_names: dict[str, str] = {}
+        self.results = _collect_results(request.messages)
+
+    def fit(self) -> FittedHistory:
+        system = [self.request.system_prompt] if self.request.system_prompt else []
+        hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
+        for role in hoisted:
+            system += [message.text for message in self.request.messages if message.role is role and message.text]
+        fitted: list[Message] = []
+        answered: set[str] = set()
+        for message in self.request.messages:
+            match message.role:
+                case Role.USER | Role.DEVELOPER if message.role not in hoisted:
+                    self._append(fitted, message.role, self._said(message))
+                case Role.ASSISTANT:
+                    content = self._assistant(message)
+                    self._append(fitted, Role.ASSISTANT, content)
+                    calls = [block for block in content if isinstance(block, ToolUseBlock)]
+                    self._append(fitted, Role.TOOL, [self._answer(call, answered) for call in calls])
+                case Role.TOOL:
+                    self._drop_orphans(message)
+                case _:
+                    pass
+        return FittedHistory(
+            system="\n\n".join(system) or None,
+            messages=tuple(fitted),
+            tool_ids=self.tool_ids,
+            tool_names=self.tool_names,
+            losses=tuple(self.losses),
+        )
+
+    def _append(self, fitted: list[Message], role: Role, content: Iterable[ContentBlock]) -> None:
+        blocks = tuple(content)
+        if not blocks:
+            return
+        if fitted and fitted[-1].role is role:
+            fitted[-1] = Message(role, fitted[-1].content + blocks)
+        else:
+            fitted.append(Message(role, blocks))
+
+    def _said(self, message: Message) -> list[ContentBlock]:
+        kept: list[ContentBlock] = []
+        for block in message.content:
+            if isinstance(block, TextBlock) and not block.text.strip():
+                continue
+            if isinstance(block, ImageBlock) and not self.target.accepts_images:
+                self._lose(message, block, "the model takes no images")
+                continue
+            kept.append(block)
+        return kept
+
+    def _assistant(self, message: Message) -> list[ContentBlock]:
+        kept: list[ContentBlock] = []
+        for block in message.content:
+            match block:
+                case TextBlock():
+                    if block.text.strip():
+                        kept.append(block)
+                case ToolUseBlock():
+                    if block.id in self.tool_ids:
+                        self._lose(message, block, "a tool call of the same id came before it")
+                    else:
+                        self.tool_ids[block.id] = self._wire_id(block)
+                        self.tool_names[block.id] = block.name
+                        kept.append(block)
+                case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
+                    reason = self._foreign(block)
+                    if reason is None:
+                        kept.append(block)
+                    else:
+                        self._lose(message, block, reason)
+                case ImageBlock():
+                    self._lose(message, block, "images made by a model can't be sent back as its own")
+                case _:
+                    pass
+        return kept
+
+    def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
+        origin = block.provider_raw.provider if block.provider_raw is not None else None
+        if origin is None and self.target.adopts_signatures:
+            origin = self.target.provider
+        if origin != self.target.provider:
+            return f"it belongs to {origin or 'an unknown provider'}"
+        if not self.target.replays_thinking and not isinstance(block, OpaqueBlock):
+            return "this protocol takes no reasoning back"
+        return None
+
+    def _wire_id(self, block: ToolUseBlock) -> str:
+        rule = self.target.tool_ids
+        taken = self.tool_ids.values()
+        raw = block.provider_raw
+        if raw is not None and raw.provider == self.target.provider:
+            own = raw.data.get("id")
+            if isinstance(own, str) and own and own not in taken:
+                return own
+        if rule.allows(block.id) and block.id not in taken:
+            return block.id
+        return rule.derive(block.id)
+
+    def _answer(self, call: ToolUseBlock, answered: set[str]) -> ToolResultBlock:
+        answered.add(call.id)
+        result = self.results.get(call.id)
+        if result is None:
+            return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
+        return result
+
+    def _drop_orphans(self, message: Message) -> None:
+        for block in message.content:
+            if isinstance(block, ToolResultBlock) and block.tool_use_id not in self.tool_ids:
+                self._lose(message, block, "no earlier message has the call that it answers")
+
+    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
+        kind = str(type(block).__struct_config__.tag)
+        self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.target.provider, reason))
+
+
+def _collect_results(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
+    results: dict[str, ToolResultBlock] = {}
+    for message in messages:
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                results.setdefault(block.tool_use_id, block)
+    return results

@@ -1,0 +1,82 @@
+"""What turns a body of one protocol into canonical events, piece by piece."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from bus.errors import AdapterError, StreamError
+from bus.stream_events import StreamEvent
+
+from .assembler import Assembler
+from .sse import SseDecoder, SseEvent
+
+
+class StreamNormaliser(Protocol):
+    """Fed with a body as it arrives. Never raises: a failure stands in `error`, after the events before it.
+
+    finished: the protocol's own end was seen, and the assembler is complete; what follows is ignored.
+    """
+
+    error: AdapterError | None
+    finished: bool
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        """The events that this piece of the body completes."""
+        ...
+
+    def close(self) -> list[StreamEvent]:
+        """The body has ended. If the protocol's end was not seen, `error` says so afterwards."""
+        ...
+
+
+class SseNormaliser:
+    """Base of the normalisers for server-sent events: subclasses say what one event means."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self.error: AdapterError | None = None
+        self.finished = False
+        self._decoder = SseDecoder()
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        """One event. May raise AdapterError, or let msgspec's decoding errors pass."""
+        raise NotImplementedError
+
+    def on_end(self) -> None:
+        """The body ended without `finished`. Finishes the reply if the protocol allows it, or raises."""
+        raise StreamError("the stream ended before the reply was complete")
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            try:
+                self._read(self._decoder.feed(chunk))
+            except AdapterError as error:  # from the decoder: a line without end
+                self.error = error
+        return self.assembler.take()
+
+    def close(self) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            self._read(self._decoder.close())
+        if not self.finished and self.error is None:
+            self._guard(self.on_end)
+        return self.assembler.take()
+
+    def _read(self, events: list[SseEvent]) -> None:
+        for name, data in events:
+            try:
+                self.on_event(name, data)
+            except AdapterError as error:
+                self.error = error
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                self.error = StreamError(f"the provider sent an event that is none of its protocol: {error}")
+            if self.finished or self.error is not None:
+                return
+
+    def _guard(self, step: object) -> None:
+        assert callable(step)
+        try:
+            step()
+        except AdapterError as error:
+            self.error = error

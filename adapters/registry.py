@@ -1,0 +1,36 @@
+"""Adapters by the name of their type, as `type:` in models.yaml gives it. Imported when first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import cast
+
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import ConfigurationError
+
+from .contract import AdapterConfig, ProviderAdapter
+
+ADAPTER_TYPES: dict[str, str] = {
+    "anthropic": "adapters.anthropic:AnthropicAdapter",
+    "openai": "adapters.openai:OpenAIAdapter",
+    "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
+    "local": "adapters.local:LocalAdapter",
+}
+"""Registered types; any other is ``package.module:Class``."""
+
+
+def create_adapter(
+    type_name: str, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK
+) -> ProviderAdapter:
+    """Make an adapter of a type. Raises ConfigurationError if there is no such type."""
+    target = ADAPTER_TYPES.get(type_name, type_name)
+    module_name, colon, class_name = target.partition(":")
+    if not colon:
+        known = ", ".join(sorted(ADAPTER_TYPES))
+        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
+    try:
+        factory = cast("Callable[..., ProviderAdapter]", getattr(import_module(module_name), class_name))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
+    return factory(config, name=name, clock=clock)

@@ -1,0 +1,74 @@
+"""When an adapter tries again, and how long it waits: pure functions of the error and the clock's randomness."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+
+from bus.errors import AdapterError
+
+from .contract import RetryPolicy
+
+_IN_TEXT = re.compile(r"try again in ((?:[\d.]+(?:h|ms|m|s))+)", re.IGNORECASE)
+_DURATION = re.compile(r"([\d.]+)(h|ms|m|s)")
+_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+
+def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
+    """Seconds before the retry of that number (from 0). random: in [0, 1)."""
+    jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
+    return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
+
+
+def retry_delay(
+    error: AdapterError, retry: int, max_retries: int, policy: RetryPolicy, random: float
+) -> float | None:
+    """Seconds to wait before trying again after this error, or None if it must be raised."""
+    if not error.retryable or retry >= max_retries:
+        return None
+    hint = error.retry_after_seconds
+    if hint is None:
+        return backoff_delay(retry, policy, random)
+    if hint > policy.max_delay and policy.raise_on_long_hint:
+        return None
+    return min(hint, policy.max_delay)
+
+
+def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
+    """The provider's hint: `retry-after-ms`, `retry-after` in seconds or as a date, or words in the message.
+
+    headers: with lower-case names. now_us: microseconds since the epoch, for dates. Nonsense is no hint.
+    """
+    milliseconds = _number(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if value is not None:
+        seconds = _number(value)
+        if seconds is not None:
+            return seconds
+        try:
+            return max(0.0, parsedate_to_datetime(value).timestamp() - now_us / 1e6)
+        except (ValueError, TypeError, OverflowError):
+            pass
+    found = _IN_TEXT.search(message)
+    return duration_seconds(found[1]) if found else None
+
+
+def duration_seconds(text: str) -> float | None:
+    """Seconds of a Go duration such as ``1h2m3s``, ``2m59.56s`` or ``120ms``."""
+    parts = _DURATION.findall(text)
+    try:
+        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts) if parts else None
+    except ValueError:
+        return None
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

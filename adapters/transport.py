@@ -1,0 +1,214 @@
+"""HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError. The only home of httpx.
+
+A transport knows no endpoint. Time limits other than the connection's are the caller's, who scopes each read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+import msgspec
+
+from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpx
+
+CALLS_PER_CLIENT = 16
+"""One connection pool serves this many calls at once; httpcore's bookkeeping is quadratic in its connections."""
+
+MAX_BODY_BYTES = 256 * 1024 * 1024
+"""The largest whole reply that is read into memory."""
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    connect_timeout: float = 10.0
+
+    def __repr__(self) -> str:
+        return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
+
+
+class HttpReply(Protocol):
+    """A reply whose head has arrived. headers: lower-case names. Must be closed, whatever happens."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    async def chunk(self) -> bytes | None:
+        """The next bytes of the body, decompressed; None at its end. Raises NetworkError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give the connection back, or close it if the body was not read to its end."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends requests. Safe to use by many calls at once."""
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+async def read_body(reply: HttpReply, limit: int = MAX_BODY_BYTES) -> bytes:
+    """The whole body. Raises StreamError if it is larger than `limit` bytes."""
+    parts: list[bytes] = []
+    size = 0
+    while (chunk := await reply.chunk()) is not None:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > limit:
+            raise StreamError(f"the reply is larger than {limit} bytes", retryable=False)
+    return b"".join(parts)
+
+
+class _Client:
+    """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
+
+    def __init__(self, client: httpx.AsyncClient, *, single_use: bool = False) -> None:
+        self.client = client
+        self.calls = 0
+        self.single_use = single_use
+
+
+class HttpxTransport:
+    """Connections kept alive in httpx clients: one for each 16 calls at once, opened as needed."""
+
+    def __init__(self) -> None:
+        self._clients: dict[bool, list[_Client]] = {True: [], False: []}
+        self._context: ssl.SSLContext | None = None
+        self._closed = False
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        import httpx
+
+        if self._closed:
+            raise NetworkError("this adapter is closed", retryable=False)
+        secure = request.url.startswith("https:")
+        try:
+            try:
+                return await self._send_on(self._pick(secure), request)
+            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+                # The server dropped a kept-alive connection before a byte of the reply came: once more, on a
+                # connection of its own, because the pool may hold several that are just as dead.
+                return await self._send_on(_Client(self._open_client(secure), single_use=True), request)
+        except Exception as error:
+            raise translate(error) from error
+
+    async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
+        import httpx
+
+        home.calls += 1
+        try:
+            built = home.client.build_request(
+                request.method,
+                request.url,
+                headers=dict(request.headers),
+                content=request.body,
+                timeout=httpx.Timeout(None, connect=request.connect_timeout),
+            )
+            return _HttpxReply(await home.client.send(built, stream=True), home)
+        except BaseException:
+            await _release(home)
+            raise
+
+    def _pick(self, secure: bool) -> _Client:
+        clients = self._clients[secure]
+        for home in clients:
+            if home.calls < CALLS_PER_CLIENT:
+                return home
+        home = _Client(self._open_client(secure))
+        clients.append(home)
+        return home
+
+    def _open_client(self, secure: bool) -> httpx.AsyncClient:
+        import httpx
+
+        if secure and self._context is None:
+            self._context = httpx.create_ssl_context()
+        verify = self._context if secure and self._context is not None else False
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        homes = [home for clients in self._clients.values() for home in clients]
+        self._clients = {True: [], False: []}
+        for home in homes:
+            await home.client.aclose()
+
+
+async def _release(home: _Client) -> None:
+    home.calls -= 1
+    if home.single_use:
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
+            await home.client.aclose()
+
+
+class _HttpxReply:
+    def __init__(self, response: httpx.Response, home: _Client) -> None:
+        self._response = response
+        self._home = home
+        self._body: AsyncIterator[bytes] | None = None
+        self._closed = False
+        self.status = response.status_code
+        self.headers: Mapping[str, str] = dict(response.headers)
+
+    async def chunk(self) -> bytes | None:
+        if self._body is None:
+            encoded = "content-encoding" in self.headers
+            self._body = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+        try:
+            return await anext(self._body, None)
+        except Exception as error:
+            raise translate(error) from error
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            try:
+                with contextlib.suppress(Exception):  # a connection that fails while it is closed is closed
+                    await self._response.aclose()
+            finally:
+                await _release(self._home)
+
+
+def translate(error: Exception) -> AdapterError:
+    """The AdapterError for whatever the HTTP library raised; most specific first. Never holds request headers."""
+    import httpx
+
+    if isinstance(error, AdapterError):
+        return error
+    said = str(error) or type(error).__name__
+    match error:
+        case httpx.ConnectTimeout() | httpx.PoolTimeout():
+            return RequestTimeoutError("no connection to the provider within the connect timeout")
+        case httpx.TimeoutException():
+            return RequestTimeoutError(f"the provider took too long: {said}")
+        case httpx.ConnectError():
+            return NetworkError(f"could not connect to the provider: {said}")
+        case httpx.RemoteProtocolError():
+            return StreamError(f"the connection broke: {said}")
+        case httpx.LocalProtocolError() | httpx.UnsupportedProtocol() | httpx.InvalidURL() | UnicodeError():
+            reason = "base_url, api_key or extra_headers can't be sent as they are"
+            return InvalidRequestError(f"{reason} ({type(error).__name__})")
+        case httpx.DecodingError():
+            return StreamError(f"the reply's compression is broken: {said}")
+        case httpx.TransportError() | httpx.StreamError() | OSError():
+            return NetworkError(f"the connection failed: {said}")
+        case _:
+            return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
