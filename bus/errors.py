@@ -7,6 +7,9 @@
     ├── StoreError                    the trace file can't be used
     ├── WrongLoop                     an object used from another thread or event loop than its own
     ├── ActorStopped, MailboxFull, DeadlineExceeded     an actor didn't answer
+    ├── TaskCancelled                 a task below an actor was cancelled through its handle
+    ├── SupervisorEscalated           a supervisor gave up; its whole tree is down
+    ├── UnknownStream                 no such stream log, or no more
     └── AdapterError                  a call failed; `error_class` says how
         ├── AuthError                     auth             no     key
         │   └── AccessDeniedError         auth             no     key
@@ -73,6 +76,22 @@ class MailboxFull(CallboardError):
 
 class DeadlineExceeded(CallboardError):
     """An actor did not answer in time."""
+
+
+class TaskCancelled(CallboardError):
+    """A task was cancelled through its handle, and has no result."""
+
+
+class SupervisorEscalated(CallboardError):
+    """A supervisor stopped everything below it, because a child could not be kept alive. `reason` says which."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class UnknownStream(CallboardError, LookupError):
+    """There is no log of that stream: it was never opened, or its time is over. The text says what to do."""
 
 
 class ErrorClass(StrEnum):

@@ -26,6 +26,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
             raise TypeError(f"{cls.__name__} has no topic: declare it with tag='...'")
         return tag
 
+    @property
+    def type(self) -> str:
+        """The topic, under the name that stream events have for theirs."""
+        return self.topic_of()
+
 
 # -- llm.*: one request to one (provider, model). Each attempt starts, and ends in exactly one of the other two.
 

@@ -1,0 +1,332 @@
+"""The bus: typed events, one total order, any number of readers, and a publisher that never waits.
+
+`publish` gives an event its number, puts it into the buffer of every matching subscription, and returns. It runs
+no code of any reader, so there is nothing that could block it, recurse into it or raise through it; a reader that
+publishes is like anyone else. What a slow reader costs is decided by its own policy (see `bus.subscription`).
+
+The order is the order of the calls of `publish`: `seq` counts them, from 1, without a gap. Every reader sees a
+strictly increasing subsequence. Nothing is promised across two buses.
+
+A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`, and
+`publish_threadsafe` to use instead.
+
+Which subscriptions want a topic is worked out once per event type and kept until somebody subscribes or leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from threading import get_ident
+from typing import TypeAlias
+
+import msgspec
+
+from .clock import SYSTEM_CLOCK, Clock
+from .errors import WrongLoop
+from .events import Envelope, Event
+from .log import Log
+from .subscription import (
+    DropOldest,
+    Gap,
+    Latest,
+    Lossless,
+    Policy,
+    Subscription,
+    SubscriptionStatistics,
+)
+
+__all__ = [
+    "Bus",
+    "BusStatistics",
+    "DeadLetter",
+    "DropOldest",
+    "Gap",
+    "Latest",
+    "Lossless",
+    "Policy",
+    "Subscription",
+    "SubscriptionStatistics",
+    "topic_matches",
+]
+
+_log = Log("bus")
+
+_Schedule: TypeAlias = Callable[[Callable[[], object]], object]
+
+_DEFAULT_POLICY = DropOldest()
+_DEAD_LETTERS_KEPT = 1000
+_DEAD_LETTERS_LOGGED = 10
+_DEAD_LETTERS_SILENCE_NS = 300 * 10**9
+_ROUTES_KEPT = 1024
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that an actor will never see. It is named by its type only: it may hold content or secrets."""
+
+    recipient: str
+    message_type: str
+    reason: str
+    ts_us: int
+
+
+class BusStatistics(msgspec.Struct, frozen=True):
+    """published: events so far, which is also the last seq. after_close: those of them that came after `close`."""
+
+    run_id: str
+    published: int
+    after_close: int
+    dead_letters: int
+    subscriptions: tuple[SubscriptionStatistics, ...]
+
+
+class Bus:
+    """An in-process event bus; a plain object, with no task and nothing to start.
+
+    run_id: stands in every envelope, and with `seq` makes it unique; made from the clock if not given.
+    """
+
+    def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.run_id = clock.new_id("run") if run_id is None else run_id
+        self.clock = clock
+        self._now_us = clock.now_us
+        self._now_ns = clock.monotonic_ns
+        self._seq = 0
+        self._subscriptions: list[Subscription] = []
+        self._routes: dict[type[Event], tuple[Subscription, ...]] = {}
+        self._thread: int | None = None
+        self._schedule: _Schedule | None = None
+        self._closed_at: int | None = None
+        self._dead_letters: deque[DeadLetter] = deque(maxlen=_DEAD_LETTERS_KEPT)
+        self._dead_letter_count = 0
+        self._dead_letters_logged = 0
+        self._dead_letters_silent_until_ns = 0
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the latest event; 0 before the first."""
+        return self._seq
+
+    def publish(
+        self,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+        attempt: int | None = None,
+        message_id: str | None = None,
+        caused_by: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> int:
+        """Publish an event under its type's topic, and return its seq.
+
+        Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
+        only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.
+        On a closed bus the event is counted and reaches nobody.
+        """
+        if self._thread != get_ident() or self._schedule is None:
+            self.check_thread()
+        kind = type(event)
+        subscriptions = self._routes.get(kind)
+        if subscriptions is None:
+            subscriptions = self._route(kind)
+        seq = self._seq + 1
+        self._seq = seq
+        if subscriptions:
+            envelope = Envelope(
+                seq,
+                self.run_id,
+                self._now_us(),
+                self._now_ns(),
+                event,
+                session_id,
+                turn_id,
+                request_id,
+                attempt,
+                message_id,
+                caused_by,
+                tags,
+            )
+            for subscription in subscriptions:
+                subscription._push(envelope)
+                if subscription._waiter is not None:
+                    subscription._wake()
+        return seq
+
+    def publish_threadsafe(
+        self,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+        attempt: int | None = None,
+        message_id: str | None = None,
+        caused_by: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        """Have the bus's own thread publish an event soon. For any thread; events of one thread keep their order.
+
+        Raises WrongLoop if the bus was not yet used inside an event loop, or if that loop has ended.
+        """
+        schedule = self._schedule
+        if schedule is None:
+            raise WrongLoop(
+                "publish_threadsafe: this bus has no event loop yet; publish or subscribe inside the loop first"
+            )
+        publish = partial(
+            self.publish,
+            event,
+            session_id=session_id,
+            turn_id=turn_id,
+            request_id=request_id,
+            attempt=attempt,
+            message_id=message_id,
+            caused_by=caused_by,
+            tags=tags,
+        )
+        try:
+            schedule(publish)
+        except RuntimeError as error:
+            raise WrongLoop(f"publish_threadsafe: the event loop of this bus has ended ({error})") from error
+
+    def subscribe(self, *patterns: str, policy: Policy = _DEFAULT_POLICY, name: str = "") -> Subscription:
+        """Receive every event published from now on whose topic matches one of the patterns.
+
+        patterns: a topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one or
+        more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
+        Close the subscription, or use it as a context manager: the bus holds it until then.
+        Raises ValueError for a pattern that could match nothing, WrongLoop in another thread.
+        """
+        self.check_thread()
+        if not patterns:
+            raise ValueError("subscribe() needs a pattern; '>' matches every topic")
+        for pattern in patterns:
+            _check_pattern(pattern)
+        caller = sys._getframe(1)
+        created_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        subscription = Subscription(patterns, policy, name or created_at, created_at, self._now_ns, self._remove)
+        if self._closed_at is None:
+            self._subscriptions.append(subscription)
+            self._routes.clear()
+        else:
+            subscription.close()
+        return subscription
+
+    def close(self) -> None:
+        """Close every subscription; their readers get what still waits, and then the end. Idempotent."""
+        if self._closed_at is None:
+            self._closed_at = self._seq
+            for subscription in tuple(self._subscriptions):
+                subscription.close()
+
+    def dead_letter(self, recipient: str, message: object, reason: str) -> None:
+        """Record a message that can't be delivered to an actor. The last 1000 are kept, all are counted.
+
+        The first ten are logged, then none for five minutes, and so on.
+        """
+        letter = DeadLetter(recipient, type(message).__name__, reason, self._now_us())
+        self._dead_letters.append(letter)
+        self._dead_letter_count += 1
+        now = self._now_ns()
+        if self._dead_letters_logged >= _DEAD_LETTERS_LOGGED and now >= self._dead_letters_silent_until_ns:
+            self._dead_letters_logged = 0
+        if self._dead_letters_logged < _DEAD_LETTERS_LOGGED:
+            self._dead_letters_logged += 1
+            self._dead_letters_silent_until_ns = now + _DEAD_LETTERS_SILENCE_NS
+            _log.warning(
+                "bus.dead_letter",
+                recipient=recipient,
+                message_type=letter.message_type,
+                reason=reason,
+                total=self._dead_letter_count,
+            )
+
+    @property
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The latest dead letters, oldest first; at most 1000."""
+        return tuple(self._dead_letters)
+
+    def check_thread(self) -> None:
+        """Raise WrongLoop unless this is the bus's own thread, which the first use makes the calling one."""
+        if self._thread is None:
+            self._thread = get_ident()
+        elif self._thread != get_ident():
+            raise WrongLoop(
+                "this bus belongs to another thread. From a thread of your own call bus.publish_threadsafe(event) "
+                "or move the work onto the bus's loop (anyio.from_thread.run_sync)"
+            )
+        if self._schedule is None:
+            self._schedule = _schedule_on_this_loop()
+
+    def statistics(self) -> BusStatistics:
+        """A snapshot of the bus and all its subscriptions."""
+        return BusStatistics(
+            run_id=self.run_id,
+            published=self._seq,
+            after_close=0 if self._closed_at is None else self._seq - self._closed_at,
+            dead_letters=self._dead_letter_count,
+            subscriptions=tuple(subscription.statistics() for subscription in self._subscriptions),
+        )
+
+    def _route(self, kind: type[Event]) -> tuple[Subscription, ...]:
+        topic = kind.topic_of()
+        if len(self._routes) >= _ROUTES_KEPT:
+            self._routes.clear()
+        subscriptions = tuple(
+            subscription
+            for subscription in self._subscriptions
+            if any(topic_matches(pattern, topic) for pattern in subscription.patterns)
+        )
+        self._routes[kind] = subscriptions
+        return subscriptions
+
+    def _remove(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self._routes.clear()
+
+
+def topic_matches(pattern: str, topic: str) -> bool:
+    """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
+    wanted, tokens = pattern.split("."), topic.split(".")
+    if wanted[-1] == ">":
+        head = wanted[:-1]
+        if len(tokens) <= len(head):
+            return False
+        tokens = tokens[: len(head)]
+        wanted = head
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
+
+
+def _check_pattern(pattern: str) -> None:
+    tokens = pattern.split(".")
+    if not all(tokens):
+        raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")
+    if ">" in tokens[:-1]:
+        raise ValueError(f"pattern {pattern!r}: '>' may only be the last token")
+    for token in tokens:
+        if len(token) > 1 and ("*" in token or ">" in token):
+            raise ValueError(f"pattern {pattern!r}: '*' and '>' stand for whole tokens, not for a part of one")
+
+
+def _schedule_on_this_loop() -> _Schedule | None:
+    """How to run a function on the loop that runs in this thread, from any other; None outside a loop."""
+    try:
+        return asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        pass
+    if "trio" in sys.modules:
+        import trio
+
+        try:
+            return trio.lowlevel.current_trio_token().run_sync_soon
+        except RuntimeError:
+            pass
+    return None

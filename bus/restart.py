@@ -1,0 +1,66 @@
+"""When a child is restarted, with whom, and after how long: decisions, as pure functions of values.
+
+Backoff and a limit of restarts per period work against each other: with pauses of seconds, "five in five seconds"
+never comes about, and a child that can't live is restarted for ever. So what is counted is failures in a row, and
+the row ends when a child has lived for `healthy_after`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias
+
+import msgspec
+
+RestartType: TypeAlias = Literal["permanent", "transient", "temporary"]
+"""permanent: always restarted. transient: after a crash only. temporary: never."""
+
+Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
+"""Who is restarted with a child: nobody, everybody, or those that were started after it."""
+
+OnLimit: TypeAlias = Literal["escalate", "stop"]
+
+Verdict: TypeAlias = Literal["stay", "restart", "limit"]
+
+
+class RestartPolicy(msgspec.Struct, frozen=True):
+    """How patient a supervisor is. Times are in seconds.
+
+    max_failures: the failure in a row that is one too many; 1 means no restart at all. A failing start counts.
+    healthy_after: a child that lived this long starts a new row.
+    backoff_base, backoff_cap: before the n-th restart in a row, a random time below
+    ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes.
+    """
+
+    max_failures: int = 5
+    healthy_after: float = 30.0
+    backoff_base: float = 0.1
+    backoff_cap: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.max_failures < 1:
+            raise ValueError(f"RestartPolicy(max_failures={self.max_failures}): must be at least 1")
+
+    def delay(self, failures: int, randomness: float) -> float:
+        """Seconds to wait after so many failures in a row; randomness is a number in [0, 1)."""
+        exponent = min(max(failures - 1, 0), 60)  # beyond that the power only overflows
+        return float(min(self.backoff_cap, self.backoff_base * 2**exponent) * randomness)
+
+
+def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failures: int) -> Verdict:
+    """What becomes of a child that ended by itself; `failures` counts this one."""
+    if restart == "temporary" or (restart == "transient" and not crashed):
+        return "stay"
+    return "limit" if failures >= policy.max_failures else "restart"
+
+
+def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[str, ...]:
+    """The children to restart when `failed` has ended, in their order of starting. ValueError if unknown."""
+    position = children.index(failed)
+    match strategy:
+        case "one_for_one":
+            return (failed,)
+        case "one_for_all":
+            return tuple(children)
+        case "rest_for_one":
+            return tuple(children[position:])

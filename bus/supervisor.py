@@ -1,0 +1,593 @@
+"""Supervisors: they start children in order, restart them when they end, and stop them in reverse order.
+
+The state of a child is two facts. `wanted`: it should be running (start_child and restart_child set it;
+stop_child, an end that is not followed by a restart, and the limit clear it). `life`: the current or last
+incarnation. From them:
+
+    wanted  life           the child is
+    yes     not ended      starting, running or closing
+    yes     ended          waiting for its restart: a recovery task has it in hand
+    no      ended, none    stopped, until restart_child
+
+Every life runs in a task of its own which lets nothing out, so no child can cancel another. Its end is judged
+once, in `_ended`, by a plain function: expected (somebody asked for the stop), or one more failure in a row,
+followed by a restart, a stop or an escalation as `bus.restart` decides. The waiting and restarting is done by a
+recovery task; under one_for_all and rest_for_one recoveries take turns, and one that finds its child already
+alive does nothing.
+
+Stopping a life: ask it → 5 s → cancel it → 1 s. A task can't be abandoned: what still runs then is reported as
+stuck, its stack is logged at once and every 5 s, and `run` goes on waiting for it, but `stop` returns its report.
+A restart waits for it too, since two lives of one child must never overlap.
+
+Lives are shielded. When the host cancels `run`, the supervisor sees it and stops its children in order; they would
+otherwise all be cancelled at once, the ones that others rely on included.
+
+When it gives up, a supervisor stops all its children and `run` raises `SupervisorEscalated`. Below another
+supervisor that is a crash like any: the whole subtree is started again, or the parent gives up in its turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TypeAlias
+
+import anyio
+import anyio.abc
+import msgspec
+
+from . import events
+from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnation, Phase
+from .clock import Clock
+from .errors import ActorStopped, SupervisorEscalated
+from .event_bus import Bus
+from .log import Log
+from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
+from .task import describe, unwrapped
+
+__all__ = [
+    "ChildSpec",
+    "ChildStatistics",
+    "OnLimit",
+    "RestartPolicy",
+    "RestartType",
+    "ShutdownReport",
+    "Strategy",
+    "Supervisor",
+    "SupervisorStatistics",
+    "affected",
+]
+
+_log = Log("bus.supervisor")
+
+STOP_GRACE_SECONDS = 5.0
+KILL_GRACE_SECONDS = 1.0
+STUCK_LOG_SECONDS = 5.0
+
+
+class ChildSpec(msgspec.Struct, frozen=True):
+    """An actor to supervise.
+
+    name: unique below its supervisor, and better in the whole tree: lifecycle events carry it.
+    factory: makes a new instance for every life. policy: None for the supervisor's own.
+    on_limit: what happens after too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the
+    child stays stopped, until `restart_child`, and its siblings live on.
+    """
+
+    name: str
+    factory: Callable[[], Actor]
+    restart: RestartType = "permanent"
+    policy: RestartPolicy | None = None
+    on_limit: OnLimit = "escalate"
+
+
+class ShutdownReport(msgspec.Struct, frozen=True):
+    """clean: everything has ended. stuck: the names of what still runs. lost: messages nobody got to."""
+
+    clean: bool
+    stuck: tuple[str, ...] = ()
+    lost: int = 0
+
+
+class ChildStatistics(msgspec.Struct, frozen=True):
+    """failures: in a row, so far. uptime_seconds: of the current life; 0.0 if there is none."""
+
+    name: str
+    phase: Phase
+    restarts: int
+    failures: int
+    uptime_seconds: float
+    actor: ActorStatistics | None
+    supervisor: SupervisorStatistics | None
+
+
+class SupervisorStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of a tree of supervision. stuck: tasks that did not end when they were told to."""
+
+    name: str
+    strategy: Strategy
+    running: bool
+    children: tuple[ChildStatistics, ...]
+    stuck: tuple[str, ...]
+
+
+class _SupervisorLife(anyio.abc.TaskStatus[None]):
+    """One run of a nested supervisor, with the same face as an actor's `Incarnation`."""
+
+    def __init__(self, supervisor: Supervisor, clock: Clock) -> None:
+        self.supervisor = supervisor
+        self.phase: Phase = "starting"
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.was_started = False
+        self.started_ns = 0
+        self.stop_reason: str | None = None
+        self.on_up: Callable[[], None] | None = None
+        self.up = anyio.Event()
+        self.ended = anyio.Event()
+        self._clock = clock
+
+    def started(self, value: None = None) -> None:
+        """Told by `Supervisor.run` when all its children are up."""
+        self.was_started = True
+        self.started_ns = self._clock.monotonic_ns()
+        self.phase = "running"
+        if self.on_up is not None:
+            self.on_up()
+        self.up.set()
+
+    async def run(self) -> None:
+        try:
+            with anyio.CancelScope(shield=True):
+                await self.supervisor.run(task_status=self)
+        except anyio.get_cancelled_exc_class():
+            self.cancelled = True  # as in Incarnation.run
+        except Exception as error:
+            self.error = unwrapped(error)
+        finally:
+            self.phase = "ended"
+            self.up.set()
+
+
+_Life: TypeAlias = Incarnation | _SupervisorLife
+
+
+class _Child:
+    def __init__(
+        self,
+        name: str,
+        make_life: Callable[[], _Life],
+        restart: RestartType,
+        policy: RestartPolicy,
+        on_limit: OnLimit,
+        ref: ActorRef | None,
+    ) -> None:
+        self.name = name
+        self.make_life = make_life
+        self.restart = restart
+        self.policy = policy
+        self.on_limit = on_limit
+        self.ref = ref
+        self.wanted = False
+        self.first_start = False
+        self.life: _Life | None = None
+        self.failures = 0
+        self.restarts = 0
+
+    @property
+    def active(self) -> bool:
+        return self.life is not None and not self.life.ended.is_set()
+
+
+class Supervisor:
+    """Keeps children alive, by a strategy and a policy. For one thread; on asyncio and trio.
+
+    The host runs it in a task group of its own: ``await group.start(supervisor.run)``. All other methods may then
+    be called from any task of the same loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        bus: Bus,
+        clock: Clock | None = None,
+        strategy: Strategy = "one_for_one",
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self.name = name
+        self.strategy: Strategy = strategy
+        self.policy = RestartPolicy() if policy is None else policy
+        self._bus = bus
+        self._clock = bus.clock if clock is None else clock
+        self._children: dict[str, _Child] = {}  # in the order of their starting
+        self._group: anyio.abc.TaskGroup | None = None
+        self._report = ShutdownReport(clean=True)
+
+    # -- its own life
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Supervise until `stop`, or until cancelled; children of an earlier run are started first, in order.
+
+        Returns when nothing runs any more. Raises SupervisorEscalated if it gave up, and what a child's start
+        raised if one of an earlier run's children does not start.
+        """
+        if self._group is not None:
+            raise RuntimeError(f"supervisor {self.name} is running already")
+        self._bus.check_thread()
+        self._stopping = False
+        self._escalation: str | None = None
+        self._deadline = float("inf")
+        self._lost = 0
+        self._stuck: dict[str, _Life] = {}
+        self._recoveries: set[anyio.CancelScope] = set()
+        self._turn = anyio.Lock()  # recoveries of a group strategy, one after the other
+        self._until_stopped = anyio.CancelScope()
+        self._stopped = anyio.Event()
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                try:
+                    with self._until_stopped:
+                        await self._start_again()
+                        task_status.started()
+                        await anyio.sleep_forever()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._stop_all()
+        except ExceptionGroup as error:
+            raise unwrapped(error) from None
+        finally:
+            self._group = None
+        if self._escalation is not None:
+            raise SupervisorEscalated(self._escalation)
+
+    async def stop(self, *, budget: float = 15.0) -> ShutdownReport:
+        """Stop all children, last first, and then the supervisor.
+
+        budget: seconds for all of them together; when they are over, the rest is cancelled without grace.
+        Returns when everything has ended, or all that did not is known to be stuck.
+        """
+        if self._group is not None:
+            self._deadline = min(self._deadline, anyio.current_time() + budget)
+            self._until_stopped.cancel()
+            await self._stopped.wait()
+        return self._report
+
+    # -- its children
+
+    async def start_child(self, spec: ChildSpec) -> ActorRef:
+        """Add an actor and start it; returns when its started() has returned.
+
+        If this first start fails it is not retried: the child is not added, and what it raised is raised here.
+        Raises ValueError if the name is taken, ActorStopped if the supervisor is not running.
+        """
+        ref = ActorRef(spec.name, self._bus)
+
+        def make_life() -> _Life:
+            return Incarnation(ref, spec.factory, self._bus, self._clock)
+
+        policy = spec.policy or self.policy
+        await self._add(_Child(spec.name, make_life, spec.restart, policy, spec.on_limit, ref))
+        return ref
+
+    async def start_supervisor(
+        self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
+    ) -> Supervisor:
+        """Add a supervisor below this one and start it. Its giving up counts here as a child's crash.
+
+        strategy, policy: for the children of the new one; policy is this one's if not given.
+        """
+        nested = Supervisor(
+            name, bus=self._bus, clock=self._clock, strategy=strategy, policy=policy or self.policy
+        )
+
+        def make_life() -> _Life:
+            return _SupervisorLife(nested, self._clock)
+
+        await self._add(_Child(name, make_life, "permanent", self.policy, "escalate", None))
+        return nested
+
+    async def stop_child(self, name: str) -> None:
+        """Stop a child for good, until `restart_child`. Returns when it has ended, or is known to be stuck."""
+        child = self._child(name)
+        with anyio.CancelScope(shield=True):  # bounded, and half a stop would leave it neither up nor down
+            await self._end(child, "stopped")
+        self._close(child)
+
+    async def restart_child(self, name: str) -> None:
+        """Start a stopped child afresh, with no failures counted. Does nothing to one that runs or will again.
+
+        If the start fails the child stays stopped, and what it raised is raised here.
+        """
+        child = self._child(name)
+        if child.wanted:
+            return
+        if child.active:
+            assert child.life is not None
+            await child.life.ended.wait()
+        await self._first_start(child)
+
+    def child(self, name: str) -> ActorRef:
+        """The ref of an actor; it stays valid over restarts. Raises LookupError for any other name."""
+        ref = self._child(name).ref
+        if ref is None:
+            raise LookupError(f"{name} below supervisor {self.name} is a supervisor, not an actor")
+        return ref
+
+    def statistics(self) -> SupervisorStatistics:
+        """A snapshot of this supervisor and all below it."""
+        return SupervisorStatistics(
+            name=self.name,
+            strategy=self.strategy,
+            running=self._group is not None,
+            children=tuple(self._describe(child) for child in self._children.values()),
+            stuck=() if self._group is None else tuple(self._stuck),
+        )
+
+    # -- starting
+
+    async def _add(self, child: _Child) -> None:
+        if child.name in self._children:
+            raise ValueError(f"supervisor {self.name} has a child {child.name!r} already")
+        self._children[child.name] = child
+        try:
+            await self._first_start(child)
+        except BaseException:
+            del self._children[child.name]
+            raise
+
+    async def _first_start(self, child: _Child) -> None:
+        self._running_group()
+        child.wanted = child.first_start = True
+        child.failures = 0
+        started = False
+        try:
+            life = await self._start(child)
+            if life.stop_reason is not None:
+                raise ActorStopped(f"{child.name} was stopped while it started")
+            if life.error is not None and not life.was_started:
+                raise life.error
+            started = True
+        finally:
+            child.first_start = False
+            if not started:
+                with anyio.CancelScope(shield=True):
+                    await self._end(child, "start cancelled")
+                self._close(child)
+
+    async def _start_again(self) -> None:
+        """Bring up the children of an earlier run."""
+        for child in self._children.values():
+            if child.wanted:
+                child.failures = 0
+                life = await self._start(child)
+                if life.error is not None and not life.was_started:
+                    raise life.error
+
+    async def _start(self, child: _Child, *, again: bool = False) -> _Life:
+        """Begin a new life, and wait until it is up or has failed; the caller decides.
+
+        Returns that life, because the child may have gone on to another before the caller looks.
+        """
+        group = self._running_group()
+        if child.ref is not None:
+            child.ref._open = True
+        life = child.life = child.make_life()
+        life.on_up = partial(self._came_up, child, again)
+        group.start_soon(self._host, child, life, name=child.name)
+        await life.up.wait()
+        return life
+
+    def _came_up(self, child: _Child, again: bool) -> None:
+        # Called by the life itself: a first message that crashes it comes later, and so does its event.
+        child.first_start = False
+        if again:
+            child.restarts += 1
+            self._publish(events.ActorRestarted(actor=child.name, restarts=child.restarts))
+        else:
+            self._publish(events.ActorStarted(actor=child.name))
+
+    async def _host(self, child: _Child, life: _Life) -> None:
+        await life.run()
+        try:
+            self._ended(child, life)
+        finally:
+            life.ended.set()
+
+    # -- ends, and what follows from them
+
+    def _ended(self, child: _Child, life: _Life) -> None:
+        uptime_ns = self._clock.monotonic_ns() - life.started_ns
+        if life.was_started and uptime_ns >= child.policy.healthy_after * 1e9:
+            child.failures = 0
+        if life.error is not None:
+            child.failures += 1
+            self._publish(
+                events.ActorCrashed(actor=child.name, error=describe(life.error), failures=child.failures)
+            )
+        if life.stop_reason is not None:
+            self._publish(events.ActorStopped(actor=child.name, reason=life.stop_reason))
+        elif life.cancelled:
+            self._retire(child, "cancelled")
+        elif self._stopping:
+            pass  # `_stop_all` is about to come to it
+        elif life.was_started:  # else whoever waits for the start decides
+            if life.error is None and child.restart == "permanent":
+                child.failures += 1
+            if self._restart_due(child, life):
+                self._running_group().start_soon(self._recover, child, life)
+
+    def _restart_due(self, child: _Child, life: _Life) -> bool:
+        """Judge a child that ended by itself, and do what can be done at once. True: it is to be restarted."""
+        crashed = life.error is not None
+        match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
+            case "restart":
+                return True
+            case "stay":
+                self._retire(child, "crashed" if crashed else "normal")
+            case "limit":
+                if child.on_limit == "stop":
+                    self._retire(child, "restart limit")
+                else:
+                    self._escalate(child, life)
+        return False
+
+    def _escalate(self, child: _Child, life: _Life) -> None:
+        last = "" if life.error is None else f", lastly with {describe(life.error)}"
+        reason = f"{child.name} ended {child.failures} times in a row{last}"
+        if self._escalation is None and not self._stopping:
+            self._escalation = reason
+            _log.error("supervisor.escalated", supervisor=self.name, reason=reason)
+            self._publish(events.ActorEscalated(actor=child.name, reason=reason))
+            self._until_stopped.cancel()
+
+    def _retire(self, child: _Child, reason: str) -> None:
+        """Let a child that has ended stay stopped."""
+        self._close(child)
+        self._publish(events.ActorStopped(actor=child.name, reason=reason))
+
+    def _close(self, child: _Child) -> None:
+        child.wanted = False
+        if child.ref is not None:
+            self._lost += child.ref._close()
+
+    async def _recover(self, child: _Child, life: _Life) -> None:
+        if self._stopping:
+            return
+        with anyio.CancelScope(shield=True) as scope:
+            self._recoveries.add(scope)
+            try:
+                async with AsyncExitStack() as turn:
+                    if self.strategy != "one_for_one":
+                        await turn.enter_async_context(self._turn)
+                    # Another recovery may have restarted it while this one waited for its turn.
+                    if child.life is life and child.wanted:
+                        await self._restart(child)
+            finally:
+                self._recoveries.discard(scope)
+
+    async def _restart(self, failed: _Child) -> None:
+        """Stop who is affected, wait, and start them again in order; from the top when one of them won't start."""
+        while True:
+            names = affected(self.strategy, tuple(self._children), failed.name)
+            members = [self._children[name] for name in names]
+            members = [child for child in members if child.wanted and not child.first_start]
+            for child in reversed(members):
+                if child.active and child is not failed:
+                    await self._end(child, f"restart of {failed.name}")
+                    if child.restart == "temporary":
+                        self._close(child)
+            await anyio.sleep(failed.policy.delay(failed.failures, self._clock.random()))
+            again = await self._start_members(members)
+            if again is None:
+                return
+            failed = again
+
+    async def _start_members(self, members: list[_Child]) -> _Child | None:
+        """Start in order those that are down and should be up. Returns one that failed and is to be retried."""
+        for child in members:
+            if child.life is not None and child.life.stop_reason is not None:
+                await child.life.ended.wait()  # a stuck one: two lives must not overlap
+            if not child.wanted or child.active:
+                continue
+            life = await self._start(child, again=True)
+            if life.was_started or life.stop_reason is not None:
+                continue
+            if self._restart_due(child, life):
+                return child
+            if self._escalation is not None:
+                return None
+        return None
+
+    # -- stopping
+
+    async def _stop_all(self) -> None:
+        self._stopping = True
+        for scope in self._recoveries:
+            scope.cancel()
+        reason = "supervisor stopped" if self._escalation is None else "supervisor escalated"
+        for child in reversed(tuple(self._children.values())):
+            await self._end(child, reason)
+            if child.ref is not None:
+                self._lost += child.ref._close()
+        stuck = tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
+        self._report = ShutdownReport(clean=not stuck, stuck=stuck, lost=self._lost)
+        self._stopped.set()
+
+    async def _end(self, child: _Child, reason: str) -> None:
+        """End a child's life. Returns when it has ended, or has been reported as stuck."""
+        life = child.life
+        if life is None or life.ended.is_set():
+            if child.wanted and not child.first_start and self._group is not None:  # it waited for its restart
+                self._publish(events.ActorStopped(actor=child.name, reason=reason))
+            return
+        life.stop_reason = reason
+        remaining = max(0.0, self._deadline - anyio.current_time())
+        if isinstance(life, _SupervisorLife):
+            report = await life.supervisor.stop(budget=remaining)
+            self._stuck.update(dict.fromkeys(report.stuck, life))
+            self._lost += report.lost
+            if report.clean:
+                await life.ended.wait()
+            return
+        life.ask_to_stop()
+        if await _ends_within(life, min(STOP_GRACE_SECONDS, remaining)):
+            return
+        _log.warning("actor.cancelled_at_stop", actor=child.name, reason=reason)
+        life.scope.cancel()
+        if await _ends_within(life, KILL_GRACE_SECONDS):
+            return
+        if life.hook_running and await _ends_within(life, STOPPING_SECONDS):
+            return
+        assert self._group is not None  # a life is a task of this group
+        self._group.start_soon(self._watch_stuck, life)
+        self._stuck.update(dict.fromkeys(life.stacks(), life))
+
+    async def _watch_stuck(self, life: Incarnation) -> None:
+        with anyio.CancelScope(shield=True):
+            while not life.ended.is_set():
+                for name, stack in life.stacks().items():
+                    _log.error("task.stuck", task=name, stack=stack)
+                await _ends_within(life, STUCK_LOG_SECONDS)
+        for name in [name for name, stuck in self._stuck.items() if stuck is life]:
+            del self._stuck[name]
+
+    # -- small things
+
+    def _running_group(self) -> anyio.abc.TaskGroup:
+        if self._group is None or self._stopping:
+            raise ActorStopped(
+                f"supervisor {self.name} is not running; start it with 'await group.start(supervisor.run)'"
+            )
+        return self._group
+
+    def _child(self, name: str) -> _Child:
+        child = self._children.get(name)
+        if child is None:
+            known = ", ".join(self._children) or "none"
+            raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {known}")
+        return child
+
+    def _publish(self, event: events.Event) -> None:
+        self._bus.publish(event)
+
+    def _describe(self, child: _Child) -> ChildStatistics:
+        life = child.life
+        up = life is not None and life.phase == "running"
+        return ChildStatistics(
+            name=child.name,
+            phase="ended" if life is None else life.phase,
+            restarts=child.restarts,
+            failures=child.failures,
+            uptime_seconds=(self._clock.monotonic_ns() - life.started_ns) / 1e9 if life and up else 0.0,
+            actor=None if child.ref is None else child.ref.statistics(),
+            supervisor=life.supervisor.statistics() if isinstance(life, _SupervisorLife) else None,
+        )
+
+
+async def _ends_within(life: _Life, seconds: float) -> bool:
+    with anyio.move_on_after(seconds):
+        await life.ended.wait()
+    return life.ended.is_set()

@@ -1,0 +1,111 @@
+"""A supervisor under test, with actors that do as they are told and a record of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from bus import (
+    Actor,
+    ActorContext,
+    ActorCrashed,
+    ActorEscalated,
+    ActorRestarted,
+    ActorStarted,
+    ActorStoppedEvent,
+    Bus,
+    ChildSpec,
+    Lossless,
+    RestartPolicy,
+    Strategy,
+    Supervisor,
+)
+from tests.support.virtual_time import FakeClock
+
+
+class Boom(Exception):
+    """What the actors of these tests crash with."""
+
+
+class Obedient(Actor):
+    """Messages: ``crash``, ``exit``, ``("sleep", seconds)``, a callable that is awaited; all else is echoed."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.context: ActorContext | None = None
+
+    async def started(self, context: ActorContext) -> None:
+        self.context = context
+        self.world.log.append(f"start {self.name}")
+        hook = self.world.on_start.get(self.name)
+        if hook is not None:
+            hook()
+
+    async def receive(self, message: object) -> object:
+        assert self.context is not None
+        match message:
+            case "crash":
+                raise Boom(self.name)
+            case "exit":
+                self.context.stop()
+            case ("sleep", float() as seconds):
+                await anyio.sleep(seconds)
+            case _ if callable(message):
+                return await message()
+            case _:
+                return message
+        return None
+
+    async def stopping(self) -> None:
+        self.world.log.append(f"stop {self.name}")
+
+
+class World:
+    """The clock, the bus, and what is written down."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.bus = Bus(run_id="run_1", clock=self.clock)
+        self.events = self.bus.subscribe("actor.>", policy=Lossless())
+        self.log: list[str] = []
+        self.on_start: dict[str, Callable[[], None]] = {}
+
+    def spec(self, name: str, **options: object) -> ChildSpec:
+        return ChildSpec(name, lambda: Obedient(self, name), **options)  # type: ignore[arg-type]
+
+    @asynccontextmanager
+    async def supervisor(
+        self, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
+    ) -> AsyncIterator[Supervisor]:
+        supervisor = Supervisor("root", bus=self.bus, clock=self.clock, strategy=strategy, policy=policy)
+        async with anyio.create_task_group() as group:
+            await group.start(supervisor.run)
+            yield supervisor
+            await supervisor.stop()
+
+    def taken(self) -> list[str]:
+        """The lifecycle events since the last call, in short."""
+        return [short(envelope.data) for envelope in self.events.take()]
+
+    def fresh_log(self) -> list[str]:
+        log, self.log[:] = list(self.log), []
+        return log
+
+
+def short(event: object) -> str:
+    match event:
+        case ActorStarted(actor=actor):
+            return f"{actor} started"
+        case ActorCrashed(actor=actor, failures=failures):
+            return f"{actor} crashed {failures}"
+        case ActorRestarted(actor=actor, restarts=restarts):
+            return f"{actor} restarted {restarts}"
+        case ActorStoppedEvent(actor=actor, reason=reason):
+            return f"{actor} stopped: {reason}"
+        case ActorEscalated(actor=actor):
+            return f"{actor} escalated"
+        case _:
+            return repr(event)

@@ -1,0 +1,356 @@
+"""Actors: messages, asks that always end, tasks that fail alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+import sniffio
+
+from bus import (
+    Actor,
+    ActorStopped,
+    AuthError,
+    ChildSpec,
+    DeadlineExceeded,
+    MailboxFull,
+    TaskCancelled,
+    TaskHandle,
+)
+from bus.task import LeakedCancellation, describe, origin, stack_of
+from tests.bus.supervised import Boom, Obedient, World
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+async def settle() -> None:
+    """Let every task run until all of them wait."""
+    await anyio.wait_all_tasks_blocked()
+
+
+async def test_an_ask_is_answered_and_a_tell_is_done_in_order(world: World) -> None:
+    """Messages are handled one at a time, in the order in which they were sent."""
+    got: list[int] = []
+
+    def note(n: int) -> Callable[[], Awaitable[None]]:
+        async def handle() -> None:
+            await anyio.lowlevel.checkpoint()
+            got.append(n)
+
+        return handle
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        assert all(ref.tell(note(n)) for n in range(40))
+        assert await ref.ask("hello") == "hello"
+        assert got == list(range(40))
+        assert isinstance(ref.actor, Obedient)
+        statistics = ref.statistics()
+        assert (statistics.phase, statistics.received, statistics.mailbox) == ("running", 41, 0)
+
+
+async def test_a_full_mailbox_refuses_and_says_so(world: World) -> None:
+    """tell() returns False and leaves a dead letter, ask() raises, and what was accepted is still handled."""
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        ref.tell(("sleep", 1.0))
+        await settle()
+        assert all(ref.tell(n) for n in range(256))
+        assert not ref.tell("one too many")
+        with pytest.raises(MailboxFull, match="256"):
+            await ref.ask("one too many")
+        assert world.bus.dead_letters[-1].reason == "mailbox full"
+        await anyio.sleep(2)
+        assert await ref.ask("room again") == "room again"
+        assert ref.statistics().received == 258
+
+
+async def test_an_ask_ends_at_its_deadline(world: World) -> None:
+    """An actor that takes too long costs its asker no more than the timeout."""
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        begin = anyio.current_time()
+        with pytest.raises(DeadlineExceeded, match="within 3 s"):
+            await ref.ask(("sleep", 4.0), timeout=3)
+        assert anyio.current_time() - begin == pytest.approx(3)
+        assert await ref.ask("and then?") == "and then?"
+
+
+async def test_an_ask_of_a_crashing_actor_is_answered_at_once_and_the_queue_survives(world: World) -> None:
+    """The message that crashed it is not delivered again; those behind it go to the next life."""
+    answers: list[object] = []
+
+    async def ask(message: object) -> None:
+        try:
+            answers.append(await ref.ask(message))
+        except ActorStopped as error:
+            answers.append(error)
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, "crash")
+            await anyio.lowlevel.checkpoint()
+            ref.tell("behind")
+            group.start_soon(ask, "later")
+        error, later = answers
+        assert isinstance(error, ActorStopped)
+        assert isinstance(error.__cause__, Boom)
+        assert later == "later"
+        assert world.log.count("start a") == 2
+        assert ref.statistics().received == 3
+
+
+async def test_stopping_answers_everybody(world: World) -> None:
+    """In progress or queued, every ask ends with ActorStopped, and every tell becomes a dead letter."""
+    answers: list[str] = []
+
+    async def ask(message: object) -> None:
+        try:
+            await ref.ask(message)
+        except ActorStopped as error:
+            answers.append(str(error))
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        async with anyio.create_task_group() as group:
+            group.start_soon(ask, ("sleep", 100.0))
+            await settle()
+            group.start_soon(ask, "queued")
+            ref.tell("told")
+            await settle()
+            await supervisor.stop_child("a")
+        assert len(answers) == 2
+        assert not ref.tell("too late")
+        with pytest.raises(ActorStopped, match="is stopped"):
+            await ref.ask("too late")
+        assert [letter.message_type for letter in world.bus.dead_letters] == ["str", "str"]
+        assert ref.actor is None
+        assert not ref.running
+
+
+async def test_a_task_runs_beside_the_actor_and_gives_its_result(world: World) -> None:
+    """spawn() returns at once; any number may wait, before and after the end."""
+
+    async def work(a: int, b: int) -> int:
+        await anyio.sleep(1)
+        return a + b
+
+    results: list[int] = []
+
+    async def wait(handle: TaskHandle[int]) -> None:
+        results.append(await handle.wait())
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        handle = ref.spawn(work, 1, 2, name="sum")
+        assert (handle.done, handle.name, ref.statistics().tasks) == (False, "a/sum", 1)
+        assert await ref.ask("still there?") == "still there?"
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait, handle)
+            group.start_soon(wait, handle)
+        assert results == [3, 3]
+        assert await handle.wait() == 3
+        assert handle.done
+        handle.cancel()
+        assert await handle.wait() == 3
+        assert ref.statistics().tasks == 0
+
+
+async def test_a_task_fails_alone(world: World) -> None:
+    """A crash inside a task is its handle's; the actor and the sibling task know nothing of it."""
+
+    async def fail(error: Exception) -> None:
+        await anyio.sleep(0.5)
+        raise error
+
+    async def work() -> str:
+        await anyio.sleep(1)
+        return "done"
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        sibling = ref.spawn(work)
+        for error in (Boom("x"), AuthError("no"), ExceptionGroup("one", [Boom("y")])):
+            with pytest.raises((Boom, AuthError)):
+                await ref.spawn(fail, error).wait()
+        assert await sibling.wait() == "done"
+        assert world.log == ["start a"]
+
+
+async def test_a_cancelled_task_says_so(world: World) -> None:
+    """Through its handle it is TaskCancelled; a task that answers with a result all the same resolves to that."""
+
+    async def polite() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            return "partial"
+        return "never"
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        rude = ref.spawn(anyio.sleep_forever)
+        early = ref.spawn(anyio.sleep_forever)
+        early.cancel()
+        kind = ref.spawn(polite)
+        await settle()
+        for handle in (rude, kind):
+            handle.cancel()
+            handle.cancel()
+        for handle in (rude, early):
+            with pytest.raises(TaskCancelled):
+                await handle.wait()
+        assert await kind.wait() == "partial"
+
+
+async def test_tasks_end_before_the_next_life_begins(world: World) -> None:
+    """When the actor crashes its tasks are cancelled and awaited, their cleanup included; then it is restarted."""
+
+    async def work() -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(2)
+            world.log.append("cleaned up")
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        handle = ref.spawn(work)
+        await settle()
+        ref.tell("crash")
+        with pytest.raises(ActorStopped, match="stopped before"):
+            await handle.wait()
+        with pytest.raises(ActorStopped, match="not running"):
+            ref.spawn(work)
+        assert await ref.ask("alive") == "alive"
+        assert world.log == ["start a", "cleaned up", "stop a", "start a"]
+
+
+async def test_a_task_that_dies_of_the_actors_end_can_still_answer(world: World) -> None:
+    """A result or exception that a task gives while it is cancelled from above is not thrown away."""
+
+    async def last_words() -> str:
+        try:
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            raise AuthError("last words") from None
+        return "never"
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        handle = ref.spawn(last_words)
+        await settle()
+        await supervisor.stop_child("a")
+        with pytest.raises(AuthError, match="last words"):
+            await handle.wait()
+
+
+async def leak() -> None:
+    """Let a cancellation out that nobody asked for, as some libraries do."""
+    if sniffio.current_async_library() == "asyncio":
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+    else:
+        kept: list[BaseException] = []
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            try:
+                await anyio.sleep_forever()
+            except BaseException as error:
+                kept.append(error)
+                raise
+        raise kept[0]
+
+
+async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
+    """In a message it crashes the actor, in a task the task; siblings and supervisor live on."""
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        sibling = await supervisor.start_child(world.spec("b"))
+        task = sibling.spawn(anyio.sleep, 5)
+        with pytest.raises(LeakedCancellation):
+            await sibling.spawn(leak).wait()
+        with pytest.raises(ActorStopped, match="leaked"):
+            await ref.ask(leak)
+        assert await ref.ask("alive") == "alive"
+        assert world.log == ["start a", "start b", "stop a", "start a"]
+        await task.wait()
+
+
+async def test_stopping_is_cut_off_after_a_second_and_may_fail(world: World) -> None:
+    """Neither a slow nor a failing stopping() keeps anybody from going on."""
+
+    class Slow(Obedient):
+        async def stopping(self) -> None:
+            await anyio.sleep(100)
+
+    class Failing(Obedient):
+        async def stopping(self) -> None:
+            raise Boom("in stopping")
+
+    async with world.supervisor() as supervisor:
+        await supervisor.start_child(ChildSpec("slow", lambda: Slow(world, "slow")))
+        await supervisor.start_child(ChildSpec("failing", lambda: Failing(world, "failing")))
+        begin = anyio.current_time()
+        await supervisor.stop_child("slow")
+        await supervisor.stop_child("failing")
+        assert anyio.current_time() - begin == pytest.approx(1)
+        assert world.taken()[-2:] == ["slow stopped: stopped", "failing stopped: stopped"]
+
+
+async def test_an_actor_needs_only_receive(world: World) -> None:
+    """The other two methods are optional, and an actor without receive() crashes at its first message."""
+
+    class Bare(Actor):
+        pass
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(ChildSpec("bare", Bare))
+        with pytest.raises(ActorStopped, match="NotImplementedError"):
+            await ref.ask("anything")
+
+
+async def test_cancelling_an_asker_or_a_waiter_disturbs_nobody(world: World) -> None:
+    """At each step of an ask and of a wait, cancelling the one who waits leaves the actor and the task alone."""
+
+    async def work() -> str:
+        await anyio.sleep(1)
+        return "done"
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        for steps in range(8):
+            handle = ref.spawn(work)
+            async with anyio.create_task_group() as group:
+                group.start_soon(ref.ask, ("sleep", 0.01))
+                group.start_soon(handle.wait)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            assert await handle.wait() == "done"
+            assert await ref.ask("alive") == "alive"
+        assert world.log == ["start a"]
+
+
+def test_an_error_is_described_without_its_locals() -> None:
+    """Type and text, cut; and the lines it came from, without any value."""
+    secret = "sk-very-secret"
+    with pytest.raises(Boom) as caught:
+        raise Boom("x" * 600)
+    assert len(describe(caught.value)) == 500
+    assert describe(ValueError()) == "ValueError"
+    assert secret not in "".join(origin(caught.value))
+    assert "test_an_error_is_described" in origin(caught.value)[-1]
+    assert stack_of(None) == []
+    assert stack_of(object()) == []

@@ -1,0 +1,58 @@
+"""What `bus` offers, and that it is the `bus` it should be."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import bus
+from bus._siblings import check_siblings
+from bus.events import CatalogueEvent
+
+
+def test_everything_offered_exists_and_is_offered_once() -> None:
+    """__all__ is true."""
+    assert len(set(bus.__all__)) == len(bus.__all__)
+    assert [name for name in bus.__all__ if not hasattr(bus, name)] == []
+
+
+@pytest.mark.parametrize("module", ["content", "errors", "events", "messages", "stream_events", "usage"])
+def test_every_value_is_offered(module: str) -> None:
+    """Every public class of the vocabulary can be imported from `bus` itself, with one documented exception."""
+    source = importlib.import_module(f"bus.{module}")
+    public = {
+        name: value
+        for name, value in vars(source).items()
+        if isinstance(value, type) and value.__module__ == source.__name__ and not name.startswith("_")
+    }
+    offered = [getattr(bus, name, None) for name in bus.__all__]
+    assert [name for name, value in public.items() if not any(value is other for other in offered)] == []
+
+
+def test_the_exception_and_the_event_of_one_name_are_told_apart() -> None:
+    """ActorStopped is raised; ActorStoppedEvent is published."""
+    assert issubclass(bus.ActorStopped, bus.CallboardError)
+    assert issubclass(bus.ActorStoppedEvent, bus.Event)
+
+
+def test_topics_are_unique() -> None:
+    """Two events of one topic could not be told apart in a store."""
+    topics = [event.topic_of() for event in (*CatalogueEvent.__args__, bus.Gap)]
+    assert len(set(topics)) == len(topics)
+
+
+def test_a_package_that_hides_a_sibling_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One error that names both files and says what to do; what is not installed, or made by hand, is no reason."""
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "engine", raising=False)
+    monkeypatch.setitem(sys.modules, "adapters", ModuleType("adapters"))
+    with pytest.raises(ImportError, match="'engine' is hidden") as caught:
+        check_siblings(bus.__file__)
+    assert str(tmp_path / "engine" / "__init__.py") in str(caught.value)
+    assert bus.__file__ in str(caught.value)

@@ -1,0 +1,459 @@
+"""The stream channel: every reader gets the same story, whenever it comes, however slow it is."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import (
+    ImageBlock,
+    MessageComplete,
+    MessageStart,
+    StopReason,
+    StreamChannel,
+    StreamLog,
+    StreamReader,
+    StreamReset,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+    TurnComplete,
+    TurnEvent,
+    UnknownStream,
+)
+from bus.stream_fold import coalesce, fold, weigh
+from tests.support.virtual_time import FakeClock, run_virtual
+
+pytestmark = pytest.mark.anyio
+
+MEBIBYTE = 1024 * 1024
+
+
+def complete(text: str) -> MessageComplete:
+    return MessageComplete((TextBlock(text),), StopReason.END_TURN, "end", TokenUsage(), "m")
+
+
+def reply(*texts: str) -> list[TurnEvent]:
+    deltas = [TextDelta(text, 0, "m") for text in texts]
+    return [MessageStart("m", "model", "p"), *deltas, complete("".join(texts)), TurnComplete("completed")]
+
+
+def filled(log: StreamLog[TurnEvent], events: list[TurnEvent]) -> StreamLog[TurnEvent]:
+    for event in events:
+        log.append(event)
+    log.close()
+    return log
+
+
+async def read(reader: StreamReader[TurnEvent]) -> list[TurnEvent | StreamReset[TurnEvent]]:
+    return [event async for event in reader]
+
+
+def text_of(events: list[TurnEvent | StreamReset[TurnEvent]]) -> str:
+    return "".join(event.text for event in events if isinstance(event, TextDelta))
+
+
+async def test_a_late_reader_gets_the_past_and_then_the_tail() -> None:
+    """Whoever attaches in the middle sees the same events, in the same order, as whoever was there first."""
+    channel = StreamChannel(clock=FakeClock())
+    log = channel.open("s")
+    events = reply("a", "b", "c", "d")
+    first, late = channel.attach("s"), None
+    got: dict[str, list[object]] = {}
+
+    async def consume(name: str, reader: StreamReader[TurnEvent]) -> None:
+        got[name] = list(await read(reader))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume, "first", first)
+        for position, event in enumerate(events):
+            assert log.append(event) == position
+            await anyio.wait_all_tasks_blocked()
+            if position == 3:
+                late = channel.attach("s")
+                group.start_soon(consume, "late", late)
+        log.close()
+    assert got["first"] == got["late"] == events
+    assert late is not None
+    assert (late.seq, late.frame_id) == (len(events) - 1, f"s:{len(events) - 1}")
+
+
+async def test_a_reader_resumes_after_the_last_it_saw() -> None:
+    """from_seq=reader.seq + 1 goes on without a gap or a repetition; at the end there is only the end."""
+    channel = StreamChannel(clock=FakeClock())
+    events = reply("a", "b")
+    filled(channel.open("s"), events)
+    reader = channel.attach("s")
+    head = [await anext(reader) for _ in range(2)]
+    await reader.aclose()
+    assert head + await read(channel.attach("s", from_seq=reader.seq + 1)) == events
+    assert await read(channel.attach("s", from_seq=len(events))) == []
+    assert await read(channel.attach("s", from_seq="tail")) == []
+
+
+async def test_the_tail_is_what_comes_later() -> None:
+    """A tail reader misses the past on purpose."""
+    log: StreamLog[int] = StreamLog("s")
+    log.append(1)
+    reader = log.reader("tail")
+    assert reader.seq == 0
+    log.append(2)
+    log.close()
+    assert [event async for event in reader] == [2]
+
+
+@pytest.mark.parametrize("from_seq", [-1, 2])
+def test_a_place_that_does_not_exist_is_refused(from_seq: int) -> None:
+    """A reader can't start before the beginning or after the end."""
+    log: StreamLog[int] = StreamLog("s")
+    log.append(1)
+    with pytest.raises(ValueError, match="events 0 to 0"):
+        log.reader(from_seq)
+
+
+def test_nothing_can_be_appended_after_the_end() -> None:
+    """A closed log stays as it is; closing again is harmless."""
+    log: StreamLog[int] = StreamLog("s")
+    log.close()
+    log.close()
+    with pytest.raises(anyio.ClosedResourceError):
+        log.append(1)
+
+
+async def test_a_reader_that_does_not_read_costs_the_producer_nothing() -> None:
+    """The producer appends, others read, and the lag of the idle one is visible."""
+    channel = StreamChannel(clock=FakeClock())
+    log = channel.open("s")
+    idle = channel.attach("s")
+    for n in range(1000):
+        log.append(TextDelta(str(n)))
+    assert idle.statistics().lag == channel.statistics().max_lag == 1000
+    log.close()
+    assert len(await read(channel.attach("s"))) == 1000
+    assert len(await read(idle)) == 1000
+    assert channel.statistics().readers == 0
+
+
+async def test_closing_a_reader_ends_it_and_nothing_else() -> None:
+    """A task that waits in a closed reader is let go; the log and its other readers go on."""
+    log: StreamLog[int] = StreamLog("s")
+    going, staying = log.reader(), log.reader()
+    got: dict[str, list[int]] = {}
+
+    async def consume(name: str, reader: StreamReader[int]) -> None:
+        async with reader:
+            got[name] = [event async for event in reader if isinstance(event, int)]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume, "going", going)
+        group.start_soon(consume, "staying", staying)
+        await anyio.wait_all_tasks_blocked()
+        going.close()
+        await anyio.wait_all_tasks_blocked()
+        log.append(1)
+        log.close()
+    assert got == {"going": [], "staying": [1]}
+    with pytest.raises(StopAsyncIteration):
+        await anext(going)
+
+
+async def test_a_cancelled_reader_loses_nothing() -> None:
+    """Cancelled while it waits, paced or not, the same reader goes on where it was."""
+    for min_interval in (0.0, 1.0):
+        log: StreamLog[int] = StreamLog("s")
+        reader = log.reader(min_interval=min_interval)
+        got: list[object] = []
+        for n in range(10):
+            with anyio.move_on_after(0.3):
+                while True:
+                    got.append(await anext(reader))
+            log.append(n)
+        log.close()
+        got.extend([event async for event in reader])
+        assert got == list(range(10))
+
+
+async def test_a_long_backlog_is_read_in_turns() -> None:
+    """A reader far behind lets others run between its batches."""
+    log: StreamLog[int] = StreamLog("s")
+    for n in range(2048):
+        log.append(n)
+    log.close()
+    turns = 0
+    done = False
+
+    async def other() -> None:
+        nonlocal turns
+        while not done:
+            turns += 1
+            await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        assert [event async for event in log.reader()] == list(range(2048))
+        done = True
+    assert turns >= 5
+
+
+async def test_pacing_never_delays_the_first_event_and_loses_none() -> None:
+    """With min_interval the batches are that far apart, and hold all that came in between."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    times: list[tuple[float, str]] = []
+
+    async def consume() -> None:
+        begin = anyio.current_time()
+        async for event in log.reader(coalesce=True, min_interval=0.05):
+            assert isinstance(event, TextDelta)
+            times.append((round(anyio.current_time() - begin, 3), event.text))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume)
+        await anyio.wait_all_tasks_blocked()
+        for n in range(10):
+            log.append(TextDelta(str(n)))
+            await anyio.sleep(0.01)
+        await anyio.sleep(1)
+        log.append(TextDelta("x"))
+        await anyio.wait_all_tasks_blocked()
+        log.close()
+    assert times[0] == (0.0, "0")
+    assert "".join(text for _, text in times) == "0123456789x"
+    assert [at for at, _ in times][-1] == 1.1
+    assert all(later - earlier >= 0.05 for (earlier, _), (later, _) in pairwise(times))
+
+
+def test_only_adjacent_deltas_of_one_block_are_merged() -> None:
+    """Not across blocks, messages, kinds, or a signature; and the seq is that of the last that went in."""
+    events = [
+        TextDelta("a", 0, "m"),
+        TextDelta("b", 0, "m"),
+        TextDelta("c", 1, "m"),
+        TextDelta("d", 1, "n"),
+        ThinkingDelta("e", None, 1, "n"),
+        ThinkingDelta("f", "sig", 1, "n"),
+        ThinkingDelta("g", None, 1, "n"),
+        ToolUseInputDelta("t", "{", 2, "n"),
+        ToolUseInputDelta("t", "}", 2, "n"),
+    ]
+    merged, seqs = coalesce(events, 10)
+    assert merged == [
+        TextDelta("ab", 0, "m"),
+        TextDelta("c", 1, "m"),
+        TextDelta("d", 1, "n"),
+        ThinkingDelta("ef", "sig", 1, "n"),
+        ThinkingDelta("g", None, 1, "n"),
+        ToolUseInputDelta("t", "{", 2, "n"),
+        ToolUseInputDelta("t", "}", 2, "n"),
+    ]
+    assert seqs == [11, 12, 13, 15, 16, 17, 18]
+
+
+def test_a_merged_delta_stays_below_its_limit() -> None:
+    """16 KiB is where a merged delta ends and the next begins; a single bigger one stays whole."""
+    merged, _ = coalesce([TextDelta("x" * 6000) for _ in range(10)] + [TextDelta("y" * 20000)], 0)
+    assert [len(event.text) for event in merged if isinstance(event, TextDelta)] == [12000] * 5 + [20000]
+
+
+def test_a_finished_message_folds_to_its_start_and_end() -> None:
+    """What its deltas add up to is in the MessageComplete; tools and steps around it stay."""
+    events = reply("a", "b")
+    assert fold(events) == (events[0], events[-2], events[-1])
+
+
+def test_an_unfinished_message_folds_to_one_delta_per_block() -> None:
+    """Text, thinking and arguments are joined; folding again changes nothing but what is new."""
+    events: list[TurnEvent] = [
+        MessageStart("m"),
+        ThinkingDelta("a", None, 0, "m"),
+        ThinkingDelta("b", "sig", 0, "m"),
+        ToolUseStart("t", "tool", 1, "m"),
+        ToolUseInputDelta("t", '{"a"', 1, "m"),
+        ToolUseInputDelta("t", ":1}", 1, "m"),
+        ToolUseEnd("t", {"a": 1}, False, 1, "m"),
+        TextDelta("c", 2, "m"),
+        TextDelta("d", 2, "m"),
+    ]
+    folded = fold(events)
+    assert folded == (
+        MessageStart("m"),
+        ThinkingDelta("ab", "sig", 0, "m"),
+        ToolUseStart("t", "tool", 1, "m"),
+        ToolUseInputDelta("t", '{"a":1}', 1, "m"),
+        ToolUseEnd("t", {"a": 1}, False, 1, "m"),
+        TextDelta("cd", 2, "m"),
+    )
+    assert fold((*folded, TextDelta("e", 2, "m")))[-1] == TextDelta("cde", 2, "m")
+
+
+def test_weight_follows_what_an_event_keeps_alive() -> None:
+    """Text, arguments and whole blocks count; nothing weighs nothing."""
+    blocks = (
+        TextBlock("x" * 1000),
+        ThinkingBlock("x" * 1000),
+        ImageBlock(data=b"\x89PNG\r\n\x1a\n" + b"x" * 1000),
+        ToolUseBlock("t", "n", {}),
+    )
+    heavy = MessageComplete(blocks, StopReason.END_TURN, None, TokenUsage())
+    assert 3000 < weigh(heavy) < 5000
+    assert weigh(ToolUseEnd("t", {"a": ["x" * 1000, 1, {}]})) > 1000
+    assert weigh(TextDelta("x" * 1000)) > 1000
+    assert weigh(ToolUseInputDelta("t", "x" * 1000)) > 1000
+    result = MessageComplete((ToolResultBlock("t", "x" * 1000),), StopReason.END_TURN, None, TokenUsage())  # type: ignore[arg-type]
+    assert weigh(result) > 1000
+    assert weigh(object()) > 0
+
+
+async def test_a_huge_stream_folds_and_a_reader_behind_is_reset() -> None:
+    """Above 8 MiB the oldest is folded; the call goes on, and a slow reader still gets the whole text."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    slow, quick = log.reader(), log.reader()
+    log.append(MessageStart("m"))
+    piece = "x" * 1000
+    taken = 0
+    for n in range(20_000):
+        log.append(TextDelta(piece, n // 1000, "m"))
+        if n % 100 == 99:
+            for _ in range(100):
+                await anext(quick)
+                taken += 1
+    assert log.size < 20_000 * 1100 + 8 * MEBIBYTE
+    log.append(complete("end"))
+    log.close()
+    reset = await anext(slow)
+    assert isinstance(reset, StreamReset)
+    rest = await read(slow)
+    assert len(text_of([*reset.snapshot, *rest])) == 20_000_000
+    assert slow.statistics().resets == 1
+    assert quick.statistics().resets == 0
+    assert taken + len(await read(quick)) == log.next_seq
+    assert slow.seq == quick.seq == log.next_seq - 1
+
+
+async def test_a_finished_stream_is_kept_whole_and_then_folded() -> None:
+    """For 60 s a late reader gets every event; after that, one reset with what they say."""
+    clock = FakeClock()
+    channel = StreamChannel(clock=clock)
+    events = reply("a", "b")
+    filled(channel.open("s"), events)
+    clock.advance(59)
+    assert await read(channel.attach("s")) == events
+    clock.advance(2)
+    reader = channel.attach("s", from_seq=1)
+    (reset,) = await read(reader)
+    assert reset == StreamReset((events[0], events[-2], events[-1]), len(events))
+    assert reader.seq == len(events) - 1
+    assert await read(channel.attach("s", from_seq=len(events))) == []
+    statistics = channel.statistics()
+    assert (statistics.open, statistics.kept, statistics.folded) == (0, 0, 1)
+
+
+async def test_closed_streams_are_bounded_by_bytes_least_recently_used_first() -> None:
+    """Over the limit the oldest are folded early, then evicted; one that was just used stays."""
+    clock = FakeClock()
+    channel = StreamChannel(clock=clock, retain_seconds=60, max_bytes=40_000)
+    for name in "abc":
+        filled(channel.open(name), reply("x" * 9_000))
+    assert channel.statistics().closed_bytes <= 40_000
+    clock.advance(61)
+    channel.attach("a")
+    assert channel.statistics().folded == 3
+    for name in "def":
+        filled(channel.open(name), reply("x" * 9_000))
+        assert channel.statistics().closed_bytes <= 40_000
+    assert "a" in channel or "b" not in channel
+    assert "b" not in channel
+    with pytest.raises(UnknownStream, match="session"):
+        channel.attach("b")
+    assert channel.statistics().evicted > 0
+
+
+def test_an_unknown_stream_says_what_to_do() -> None:
+    """Both a LookupError and ours, with a text for people."""
+    with pytest.raises(LookupError, match="never opened"):
+        StreamChannel(clock=FakeClock()).attach("nope")
+
+
+def test_a_stream_id_is_used_once() -> None:
+    """An id names one stream, open or over."""
+    channel = StreamChannel(clock=FakeClock())
+    log = channel.open("s")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="already"):
+            channel.open("s")
+        log.close()
+
+
+def test_a_reader_left_in_a_dead_loop_does_not_break_the_producer() -> None:
+    """append() never fails for a reader's sake."""
+
+    class Dead:
+        """An asyncio event whose loop was closed under it."""
+
+        def set(self) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    log: StreamLog[int] = StreamLog("s")
+    log._signal = Dead()  # type: ignore[assignment]
+    assert log.append(1) == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    texts=st.lists(st.text(max_size=5), max_size=40),
+    pauses=st.lists(st.sampled_from([0.0, 0.01, 0.2]), min_size=1, max_size=10),
+    readers=st.lists(
+        st.tuples(
+            st.booleans(), st.sampled_from([0.0, 0.05]), st.sampled_from([0.0, 0.03, 1.0]), st.integers(0, 20)
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    trio=st.booleans(),
+)
+def test_whatever_their_speed_all_readers_read_the_same(
+    texts: list[str], pauses: list[float], readers: list[tuple[bool, float, float, int]], trio: bool
+) -> None:
+    """Slow, paced, merging or late: the text is the same, and so are the events of those that don't merge."""
+    events = reply(*texts)
+    got: list[list[TurnEvent | StreamReset[TurnEvent]]] = [[] for _ in readers]
+
+    async def scenario() -> None:
+        channel = StreamChannel(clock=FakeClock())
+        log = channel.open("s")
+
+        async def consume(n: int, merged: bool, interval: float, pause: float, late: int) -> None:
+            await anyio.sleep(late * 0.05)
+            last = -1
+            reader = channel.attach("s", coalesce=merged, min_interval=interval)
+            async for event in reader:
+                assert reader.seq > last
+                last = reader.seq
+                got[n].append(event)
+                await anyio.sleep(pause)
+            assert last == len(events) - 1
+
+        async with anyio.create_task_group() as group:
+            for n, (merged, interval, pause, late) in enumerate(readers):
+                group.start_soon(consume, n, merged, interval, pause, late)
+            for n, event in enumerate(events):
+                log.append(event)
+                await anyio.sleep(pauses[n % len(pauses)])
+            log.close()
+
+    run_virtual(scenario, "virtual-trio" if trio else "virtual-asyncio")
+    for (merged, *_), story in zip(readers, got, strict=True):
+        assert text_of(story) == "".join(texts)
+        if not merged:
+            assert story == events

@@ -1,0 +1,26 @@
+"""Fixtures for all rooms.
+
+An async test is marked `anyio` and runs on the backends that the nearest `anyio_backend` names: here virtual time,
+on asyncio and trio. A folder or a module that needs real sockets, threads or SQLite overrides it, and then asserts
+no times:
+
+    @pytest.fixture
+    def anyio_backend():
+        return backend("asyncio")
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from .support.virtual_time import Backend, FakeClock, backend
+
+
+@pytest.fixture(params=["virtual-asyncio", "virtual-trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()

@@ -1,0 +1,188 @@
+"""A network that is a script, and an adapter of the smallest protocol that has everything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from adapters.assembler import Assembler
+from adapters.classify import build_error, read_error_value
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.normaliser import SseNormaliser
+from adapters.transport import HttpReply, HttpRequest
+from bus.json_types import Json, JsonObject
+from bus.messages import Message
+from bus.usage import StopReason, TokenUsage
+
+HANG = float("inf")
+
+Step: TypeAlias = "bytes | float | Exception"
+"""Of a body: a piece; seconds to wait (HANG: for ever); an error."""
+
+
+class FakeReply:
+    """A reply that does what `steps` say, and remembers whether it was closed."""
+
+    def __init__(
+        self, *steps: Step, status: int = 200, headers: Mapping[str, str] | None = None, wait: float = 0.0
+    ) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = {"content-type": "text/event-stream", **(headers or {})}
+        self.wait = wait  # before the reply's head
+        self.steps = list(steps)
+        self.read = 0
+        self.closed = False
+
+    async def chunk(self) -> bytes | None:
+        await anyio.lowlevel.checkpoint()
+        while self.read < len(self.steps):
+            step = self.steps[self.read]
+            self.read += 1
+            match step:
+                case bytes():
+                    return step
+                case float():
+                    await anyio.sleep(step)
+                case _:
+                    raise step
+        return None
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class FakeTransport:
+    """Answers the n-th request with the n-th of its replies; one request too many is an assertion error."""
+
+    def __init__(self, *replies: FakeReply | Exception) -> None:
+        self.replies = list(replies)
+        self.requests: list[HttpRequest] = []
+        self.closed = False
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        await anyio.lowlevel.checkpoint()
+        self.requests.append(request)
+        assert len(self.requests) <= len(self.replies), "one request more than the script has replies"
+        reply = self.replies[len(self.requests) - 1]
+        if isinstance(reply, Exception):
+            raise reply
+        await anyio.sleep(reply.wait)
+        return reply
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    @property
+    def all_closed(self) -> bool:
+        sent = self.replies[: len(self.requests)]
+        return all(reply.closed for reply in sent if isinstance(reply, FakeReply))
+
+
+class _ToyNormaliser(SseNormaliser):
+    def on_event(self, name: bytes, data: bytes) -> None:
+        self.finished = understand(msgspec.json.decode(data), self.assembler)
+
+
+def understand(event: JsonObject, assembler: Assembler) -> bool:
+    """Feed one event of the toy protocol; True at its end."""
+    key = event.get("key", 0)
+    match event["is"]:
+        case "text":
+            assembler.text(key, event["say"], implicit_end=True)
+        case "thinking":
+            assembler.thinking(key, event["say"])
+        case "signature":
+            assembler.signature(key, event["say"])
+        case "tool":
+            assembler.tool_start(key, event["name"], raw={"id": event["id"]})
+        case "arguments":
+            assembler.tool_arguments(key, event["say"])
+        case "end":
+            assembler.end(key)
+        case "usage":
+            assembler.usage = TokenUsage(event["input"], event["output"])
+        case "error":
+            raise build_error(
+                read_error_value(event), status=None, headers={}, codes={}, provider="toy", request_id="", now_us=0
+            )
+        case "done":
+            assembler.finish(StopReason(event["stop"]), event["stop"])
+            return True
+    return False
+
+
+class ToyAdapter(HttpAdapter):
+    """Server-sent events of JSON, each saying what it `is`; a whole reply is the list of them."""
+
+    default_name = "toy"
+    default_base_url = "https://toy.test"
+    capabilities = AdapterCapabilities(supports_tools=True)
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        said = [message.text for message in request.messages]
+        return WireCall("/v1/talk", msgspec.json.encode({"said": said, "stream": stream}))
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        for event in msgspec.json.decode(body, type=list[dict[str, Json]]):
+            understand(event, assembler)
+
+    def normaliser(self, assembler: Assembler) -> SseNormaliser:
+        return _ToyNormaliser(assembler)
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {} if self.config.api_key is None else {"x-api-key": self.config.api_key}
+
+
+def sse(*events: JsonObject) -> bytes:
+    """Events as they stand in a streamed body."""
+    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
+
+
+def whole(*events: JsonObject) -> FakeReply:
+    """A reply that is not streamed."""
+    return FakeReply(msgspec.json.encode(events), headers={"content-type": "application/json"})
+
+
+def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
+    """An error reply. headers: with underscores for hyphens."""
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(body, status=status, headers={"content-type": "application/json", **named})
+
+
+def pieces(body: bytes, cuts: Sequence[int]) -> list[bytes]:
+    """A body cut at the given places."""
+    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
+    return [body[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+
+
+TEXT = {"is": "text", "key": 0, "say": "Hel"}
+MORE = {"is": "text", "key": 0, "say": "lo ☃"}
+THOUGHT = {"is": "thinking", "key": "t", "say": "Let me see"}
+SIGNED = {"is": "signature", "key": "t", "say": "c2ln"}
+THOUGHT_OVER = {"is": "end", "key": "t"}
+CALL = {"is": "tool", "key": 1, "name": "read_file", "id": "wire_1"}
+HALF = {"is": "arguments", "key": 1, "say": '{"path": '}
+REST = {"is": "arguments", "key": 1, "say": '"a.txt"}'}
+CALL_OVER = {"is": "end", "key": 1}
+USAGE = {"is": "usage", "input": 12, "output": 7}
+DONE = {"is": "done", "stop": "end_turn"}
+WANTS_TOOL = {"is": "done", "stop": "tool_use"}
+HELLO = (TEXT, MORE, USAGE, DONE)
+EVERYTHING = (THOUGHT, SIGNED, THOUGHT_OVER, TEXT, MORE, CALL, HALF, REST, CALL_OVER, USAGE, WANTS_TOOL)
+
+
+def request(**changes: object) -> CanonicalRequest:
+    """A request for the toy, or for any adapter."""
+    fields: dict[str, object] = {
+        "request_id": "req_1",
+        "messages": (Message.user("Hello"),),
+        "model": "toy:one",
+        "max_output_tokens": 64,
+        **changes,
+    }
+    return CanonicalRequest(**fields)  # type: ignore[arg-type]
