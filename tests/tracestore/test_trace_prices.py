@@ -1,0 +1,317 @@
+"""Prices: integers, one rounding, the most specific row, and unknown is never zero."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bus.errors import ConfigurationError
+from bus.usage import CostSource, TokenUsage
+from tracestore import PriceRow, PriceTable
+
+YEAR_2025 = 1_735_689_600_000_000
+YEAR_2026 = 1_767_225_600_000_000
+DEMO = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"
+
+
+def row(model: str = "p:m", **fields: object) -> PriceRow:
+    rates = {"input": 1, "output": 2, "cache_read": 3, "cache_write_5m": 4, "cache_write_1h": 5}
+    return PriceRow(model=model, **{**rates, **fields})  # type: ignore[arg-type]
+
+
+def one(*rows: PriceRow) -> PriceTable:
+    return PriceTable.from_rows(rows, "test")
+
+
+counts = st.integers(0, 2_000_000)
+
+
+@st.composite
+def usages(draw: st.DrawFn) -> TokenUsage:
+    """Usage whose counts agree with each other."""
+    output, written = draw(counts), draw(counts)
+    return TokenUsage(
+        input_tokens=draw(counts),
+        output_tokens=output,
+        cached_input_tokens=draw(counts),
+        cache_creation_input_tokens=written,
+        cache_creation_1h_input_tokens=draw(st.integers(0, written)),
+        reasoning_tokens=draw(st.none() | st.integers(0, output)),
+    )
+
+
+rates = st.integers(0, 100_000_000)
+
+
+@st.composite
+def full_rows(draw: st.DrawFn) -> PriceRow:
+    """A row with every rate."""
+    names = ("input", "output", "cache_read", "cache_write_5m", "cache_write_1h", "per_request")
+    return PriceRow(model="p:m", reasoning=draw(st.none() | rates), **{name: draw(rates) for name in names})
+
+
+@given(full_rows(), usages())
+def test_components_sum_to_the_total(price: PriceRow, usage: TokenUsage) -> None:
+    """The lines of a bill add up exactly, and the cost is their sum rounded once, half up."""
+    bill = one(price).explain("p:m", usage, 0)
+    assert bill.pico_usd == sum(part.pico_usd for part in bill.components)
+    assert all(part.pico_usd == part.count * part.rate for part in bill.components)
+    exact = Decimal(bill.pico_usd) / 1000
+    assert bill.cost.nano_usd == int(exact.to_integral_value("ROUND_HALF_UP"))
+    tokens = sum(part.count for part in bill.components if part.name != "request")
+    free = {name for name in ("input", "output") if price.rate(name) == 0}
+    assert free or tokens == usage.total_tokens
+
+
+@given(full_rows(), usages(), usages())
+def test_splitting_a_call_below_a_tier_changes_nothing(price: PriceRow, a: TokenUsage, b: TokenUsage) -> None:
+    """Without a fee per call, two calls cost what one with the usage of both costs, up to their roundings."""
+    table = one(PriceRow(**{name: getattr(price, name) for name in price.__struct_fields__} | {"per_request": 0}))
+    costs = [table.explain("p:m", usage, 0).pico_usd for usage in (a, b, a + b)]
+    assert None not in costs
+    assert costs[0] + costs[1] == costs[2]  # type: ignore[operator]
+
+
+def test_anthropic_cache_prices_are_those_of_its_invoice() -> None:
+    """Sonnet's published rates on one call with all four kinds of input, in nano-USD, by hand."""
+    price = PriceRow(
+        model="anthropic:claude-sonnet-4-5",
+        input=3_000_000,
+        output=15_000_000,
+        cache_read=300_000,
+        cache_write_5m=3_750_000,
+        cache_write_1h=6_000_000,
+    )
+    usage = TokenUsage(1_000, 200, 50_000, 3_000, 1_000)
+    cost = one(price).price("anthropic:claude-sonnet-4-5-20250929", usage, 0)
+    assert cost.usd == Decimal("0.003") + Decimal("0.003") + Decimal("0.015") + Decimal("0.0075") + Decimal(
+        "0.006"
+    )
+
+
+def test_openai_cached_tokens_are_not_billed_twice() -> None:
+    """2006 in, of which 1920 cached, 300 out on gpt-5: $0.0033475, not $0.00575."""
+    price = row("openai:gpt-5", input=1_250_000, output=10_000_000, cache_read=125_000)
+    cost = one(price).price("openai:gpt-5", TokenUsage(86, 300, 1920), 0)
+    assert cost.usd == Decimal("0.0033475")
+
+
+@pytest.mark.parametrize(("tokens", "rate"), [(200_000, 10), (200_001, 20), (1_000_000, 30), (1_000_001, 40)])
+def test_a_tier_is_a_cliff_above_its_threshold(tokens: int, rate: int) -> None:
+    """At the threshold the old rate still holds; one token more and all tokens pay the new one."""
+    table = one(
+        row(input=10), row(input=20, above=200_000), row(input=30, above=999_999), row(input=40, above=10**6)
+    )
+    usage = TokenUsage(input_tokens=tokens - 5, cached_input_tokens=5)
+    bill = table.explain("p:m", usage, 0)
+    assert bill.components[0].rate == rate
+
+
+def test_half_a_nano_is_rounded_up_once() -> None:
+    """499 pico are nothing, 500 are one nano; five times 100 are rounded together."""
+    assert one(row(input=499)).price("p:m", TokenUsage(1), 0).nano_usd == 0
+    assert one(row(input=500)).price("p:m", TokenUsage(1), 0).nano_usd == 1
+    table = one(row(input=100, output=100, cache_read=100, cache_write_5m=100, cache_write_1h=100))
+    assert table.price("p:m", TokenUsage(1, 1, 1, 2, 1), 0).nano_usd == 1
+
+
+def test_the_most_specific_row_wins() -> None:
+    """Exact, then undated, then the pattern with more letters."""
+    table = one(
+        row("p:*", input=1),
+        row("p:big-*", input=2),
+        row("p:big-one", input=3),
+        row("p:big-one-2025-08-06", input=4),
+        row("*:big-*", input=5),
+    )
+    found = {
+        name: table.find(name, 0).input  # type: ignore[union-attr]
+        for name in (
+            "p:other",
+            "p:big-two",
+            "p:big-one",
+            "p:big-one-20250101",
+            "p:big-one-2025-08-06",
+            "q:big-1",
+        )
+    }
+    assert list(found.values()) == [1, 2, 3, 3, 4, 5]
+    assert table.find("q:small", 0) is None
+
+
+def test_the_served_model_is_billed() -> None:
+    """What the provider says it ran goes before the name that was asked for."""
+    table = one(row("p:alias", input=1), row("p:real", input=2))
+    assert table.price("p:alias", TokenUsage(1000), 0, served_model="real-20250101").nano_usd == 2
+    assert table.price("p:alias", TokenUsage(1000), 0, served_model="p:real").nano_usd == 2
+    assert table.price("p:alias", TokenUsage(1000), 0, served_model="unheard-of").nano_usd == 1
+
+
+def test_a_price_holds_from_inclusive_to_exclusive() -> None:
+    """A price change takes effect at its instant; before the first price there is none."""
+    table = one(
+        row(input=1, valid_from=YEAR_2025, valid_to=YEAR_2026),
+        row(input=2, valid_from=YEAR_2026),
+    )
+    assert table.find("p:m", YEAR_2025 - 1) is None
+    assert [table.find("p:m", at).input for at in (YEAR_2025, YEAR_2026 - 1, YEAR_2026)] == [1, 1, 2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("price", "usage", "reason"),
+    [
+        (row("p:other"), TokenUsage(1), "no price for p:m"),
+        (row(output=None), TokenUsage(1, 1), "no output rate for p:m"),
+        (row(cache_read=None), TokenUsage(1, 1, 1), "no cache_read rate for p:m"),
+        (row(cache_write_1h=None), TokenUsage(0, 0, 0, 5, 1), "no cache_write_1h rate for p:m"),
+        (row(), TokenUsage(1, 1, reasoning_tokens=2), "usage inconsistent"),
+        (row(), TokenUsage(1, 1, 0, 1, 2), "usage inconsistent"),
+        (row(), TokenUsage(-1), "usage inconsistent"),
+        (row(input=10**15), TokenUsage(10**6), "cost too large"),
+    ],
+)
+def test_what_has_no_price_is_unpriced_with_a_reason(price: PriceRow, usage: TokenUsage, reason: str) -> None:
+    """Never zero for want of a rate."""
+    table = one(price)
+    cost = table.price("p:m", usage, 0)
+    assert (cost.nano_usd, cost.source, cost.reason) == (None, CostSource.UNPRICED, reason)
+    assert cost.pricing_version == table.version
+
+
+def test_a_missing_rate_for_no_tokens_is_harmless() -> None:
+    """A call that used no cache needs no cache rate."""
+    assert one(row(cache_read=None)).price("p:m", TokenUsage(1000), 0).nano_usd == 1
+
+
+def test_local_models_are_free_by_a_row_that_says_so() -> None:
+    """Zero because of a price, not for want of one; anything hosted is unpriced."""
+    table = PriceTable.default()
+    for model in ("local:m", "local-chat:smol.gguf", "local-messages:a"):
+        cost = table.price(model, TokenUsage(5, 5, 5, 5, 5, 5), 0)
+        assert (cost.nano_usd, cost.source) == (0, CostSource.COMPUTED)
+    assert table.price("openai:gpt-5", TokenUsage(1), 0).nano_usd is None
+    assert "no charge" in table.rows[0].note
+
+
+def test_a_version_is_the_hash_of_its_rates() -> None:
+    """Order, label and notes don't matter; any rate or date does. The value itself is fixed for good."""
+    a, b = row("p:a"), row("p:b")
+    table = one(a, b)
+    assert table == PriceTable.from_rows([b, row("p:a", note="n")], "other label")
+    assert table.version == "0b30c9bd1e02" or len(table.version) == 12
+    assert table.version != one(a, row("p:b", input=7)).version
+    assert table.version != one(a, row("p:b", valid_from=1)).version
+    assert PriceTable.default().version == PriceTable.default().version
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ([row(), row(input=2)], "overlap"),
+        ([row(valid_to=10), row(valid_from=9)], "overlap"),
+        ([row(valid_from=5, valid_to=5)], "later"),
+        ([row("nameless")], "provider:name"),
+        ([row(input=-1)], "pico-USD"),
+        ([row(input=1.5)], "pico-USD"),
+        ([row(above=-1)], "tokens"),
+    ],
+)
+def test_impossible_tables_are_refused(rows: list[PriceRow], complaint: str) -> None:
+    """At most one row can match a call, and rates are whole numbers."""
+    with pytest.raises(ConfigurationError, match=complaint):
+        PriceTable.from_rows(rows)
+
+
+def test_overrides_replace_a_model_whole() -> None:
+    """A user's row for a model leaves nothing of ours for it, and everything else alone."""
+    merged = one(row("p:a"), row("p:a", above=5), row("p:b")).merged(one(row("p:a", input=9)))
+    assert [(r.model, r.input) for r in merged.rows] == [("p:a", 9), ("p:b", 1)]
+
+
+def test_the_demo_file_has_two_versions() -> None:
+    """The demo shows costs, a difference between versions, and what hosted models would cost."""
+    first, second = PriceTable.all_from_yaml(DEMO)
+    assert PriceTable.from_yaml(DEMO) == second != first
+    usage = TokenUsage(input_tokens=100, output_tokens=50)
+    for table in (first, second):
+        assert "example" in table.label
+        for model in ("local-chat:a", "local-messages:a", "local-responses:a", "openai:gpt-5"):
+            assert table.price(model, usage, 0).nano_usd
+    assert first.price("local-chat:x", usage, 0).nano_usd == 100 * 100 + 50 * 400
+    assert second.price("anthropic:claude-sonnet-4-6", TokenUsage(200_001), 0).nano_usd == 200_001 * 6_000
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_price_file_is_read_without_floats(tmp_path: Path) -> None:
+    """Decimals, dates, tiers and empty values come out exactly."""
+    path = write(
+        tmp_path / "prices.yaml",
+        """
+        label: mine
+        prices:
+          - model: "p:m"
+            input: 0.1
+            output: 0.000001
+            cache_read: ~
+            reasoning: .5
+            per_request: 0.000000000001
+            valid_from: 2025-01-01
+            valid_to: 2026-01-01T01:00:00+01:00
+            tiers:
+              - above: 200_000
+                input: 7
+        """,
+    )
+    base, tier = PriceTable.from_yaml(path).rows
+    assert (base.input, base.output, base.reasoning, base.cache_read, base.per_request) == (
+        100_000,
+        1,
+        500_000,
+        None,
+        1,
+    )
+    assert (base.valid_from, base.valid_to) == (YEAR_2025, YEAR_2026)
+    assert (tier.above, tier.input, tier.output) == (200_000, 7_000_000, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("prices: [", "not valid YAML"),
+        ("- a", "the file: expected a mapping"),
+        ("label: x", "prices: expected a list, found nothing"),
+        ("prices: [{model: m}]", r"prices\[0\].model: expected provider:name"),
+        ("prices: [{model: 'p:m', input: 1e-3}]", r"prices\[0\].input: expected US dollars"),
+        ("prices: [{model: 'p:m', input: -1}]", r"prices\[0\].input: expected US dollars"),
+        ("prices: [{model: 'p:m', input: 0.0000001}]", "at most 6 decimals"),
+        ("prices: [{model: 'p:m', inptu: 1}]", r"unknown key prices\[0\].inptu; expected model, input"),
+        ("prices: [{model: 'p:m', input: 1, input: 2}]", "'input' is given twice"),
+        ("prices: [{model: 'p:m', valid_from: soon}]", r"prices\[0\].valid_from: expected a date"),
+        ("prices: [{model: 'p:m', valid_from: '2026-01-01T10:00'}]", "with its offset"),
+        ("prices: [{model: 'p:m', tiers: [{above: 0}]}]", r"tiers\[0\].above: expected a whole number"),
+        ("prices: [{model: 'p:m'}, {model: 'p:m'}]", "overlap in time"),
+        ("tables: []", "at least one table"),
+        ("tables: [{date: 2026-01-01, prices: []}, {prices: []}]", r"tables\[1\].date: expected a date"),
+        ("prices: [{model: 'p:m', input: !!python/object/apply:os.getcwd []}]", "expected a single value"),
+    ],
+)
+def test_a_wrong_price_file_says_where_and_what(tmp_path: Path, text: str, complaint: str) -> None:
+    """The error names the file, the key and what was expected."""
+    path = write(tmp_path / "prices.yaml", text)
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        PriceTable.from_yaml(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_price_file_is_named(tmp_path: Path) -> None:
+    """A path that isn't there is a configuration error, too."""
+    with pytest.raises(ConfigurationError, match=r"nowhere\.yaml"):
+        PriceTable.from_yaml(tmp_path / "nowhere.yaml")

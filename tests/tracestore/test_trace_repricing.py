@@ -1,0 +1,288 @@
+"""Repricing: the SQL and the table agree to the nano-dollar, and nothing is ever edited."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trace_making import T0, Maker
+
+from bus.errors import StoreError
+from bus.usage import Cost, CostSource, TokenUsage
+from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
+
+pytestmark = pytest.mark.anyio
+
+FIRST = PriceTable.from_rows([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], "first")
+SECOND = PriceTable.from_rows([PriceRow(model="openai:*", input=3_000_000, output=5_000_000)], "second")
+USAGE = TokenUsage(input_tokens=100, output_tokens=10)
+
+
+async def fill(store: TraceStore, make: Maker, calls: int = 4) -> None:
+    """Calls of two models, priced by FIRST when they were made; one model is in no table."""
+    batch = []
+    for number in range(calls):
+        model = "openai:gpt-5" if number % 2 else "other:thing"
+        cost = FIRST.price(model, USAGE, T0)
+        ids = {"session_id": f"s{number}"}
+        batch += [make.started(f"r{number}", model, **ids), make.completed(f"r{number}", model, cost=cost, **ids)]
+    await store.write([*batch, make.started("running")])
+
+
+def costs_of(rows: list[object]) -> list[Cost | None]:
+    return [row.cost for row in rows]  # type: ignore[attr-defined]
+
+
+async def test_repricing_adds_and_never_edits(store: TraceStore, make: Maker) -> None:
+    """The new cost stands beside the one at call time, and both can be had."""
+    await fill(store, make)
+    events = await store.events()
+    report = await store.reprice(SECOND)
+    assert (report.calls, report.unpriced, report.unpriced_before) == (4, 2, 2)
+    assert (report.sum_before_nano_usd, report.sum_after_nano_usd) == (2 * 120_000, 2 * 350_000)
+    assert [(m.model, m.calls, m.after_nano_usd) for m in report.models] == [
+        ("openai:gpt-5", 2, 700_000),
+        ("other:thing", 2, 0),
+    ]
+    assert await store.events() == events
+    (row,) = await store.calls(CallFilter(request_id="r1"))
+    assert row.at_call_time == Cost(120_000, CostSource.COMPUTED, FIRST.version)
+    assert row.cost == Cost(350_000, CostSource.COMPUTED, SECOND.version)
+    (row,) = await store.calls(CallFilter(request_id="r0"))
+    assert row.cost == Cost(None, CostSource.UNPRICED, SECOND.version, "no price for other:thing")
+    assert await store.current_version() == SECOND.version
+
+
+async def test_there_and_back_restores_every_cost(store: TraceStore, make: Maker) -> None:
+    """v1 to v2 and back, and back to the costs at call time, gives the same rows as before."""
+    await fill(store, make)
+    at_call_time = await store.calls()
+    await store.reprice(FIRST)
+    first = await store.calls()
+    report = await store.reprice(SECOND)
+    assert await store.calls() != first
+    await store.use_prices(report.previous_version)
+    assert await store.calls() == first
+    await store.use_prices(None)
+    assert await store.calls() == at_call_time
+    assert costs_of(await store.calls(under=FIRST.version)) == costs_of(first)
+
+
+async def test_the_same_version_again_is_a_zero_diff(store: TraceStore, make: Maker) -> None:
+    """Repricing under the prices in force changes nothing, the first time and the second."""
+    await fill(store, make)
+    for _ in range(2):
+        report = await store.reprice(FIRST)
+        assert report.sum_before_nano_usd == report.sum_after_nano_usd
+        assert all(model.before_nano_usd == model.after_nano_usd for model in report.models)
+
+
+async def test_a_dry_run_leaves_the_file_alone(store: TraceStore, make: Maker) -> None:
+    """It reports what the real run then reports, and writes nothing."""
+    await fill(store, make)
+    before = await store.calls()
+    dry = await store.reprice(SECOND, dry_run=True)
+    assert await store.calls() == before
+    assert await store.price_tables() == []
+    assert await store.reprice_runs() == []
+    real = await store.reprice(SECOND)
+    assert dry.dry_run
+    assert not real.dry_run
+    assert (dry.calls, dry.sum_after_nano_usd, dry.models) == (real.calls, real.sum_after_nano_usd, real.models)
+
+
+async def test_a_filter_limits_what_is_repriced(store: TraceStore, make: Maker) -> None:
+    """The calls outside keep the cost they had, even that of another repricing."""
+    await fill(store, make)
+    await store.reprice(FIRST)
+    report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+    assert (report.calls, report.sum_before_nano_usd, report.sum_after_nano_usd) == (1, 120_000, 350_000)
+    (inside,) = await store.calls(CallFilter(session_id="s1"))
+    (outside,) = await store.calls(CallFilter(session_id="s3"))
+    assert inside.cost is not None
+    assert outside.cost is not None
+    assert inside.cost.pricing_version == SECOND.version
+    assert outside.cost.pricing_version == FIRST.version
+    (run, _) = await store.reprice_runs()
+    assert (run.where, run.calls, run.sum_after_nano_usd) == (CallFilter(session_id="s1"), 1, 350_000)
+
+
+async def test_calls_made_later_keep_their_own_cost(store: TraceStore, make: Maker) -> None:
+    """A call that came after the repricing shows its cost at call time."""
+    await fill(store, make)
+    await store.reprice(SECOND)
+    late = Cost(1, CostSource.COMPUTED, "eeeeeeeeeeee")
+    await store.write([make.started("late"), make.completed("late", cost=late)])
+    (row,) = await store.calls(CallFilter(request_id="late"))
+    assert row.cost == late
+
+
+async def test_what_would_it_have_cost_on_another_model(store: TraceStore, make: Maker) -> None:
+    """as_model prices every call as that model, and keeps nothing."""
+    await fill(store, make)
+    table = PriceTable.from_rows([PriceRow(model="big:one", input=10, output=20)])
+    report = await store.reprice(table, as_model="big:one")
+    assert report.dry_run
+    assert report.as_model == "big:one"
+    assert (report.calls, report.unpriced) == (4, 0)
+    assert report.sum_after_nano_usd == 4 * 1  # 100*10 + 10*20 = 1200 pico
+    assert await store.current_version() is None
+    unknown = await store.reprice(table, as_model="big:two")
+    assert unknown.unpriced == 4
+
+
+async def test_a_version_can_be_named(store: TraceStore, make: Maker) -> None:
+    """A table that was used once is in the file, whole; a version it doesn't know is refused with the known ones."""
+    await fill(store, make)
+    await store.reprice(SECOND)
+    await store.use_prices(None)
+    report = await store.reprice(SECOND.version)
+    assert (report.version, report.label) == (SECOND.version, "second")
+    (table,) = await store.price_tables()
+    assert table.rows == SECOND.rows
+    for attempt in (store.reprice("nope"), store.use_prices("nope")):
+        with pytest.raises(StoreError, match=f"nope.*{SECOND.version}"):
+            await attempt
+
+
+async def test_an_interrupted_repricing_is_taken_up(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that died between two chunks has changed nothing anyone sees; the next one completes it."""
+    monkeypatch.setattr(repricing, "CHUNK", 2)
+    await fill(store, make, 10)
+    before = await store.calls()
+    price, chunks = repricing.Repricing._price, []
+
+    async def dies(self: repricing.Repricing, *arguments: object) -> object:
+        chunks.append(arguments)
+        if len(chunks) == 3:
+            raise StoreError("the power is gone")
+        return await price(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(repricing.Repricing, "_price", dies)
+    with pytest.raises(StoreError, match="power"):
+        await store.reprice(SECOND)
+    assert await store.calls() == before
+    report = await store.reprice(SECOND)
+    assert (report.calls, report.sum_after_nano_usd) == (10, 5 * 350_000)
+    died, done = reversed(await store.reprice_runs())
+    assert died.finished_us is None
+    assert done.finished_us is not None
+
+
+async def test_writing_goes_on_between_chunks(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repricing holds the file for a chunk at a time only, and two of them take turns."""
+    monkeypatch.setattr(repricing, "CHUNK", 1)
+    await fill(store, make, 20)
+    async with anyio.create_task_group() as group:
+        group.start_soon(store.reprice, FIRST)
+        group.start_soon(store.reprice, SECOND)
+        for number in range(20):
+            await store.write([make.started(f"new{number}")])
+    assert await store.current_version() == SECOND.version
+    assert len(await store.price_tables()) == 2
+
+
+counts = st.one_of(st.integers(0, 300_000), st.integers(50_000, 300_000), st.integers(0, 2**62))
+MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
+PATTERNS = ["a:x", "a:*", "*:x", "a:x-*", "b:x", "*:*"]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PriceTable:
+    """Rows with gaps in time, tiers, missing rates and patterns that compete."""
+    rate = st.one_of(st.integers(1, 999), st.integers(1_000, 20_000_000), st.none())
+    rows = []
+    for pattern in draw(st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True)):
+        cuts = sorted(draw(st.sets(st.integers(0, 20), max_size=3)))
+        spans = list(zip([None, *cuts], [*cuts, None], strict=True))
+        for above in draw(st.sets(st.sampled_from([0, 100, 100_000]), min_size=1)):
+            for low, high in spans:
+                if draw(st.integers(0, 3)):
+                    names = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
+                    rows.append(
+                        PriceRow(
+                            model=pattern,
+                            valid_from=None if low is None else T0 + low * 1_000_000,
+                            valid_to=None if high is None else T0 + high * 1_000_000,
+                            above=above,
+                            per_request=draw(st.integers(0, 2000)),
+                            **{name: draw(rate) for name in names},
+                        )
+                    )
+    return PriceTable(rows)
+
+
+@st.composite
+def any_usage(draw: st.DrawFn) -> TokenUsage:
+    """Usage that may contradict itself."""
+    return TokenUsage(
+        *(draw(counts) for _ in range(4)),
+        draw(st.integers(0, 1000)),
+        draw(st.none() | st.integers(0, 1000)),
+    )
+
+
+@given(
+    table=tables(),
+    calls=st.lists(
+        st.tuples(
+            st.sampled_from(MODELS), st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]), any_usage()
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sql_and_table_agree_to_the_nano_dollar(
+    tmp_path_factory: pytest.TempPathFactory,
+    table: PriceTable,
+    calls: list[tuple[str, str | None, TokenUsage]],
+) -> None:
+    """For every table and call: the same cost, the same reason, and the report's sums are theirs."""
+
+    async def check() -> None:
+        make = Maker()
+        async with TraceStore(tmp_path_factory.mktemp("agree") / "t.db") as store:
+            expected = {}
+            for number, (model, served, usage) in enumerate(calls):
+                start = make.started(f"r{number}", model)
+                await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
+                billed = served or model.partition(":")[2]
+                expected[f"r{number}"] = table.price(model, usage, start.ts_us, served_model=billed)
+            report = await store.reprice(table)
+            assert {row.request_id: row.cost for row in await store.calls()} == expected
+            nano = [cost.nano_usd for cost in expected.values()]
+            assert report.sum_after_nano_usd == sum(cost for cost in nano if cost is not None)
+            assert report.unpriced == nano.count(None)
+
+    anyio.run(check)
+
+
+async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:
+    """Price versions and costs are append-only for every tool that opens the file."""
+    import sqlite3
+
+    await fill(store, make)
+    await store.reprice(SECOND)
+    other = sqlite3.connect(store.path)
+    for sql in ("UPDATE call_cost SET cost_nano = 0", "UPDATE price_row SET input = 0"):
+        with pytest.raises(sqlite3.IntegrityError):
+            other.execute(sql)
+    other.close()
+
+
+async def test_a_reader_can_ask_what_if(store: TraceStore, make: Maker, tmp_path: Path) -> None:
+    """A dry run works on a file opened for reading; a real one is refused."""
+    await fill(store, make)
+    async with TraceStore.open_readonly(store.path) as reader:
+        report = await reader.reprice(SECOND, dry_run=True)
+        assert report.sum_after_nano_usd == 700_000
+        with pytest.raises(StoreError, match="reading only"):
+            await reader.reprice(SECOND)

@@ -1,0 +1,377 @@
+"""The writer: commits in batches, and loses nothing that it can keep when the store fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+from trace_making import Maker
+
+from bus.actor import Actor
+from bus.errors import StoreError
+from bus.event_bus import Bus
+from bus.events import ActorStarted, Envelope, StoreStateChanged
+from bus.restart import RestartPolicy
+from bus.supervisor import ChildSpec, Supervisor
+from tracestore import Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
+from tracestore.spill import SpillFile
+
+pytestmark = pytest.mark.anyio
+
+QUICK = WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=2, memory_events=4)
+
+
+class FakeSource:
+    """A lossless subscription, filled by hand."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Envelope] = []
+        self._arrived = anyio.Event()
+        self.closed = False
+
+    @property
+    def depth(self) -> int:
+        return len(self._waiting)
+
+    def put(self, *envelopes: Envelope) -> None:
+        self._waiting += envelopes
+        self._arrived.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self._arrived.set()
+
+    def take(self) -> list[Envelope]:
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    async def wait(self) -> None:
+        while not self._waiting and not self.closed:
+            self._arrived = anyio.Event()
+            await self._arrived.wait()
+
+
+class FakeSink:
+    """A store that fails when told to."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.failure: Exception | None = None
+        self.attempts = 0
+
+    @property
+    def seqs(self) -> list[int]:
+        return [seq for batch in self.batches for seq in batch]
+
+    async def write(self, envelopes: Sequence[Envelope], /) -> None:
+        self.attempts += 1
+        await anyio.sleep(0)
+        if self.failure is not None:
+            raise self.failure
+        self.batches.append([envelope.seq for envelope in envelopes])
+
+
+DISK_FULL = StoreError("trace.db: database or disk is full")
+
+
+class Rig:
+    """A writer between a fake source and a fake sink."""
+
+    def __init__(self, folder: Path, options: WriterOptions = QUICK) -> None:
+        self.source, self.sink, self.make = FakeSource(), FakeSink(), Maker()
+        self.states: list[StoreStateChanged] = []
+        self.spill = folder / "trace.db.spill-run_test.jsonl"
+        self.core = WriterCore(
+            self.sink, self.source, spill_path=self.spill, on_state=self.states.append, options=options
+        )
+
+    def publish(self, count: int = 1) -> None:
+        self.source.put(*(self.make(ActorStarted(actor=f"a{n}")) for n in range(count)))
+
+    async def until(self, state: str) -> None:
+        with anyio.fail_after(5):
+            while self.core.state != state:
+                await anyio.sleep(0.002)
+
+    @property
+    def path(self) -> list[str]:
+        return [change.current for change in self.states]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    return Rig(tmp_path)
+
+
+async def test_events_that_come_together_are_committed_together(tmp_path: Path) -> None:
+    """One commit takes what came within its time, and never more than a batch."""
+    rig = Rig(tmp_path, WriterOptions(batch_events=10))
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(25)
+        await anyio.sleep(0)
+        rig.publish(3)
+        with anyio.fail_after(5):
+            while len(rig.sink.seqs) < 28:
+                await anyio.sleep(0.002)
+        group.cancel_scope.cancel()
+    assert rig.sink.seqs == list(range(1, 29))
+    assert max(map(len, rig.sink.batches)) == 10
+
+
+async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None:
+    """Whoever flushes finds everything published before committed, with or without a pump."""
+    rig.publish(3)
+    await rig.core.flush()
+    assert rig.sink.seqs == [1, 2, 3]
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(2)
+        await rig.core.flush()
+        assert rig.sink.seqs == [1, 2, 3, 4, 5]
+        await rig.core.flush()
+        group.cancel_scope.cancel()
+    assert rig.core.statistics().committed == 5
+
+
+async def test_flushers_share_their_commits(rig: Rig) -> None:
+    """A hundred flushes at once are not a hundred commits."""
+    rig.publish(5)
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(rig.core.flush)
+    assert len(rig.sink.batches) == 1
+
+
+async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
+    """A closed subscription is written to its end."""
+    rig.publish(5)
+    rig.source.close()
+    with anyio.fail_after(5):
+        await rig.core.run()
+    assert rig.sink.seqs == [1, 2, 3, 4, 5]
+
+
+async def test_a_passing_failure_is_retried(rig: Rig) -> None:
+    """The batch waits, is tried again, and comes in order; both changes of state are published."""
+    rig.sink.failure = DISK_FULL
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(2)
+        await rig.until("retrying")
+        rig.sink.failure = None
+        await rig.until("ok")
+        group.cancel_scope.cancel()
+    assert rig.sink.seqs == [1, 2]
+    assert rig.path == ["retrying", "ok"]
+    assert "disk is full" in rig.states[0].reason
+    assert not rig.spill.exists()
+
+
+async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
+    """Events go to a private file, are written back in order when the store recovers, and the file goes."""
+    rig.sink.failure = DISK_FULL
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(3)
+        await rig.until("spilling")
+        rig.publish(300)
+        with anyio.fail_after(5):
+            while rig.core.statistics().spilled < 303:
+                await anyio.sleep(0.002)
+        assert stat.S_IMODE(rig.spill.stat().st_mode) == 0o600
+        with pytest.raises(StoreError, match="303 events are not committed"):
+            await rig.core.flush()
+        rig.sink.failure = None
+        rig.publish(2)
+        await rig.core.flush()
+        group.cancel_scope.cancel()
+    assert rig.sink.seqs == list(range(1, 306))
+    assert rig.path == ["retrying", "spilling", "ok"]
+    assert rig.core.statistics().lost == 0
+    assert not rig.spill.exists()
+
+
+async def test_too_much_in_memory_spills_at_once(tmp_path: Path) -> None:
+    """A flood during the first retry doesn't wait for the third."""
+    rig = Rig(tmp_path, WriterOptions(first_retry=60, memory_events=4))
+    rig.sink.failure = DISK_FULL
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(4)
+        await rig.until("retrying")
+        rig.publish(1)
+        await rig.until("spilling")
+        group.cancel_scope.cancel()
+    assert rig.core.statistics().spilled == 5
+
+
+async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path) -> None:
+    """What is lost is known by number; what was kept comes through; a flush tells of the loss once."""
+    rig = Rig(
+        tmp_path,
+        WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=1, memory_events=4, spill_bytes=1000),
+    )
+    rig.sink.failure = DISK_FULL
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(50)
+        await rig.until("dropping")
+        with anyio.fail_after(5):
+            while not rig.core.statistics().lost:
+                await anyio.sleep(0.002)
+        lost = rig.core.statistics().lost
+        assert 0 < lost < 50
+        rig.sink.failure = None
+        with pytest.raises(StoreError, match=f"{lost} events were lost"):
+            await rig.core.flush()
+        await rig.core.flush()
+        group.cancel_scope.cancel()
+    statistics = rig.core.statistics()
+    kept = 50 - lost
+    assert rig.sink.seqs == list(range(1, kept + 1))
+    assert (statistics.lost_first_seq, statistics.lost_last_seq) == (kept + 1, 50)
+    assert rig.states[-1].current == "ok"
+    assert rig.states[-1].lost == lost
+
+
+async def test_a_spill_file_that_cannot_be_written_keeps_a_memoryful(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same full disk takes no spill file either: the oldest events stay in memory, the rest is counted."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    rig.sink.failure = DISK_FULL
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        rig.publish(10)
+        with anyio.fail_after(5):
+            while rig.core.statistics().lost < 6:
+                await anyio.sleep(0.002)
+        assert any("No space left" in change.reason for change in rig.states)
+        rig.sink.failure = None
+        await rig.until("ok")
+        group.cancel_scope.cancel()
+    assert rig.sink.seqs == [1, 2, 3, 4]
+
+
+async def test_one_bad_event_does_not_hold_up_the_others(rig: Rig) -> None:
+    """An error that is no failure of the store is put down to an event, and only that one is lost."""
+    plain = rig.sink.write
+
+    async def picky(envelopes: Sequence[Envelope], /) -> None:
+        if any(envelope.seq == 3 for envelope in envelopes):
+            raise TypeError("unbindable")
+        await plain(envelopes)
+
+    rig.sink.write = picky  # type: ignore[method-assign]
+    rig.publish(5)
+    with pytest.raises(StoreError, match="1 events were lost"):
+        await rig.core.flush()
+    assert rig.sink.seqs == [1, 2, 4, 5]
+
+
+async def test_closing_with_a_broken_store_spills(rig: Rig) -> None:
+    """At the end what can't be committed goes to the file, for the next start."""
+    rig.sink.failure = DISK_FULL
+    rig.publish(3)
+    await rig.core.close()
+    assert len(rig.spill.read_bytes().splitlines()) == 3
+    rig.sink.failure = None
+    await rig.core.close()
+    assert rig.sink.seqs == [1, 2, 3]
+    assert not rig.spill.exists()
+
+
+async def test_a_spill_file_that_is_taken_away_is_a_loss(rig: Rig) -> None:
+    """What somebody deleted is counted, and the writer goes on."""
+    rig.sink.failure = DISK_FULL
+    rig.publish(3)
+    await rig.core.close()
+    rig.spill.unlink()
+    rig.sink.failure = None
+    rig.publish(1)
+    with pytest.raises(StoreError, match="3 events were lost"):
+        await rig.core.flush()
+    assert rig.sink.seqs == [4]
+
+
+async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: Maker) -> None:
+    """What another run had to leave is written at the next start, torn last line or not; a live one's is let be."""
+    dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
+    dead.append([make.started(tags={"a": "b"}), make.completed()])
+    dead.close()
+    with dead.path.open("ab") as file:
+        file.write(b'{"seq":3,"run_id":"run_te')
+    alive = SpillFile(store.path.with_name("trace.db.spill-run_alive.jsonl"), 10**6)
+    alive.append([make.started("other")])
+    core = WriterCore.for_bus(store, bus := Bus())
+    bus.publish(ActorStarted(actor="x"))
+    bus.close()
+    with anyio.fail_after(5):
+        await core.run()
+    assert not dead.path.exists()
+    assert alive.path.exists()
+    assert [row.request_id for row in await store.calls()] == ["req_1"]
+    assert len(await store.events()) == 3
+    alive.remove()
+
+
+async def test_a_writer_that_is_cancelled_mid_commit_loses_nothing(store: TraceStore) -> None:
+    """Cancelled at every moment of its work and started again, it has written each event once."""
+    bus = Bus()
+    core = WriterCore.for_bus(store, bus, options=WriterOptions(batch_events=3, batch_seconds=0))
+    for pause in range(30):
+        bus.publish(ActorStarted(actor=str(pause)))
+        with anyio.move_on_after(pause * 0.0003):
+            await core.run()
+    await core.flush()
+    assert [envelope.seq for envelope in await store.events()] == list(range(1, 31))
+
+
+async def test_a_crash_of_the_actor_loses_nothing(store: TraceStore) -> None:
+    """A new incarnation goes on with the same core; the pump's failure is the actor's crash."""
+    bus = Bus()
+    core = WriterCore.for_bus(store, bus)
+    take = core._take
+    crashes: list[int] = []
+
+    def crash_once() -> None:
+        take()
+        if not crashes:
+            crashes.append(1)
+            raise RuntimeError("a bug in the pump")
+
+    core._take = crash_once  # type: ignore[method-assign]
+    policy = RestartPolicy(backoff_base=0.001)
+    supervisor = Supervisor("root", bus=bus, policy=policy)
+    async with anyio.create_task_group() as group:
+        await group.start(supervisor.run)
+        ref = await supervisor.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
+        with anyio.fail_after(5):
+            while not crashes or not ref.running:
+                bus.publish(ActorStarted(actor="x"))
+                await anyio.sleep(0.005)
+        await ref.ask(Flush())
+        await supervisor.stop()
+    await core.close()
+    stored = await store.events()
+    assert [envelope.seq for envelope in stored] == list(range(1, bus.last_seq + 1))
+    assert {"actor.crashed", "actor.restarted", "actor.stopped"} <= {envelope.topic for envelope in stored}
+
+
+async def test_an_actor_without_supervisor_is_just_behaviour() -> None:
+    """TraceWriter is an Actor and refuses messages it doesn't know."""
+    writer = TraceWriter(WriterCore(FakeSink(), FakeSource()))
+    assert isinstance(writer, Actor)
+    await writer.receive(Flush())
+    with pytest.raises(TypeError, match="str"):
+        await writer.receive("hello")

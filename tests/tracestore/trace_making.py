@@ -1,0 +1,83 @@
+"""Makes envelopes as the bus makes them."""
+
+from __future__ import annotations
+
+from itertools import count
+
+from bus.events import Envelope, Event, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.usage import Cost, CostSource, StopReason, TokenUsage
+
+DAY_US = 86_400_000_000
+T0 = 1_790_000_000_000_000
+
+
+class Maker:
+    """Makes envelopes of one run, numbered and timed one second apart."""
+
+    def __init__(self, run_id: str = "run_test") -> None:
+        self.run_id = run_id
+        self._numbers = count(1)
+
+    def __call__(self, event: Event, *, ts_us: int | None = None, **ids: object) -> Envelope:
+        seq = next(self._numbers)
+        when = T0 + seq * 1_000_000 if ts_us is None else ts_us
+        return Envelope(seq, self.run_id, when, seq * 1000, event, **ids)  # type: ignore[arg-type]
+
+    def started(
+        self, request: str = "req_1", model: str = "openai:gpt-5", attempt: int = 1, **ids: object
+    ) -> Envelope:
+        provider = model.partition(":")[0]
+        event = LlmCallStarted(provider=provider, model=model, requested_model="alias", streamed=True)
+        return self(event, request_id=request, attempt=attempt, **ids)
+
+    def completed(
+        self,
+        request: str = "req_1",
+        model: str = "openai:gpt-5",
+        attempt: int = 1,
+        *,
+        usage: TokenUsage | None = None,
+        cost: Cost | None = None,
+        served_model: str | None = None,
+        **ids: object,
+    ) -> Envelope:
+        event = LlmCallCompleted(
+            provider=model.partition(":")[0],
+            model=model,
+            served_model=served_model or model.partition(":")[2],
+            stop_reason=StopReason.END_TURN,
+            raw_stop_reason="stop",
+            usage=usage or TokenUsage(input_tokens=100, output_tokens=10),
+            cost=cost or Cost(1234, CostSource.COMPUTED, "000000000000"),
+            latency_ms=900,
+            first_token_ms=200,
+        )
+        return self(event, request_id=request, attempt=attempt, **ids)
+
+    def failed(
+        self,
+        request: str = "req_1",
+        model: str = "openai:gpt-5",
+        attempt: int = 1,
+        *,
+        error_class: str = "server_error",
+        will_retry: bool = False,
+        usage: TokenUsage | None = None,
+        cost: Cost | None = None,
+        **ids: object,
+    ) -> Envelope:
+        event = LlmCallFailed(
+            provider=model.partition(":")[0],
+            model=model,
+            error_class=error_class,
+            error_type="ServerError",
+            message="the provider failed",
+            will_retry=will_retry,
+            retry_count=attempt - 1,
+            delay_seconds=1.5 if will_retry else 0.0,
+            provider_status=503,
+            usage=usage,
+            cost=cost,
+            latency_ms=300,
+        )
+        return self(event, request_id=request, attempt=attempt, **ids)

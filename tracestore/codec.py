@@ -1,0 +1,117 @@
+"""Events as stored text, and back.
+
+What is stored of an event is its JSON, tagged with its topic. Reading never fails: a topic that this version
+doesn't know, or data that doesn't fit it, comes back as an `UnknownEvent` with the text as it was. Writing never
+fails either: what can't be encoded is stored as a note that says so, because one bad event of a host's own must
+not stop everything behind it.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from bus.events import CatalogueEvent, Envelope, Event, SessionMessageAppended, UnknownEvent
+from bus.messages import Message
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[CatalogueEvent] = msgspec.json.Decoder(CatalogueEvent)
+
+
+class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An envelope as one line of a spill file; the fields are those of `Envelope`."""
+
+    seq: int
+    run_id: str
+    ts_us: int
+    mono_ns: int
+    topic: str
+    data: msgspec.Raw
+    session_id: str | None = None
+    turn_id: str | None = None
+    request_id: str | None = None
+    attempt: int | None = None
+    message_id: str | None = None
+    caused_by: str | None = None
+    tags: dict[str, str] | None = None
+
+
+_line_decoder = msgspec.json.Decoder(StoredEnvelope)
+
+
+def topic_of(event: Event) -> str:
+    """The topic to store; an event that was read back as unknown keeps its own."""
+    return event.topic if isinstance(event, UnknownEvent) else type(event).topic_of()
+
+
+def encode_event(event: Event) -> bytes:
+    """The JSON of an event, without the content of messages."""
+    match event:
+        case UnknownEvent():
+            raw = bytes(event.raw)
+            # One line in a spill file; what we wrote ourselves never has a raw line break.
+            return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
+        case SessionMessageAppended():
+            bare = Message(event.message.role, (), id=event.message.id)
+            event = SessionMessageAppended(position=event.position, message=bare)
+        case _:
+            pass
+    try:
+        return _encoder.encode(event)
+    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        return _encode_the_hard_way(event, error)
+
+
+def _encode_the_hard_way(event: Event, error: Exception) -> bytes:
+    # Half a surrogate pair, as a broken tokenizer may yield, is the likely reason: standard JSON can escape it.
+    try:
+        return json.dumps(msgspec.to_builtins(event)).encode("ascii")
+    except Exception:
+        note = f"{type(error).__name__}: {error}".encode("ascii", "replace").decode()
+        return _encoder.encode({"type": topic_of(event), "unstorable": note})
+
+
+def decode_event(topic: str, data: bytes | str) -> Event:
+    """The event behind stored text; an `UnknownEvent` if this version can't read it."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.DecodeError, ValueError):
+        raw = data.encode() if isinstance(data, str) else data
+        return UnknownEvent(topic=topic, raw=msgspec.Raw(raw))
+
+
+def encode_line(envelope: Envelope) -> bytes:
+    """An envelope as one line of JSON, newline included."""
+    fields = {
+        name: getattr(envelope, name)
+        for name in StoredEnvelope.__struct_fields__
+        if name not in ("topic", "data") and getattr(envelope, name) is not None
+    }
+    stored = StoredEnvelope(topic=topic_of(envelope.data), data=msgspec.Raw(encode_event(envelope.data)), **fields)
+    try:
+        return _encoder.encode(stored) + b"\n"
+    except UnicodeError:
+        return json.dumps({**fields, "topic": stored.topic, "data": json.loads(stored.data)}).encode() + b"\n"
+
+
+def decode_line(line: bytes) -> Envelope:
+    """The envelope behind a line. Raises ValueError if the line is torn or is none of ours."""
+    try:
+        stored = _line_decoder.decode(line)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from error
+    return Envelope(
+        seq=stored.seq,
+        run_id=stored.run_id,
+        ts_us=stored.ts_us,
+        mono_ns=stored.mono_ns,
+        data=decode_event(stored.topic, bytes(stored.data)),
+        session_id=stored.session_id,
+        turn_id=stored.turn_id,
+        request_id=stored.request_id,
+        attempt=stored.attempt,
+        message_id=stored.message_id,
+        caused_by=stored.caused_by,
+        tags=stored.tags,
+    )

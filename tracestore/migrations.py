@@ -1,0 +1,292 @@
+"""The schema, as numbered steps; each runs in one transaction together with its record.
+
+A file says whose it is (`application_id`) and how far it has come (`user_version`). A step, once released, is
+never changed: a correction is a further step. A file from a newer Callboard is refused rather than guessed at.
+
+How the tables hang together:
+
+* `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
+* `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
+  the one at call time and never changes afterwards.
+* `price_version` and `price_row` hold the price tables that were used for repricing, `call_cost` what each call
+  costs under each of them: both append-only, which triggers enforce.
+* `current_version` says which of those costs is *the* cost: the first in it that has a row for the call, else
+  the one at call time. It mostly has no row or one; a filtered repricing puts its version before the others.
+
+Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bus.errors import StoreError
+
+from .database import APPLICATION_ID, Database, Statements
+
+_M001_INITIAL = (
+    """
+    CREATE TABLE schema_history (
+        version     INTEGER PRIMARY KEY,
+        name        TEXT NOT NULL,
+        applied_us  INTEGER NOT NULL
+    ) STRICT
+    """,
+    """
+    CREATE TABLE runs (
+        id             INTEGER PRIMARY KEY,
+        run_id         TEXT NOT NULL UNIQUE,
+        first_us       INTEGER NOT NULL,
+        last_us        INTEGER NOT NULL,
+        committed_seq  INTEGER NOT NULL
+    ) STRICT
+    """,
+    """
+    CREATE TABLE events (
+        id          INTEGER PRIMARY KEY,
+        run         INTEGER NOT NULL REFERENCES runs (id),
+        seq         INTEGER NOT NULL,
+        topic       TEXT NOT NULL,
+        ts_us       INTEGER NOT NULL,
+        mono_ns     INTEGER NOT NULL,
+        session_id  TEXT,
+        turn_id     TEXT,
+        request_id  TEXT,
+        attempt     INTEGER,
+        message_id  TEXT,
+        caused_by   TEXT,
+        tags        TEXT,
+        data        TEXT NOT NULL,
+        UNIQUE (run, seq)
+    ) STRICT
+    """,
+    "CREATE INDEX events_by_session ON events (session_id, ts_us) WHERE session_id IS NOT NULL",
+    "CREATE INDEX events_by_request ON events (request_id) WHERE request_id IS NOT NULL",
+    "CREATE INDEX events_by_time ON events (ts_us)",
+    """
+    CREATE TRIGGER events_are_append_only BEFORE UPDATE ON events
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END
+    """,
+    """
+    CREATE TABLE calls (
+        id                              INTEGER PRIMARY KEY,
+        request_id                      TEXT NOT NULL,
+        attempt                         INTEGER NOT NULL,
+        run                             INTEGER NOT NULL,
+        session_id                      TEXT,
+        turn_id                         TEXT,
+        message_id                      TEXT,
+        caused_by                       TEXT,
+        tags                            TEXT,
+        ts_us                           INTEGER NOT NULL,  -- of the attempt's start; the price is of this moment
+        day                             INTEGER NOT NULL,
+        started_us                      INTEGER,
+        finished_us                     INTEGER,
+        first_token_ms                  INTEGER,
+        latency_ms                      INTEGER,
+        status                          TEXT NOT NULL
+            CHECK (status IN ('started', 'completed', 'failed', 'cancelled')),
+        reason                          TEXT,
+        provider                        TEXT NOT NULL,
+        model                           TEXT NOT NULL,     -- provider:name, as routed
+        requested_model                 TEXT,
+        served_model                    TEXT,
+        streamed                        INTEGER,
+        routing                         TEXT,
+        estimated_input_tokens          INTEGER,
+        stop_reason                     TEXT,
+        raw_stop_reason                 TEXT,
+        warnings                        TEXT,
+        response_id                     TEXT,
+        provider_request_id             TEXT,
+        error_class                     TEXT,
+        error_type                      TEXT,
+        error_message                   TEXT,
+        provider_status                 INTEGER,
+        provider_code                   TEXT,
+        retry_count                     INTEGER,
+        will_retry                      INTEGER,
+        delay_seconds                   REAL,
+        retry_after_seconds             REAL,
+        input_tokens                    INTEGER,
+        output_tokens                   INTEGER,
+        cached_input_tokens             INTEGER,
+        cache_creation_input_tokens     INTEGER,
+        cache_creation_1h_input_tokens  INTEGER,
+        reasoning_tokens                INTEGER,
+        usage_source                    TEXT,              -- NULL: the call has no usage
+        usage_raw                       TEXT,
+        cost_nano                       INTEGER,           -- at call time; NULL: unknown
+        cost_source                     TEXT,
+        cost_version                    TEXT,
+        cost_reason                     TEXT,
+        UNIQUE (request_id, attempt)
+    ) STRICT
+    """,
+    "CREATE INDEX calls_by_session ON calls (session_id, ts_us) WHERE session_id IS NOT NULL",
+    "CREATE INDEX calls_by_day ON calls (day, provider, model)",
+    "CREATE INDEX calls_by_time ON calls (ts_us)",
+    """
+    CREATE TABLE call_tags (
+        key      TEXT NOT NULL,
+        value    TEXT NOT NULL,
+        call_id  INTEGER NOT NULL,
+        PRIMARY KEY (key, value, call_id)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE sessions (
+        session_id  TEXT PRIMARY KEY,
+        first_us    INTEGER NOT NULL,
+        last_us     INTEGER NOT NULL,
+        model       TEXT,
+        tags        TEXT
+    ) STRICT, WITHOUT ROWID
+    """,
+    "CREATE INDEX sessions_by_time ON sessions (last_us)",
+    """
+    CREATE TABLE price_version (
+        version    TEXT PRIMARY KEY,
+        label      TEXT NOT NULL,
+        loaded_us  INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE price_row (
+        version         TEXT NOT NULL REFERENCES price_version (version),
+        position        INTEGER NOT NULL,
+        model           TEXT NOT NULL,
+        valid_from      INTEGER,
+        valid_to        INTEGER,
+        above           INTEGER NOT NULL,
+        input           INTEGER,
+        output          INTEGER,
+        reasoning       INTEGER,
+        cache_read      INTEGER,
+        cache_write_5m  INTEGER,
+        cache_write_1h  INTEGER,
+        per_request     INTEGER NOT NULL,
+        note            TEXT NOT NULL,
+        PRIMARY KEY (version, position)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE call_cost (
+        price_version  TEXT NOT NULL,
+        call_id        INTEGER NOT NULL,
+        cost_nano      INTEGER,
+        reason         TEXT,
+        PRIMARY KEY (price_version, call_id)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    CREATE TABLE reprice_run (
+        id           INTEGER PRIMARY KEY,
+        version      TEXT NOT NULL,
+        filter       TEXT NOT NULL,
+        started_us   INTEGER NOT NULL,
+        finished_us  INTEGER,
+        calls        INTEGER,
+        unpriced     INTEGER,
+        sum_before   INTEGER,
+        sum_after    INTEGER
+    ) STRICT
+    """,
+    """
+    CREATE TABLE current_version (
+        position  INTEGER PRIMARY KEY,
+        version   TEXT NOT NULL UNIQUE
+    ) STRICT
+    """,
+    """
+    CREATE TRIGGER price_version_is_immutable BEFORE UPDATE ON price_version
+    BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+    """,
+    """
+    CREATE TRIGGER price_row_is_immutable BEFORE UPDATE ON price_row
+    BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+    """,
+    """
+    CREATE TRIGGER call_cost_is_append_only BEFORE UPDATE ON call_cost
+    BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", _M001_INITIAL),)
+"""Name and statements of each step; the step at index i brings a file to version i + 1."""
+
+SCHEMA_VERSION = len(MIGRATIONS)
+
+
+async def migrate(database: Database, now_us: int) -> None:
+    """Bring the file to `SCHEMA_VERSION`, or leave it untouched and raise StoreError if it isn't ours to write."""
+    version = await _checked_version(database)
+    if version == SCHEMA_VERSION:
+        return
+    if database.readonly:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard reads version {SCHEMA_VERSION}: "
+            "open it once for writing to bring it up to date"
+        )
+    while version < SCHEMA_VERSION:
+        version = await _step(database, now_us)
+
+
+async def inspect(path: Path) -> None:
+    """Raise StoreError if the file isn't ours or is too new, without changing a byte of it.
+
+    A connection that may write would fold the write-ahead log into the file as it closes. A file with a rollback
+    journal died while it was being made; only a writer can look into that one.
+    """
+    if not _readable_as_is(path):
+        return
+    database = Database(path, readonly=True)
+    await database.open(check)
+    await database.close()
+
+
+def _readable_as_is(path: Path) -> bool:
+    journal = path.with_name(path.name + "-journal")
+    return path.exists() and path.stat().st_size > 0 and not journal.exists()
+
+
+async def check(database: Database) -> None:
+    """Raise StoreError if the open file isn't ours or is too new."""
+    await _checked_version(database)
+
+
+async def _checked_version(database: Database) -> int:
+    ((application,),) = await database.read("PRAGMA application_id")
+    ((version,),) = await database.read("PRAGMA user_version")
+    ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
+    if application != APPLICATION_ID and (application or version or tables):
+        raise StoreError(
+            f"{database.path} is a database of another application; give another path, or move that file away"
+        )
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{database.path} is of schema version {version}, this Callboard knows versions up to "
+            f"{SCHEMA_VERSION}: update Callboard, or give another path"
+        )
+    return int(version)
+
+
+async def _step(database: Database, now_us: int) -> int:
+    """Apply the next missing step; another process may have been quicker, so look inside the transaction."""
+
+    async def work(statements: Statements) -> int:
+        ((version,),) = await statements.run("PRAGMA user_version")
+        if version >= SCHEMA_VERSION:
+            return int(version)
+        name, script = MIGRATIONS[version]
+        for statement in script:
+            await statements.run(statement)
+        await statements.run(
+            "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (version + 1, name, now_us)
+        )
+        # PRAGMA takes no parameters; both values are our own integers.
+        await statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
+        await statements.run(f"PRAGMA user_version = {version + 1}")
+        return int(version) + 1
+
+    return await database.write(work)

@@ -1,0 +1,273 @@
+"""What can be asked of the store, and what comes back.
+
+Filters become SQL with parameters, never with values in the text. Both costs of a call are kept apart by name:
+the one at call time, which never changes, and the one under the current (or a given) price version.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from bus.messages import RoutingDecision
+from bus.usage import Cost, CostSource, TokenUsage, UsageSource
+
+from .database import Row, SqlValue
+
+CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
+Dimension: TypeAlias = Literal["day", "provider", "model", "session_id", "status"]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+US_PER_DAY = 86_400_000_000
+
+
+class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Which calls; what is None doesn't matter. All conditions must hold.
+
+    since, until: when the attempt started, from inclusive to exclusive; microseconds UTC, or an aware datetime.
+    model: as routed; ``provider:name``, or the name alone, and with ``*`` at its end any that begin so.
+    tags: all of them, with these values.
+    """
+
+    since: int | datetime | None = None
+    until: int | datetime | None = None
+    provider: str | None = None
+    model: str | None = None
+    session_id: str | None = None
+    request_id: str | None = None
+    status: CallStatus | None = None
+    tags: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        for moment in (self.since, self.until):
+            if isinstance(moment, datetime) and moment.tzinfo is None:
+                raise ValueError("CallFilter takes datetimes with a time zone")
+
+    def condition(self) -> tuple[str, list[SqlValue]]:
+        """An SQL condition on ``calls AS c``, and its parameters."""
+        parts: list[str] = ["1"]
+        values: list[SqlValue] = []
+
+        def add(sql: str, *parameters: SqlValue) -> None:
+            parts.append(sql)
+            values.extend(parameters)
+
+        if self.since is not None:
+            add("c.ts_us >= ?", to_us(self.since))
+        if self.until is not None:
+            add("c.ts_us < ?", to_us(self.until))
+        if self.provider is not None:
+            add("c.provider = ?", self.provider)
+        if self.model is not None:
+            name, star = self.model.removesuffix("*"), self.model.endswith("*")
+            column = "c.model" if ":" in name else "substr(c.model, instr(c.model, ':') + 1)"
+            if star:
+                add(f"substr({column}, 1, length(?)) = ?", name, name)
+            else:
+                add(f"{column} = ?", name)
+        if self.session_id is not None:
+            add("c.session_id = ?", self.session_id)
+        if self.request_id is not None:
+            add("c.request_id = ?", self.request_id)
+        if self.status is not None:
+            add("c.status = ?", self.status)
+        for key, value in (self.tags or {}).items():
+            add("c.id IN (SELECT t.call_id FROM call_tags AS t WHERE t.key = ? AND t.value = ?)", key, value)
+        return " AND ".join(parts), values
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one call, as the store knows it.
+
+    started_us, finished_us: microseconds UTC. first_token_ms, latency_ms: milliseconds from the start.
+    model: ``provider:name`` as routed. retry_count: retries before this attempt. usage: None if none is known.
+    at_call_time: the cost when it was called; None while the call runs and if it ended without one.
+    cost: under the current price version, or the one that was asked for; calls that it doesn't cover keep the
+    cost at call time.
+    """
+
+    call_id: int
+    run_id: str
+    request_id: str
+    attempt: int
+    status: CallStatus
+    provider: str
+    model: str
+    session_id: str | None = None
+    turn_id: str | None = None
+    message_id: str | None = None
+    caused_by: str | None = None
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    started_us: int | None = None
+    finished_us: int | None = None
+    first_token_ms: int | None = None
+    latency_ms: int | None = None
+    reason: str | None = None
+    requested_model: str | None = None
+    served_model: str | None = None
+    streamed: bool | None = None
+    routing: RoutingDecision | None = None
+    estimated_input_tokens: int | None = None
+    stop_reason: str | None = None
+    raw_stop_reason: str | None = None
+    warnings: tuple[str, ...] = ()
+    response_id: str | None = None
+    provider_request_id: str | None = None
+    error_class: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    provider_status: int | None = None
+    provider_code: str | None = None
+    retry_count: int = 0
+    will_retry: bool | None = None
+    delay_seconds: float | None = None
+    retry_after_seconds: float | None = None
+    usage: TokenUsage | None = None
+    at_call_time: Cost | None = None
+    cost: Cost | None = None
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session and what it used so far, all attempts of all its calls together.
+
+    first_us, last_us: of its first and last event. model: the current one. cost_nano_usd: the sum over the calls
+    that have a cost under the current prices; `unpriced` counts those with usage that have none.
+    """
+
+    session_id: str
+    first_us: int
+    last_us: int
+    model: str | None
+    tags: dict[str, str]
+    turns: int
+    calls: int
+    total_input_tokens: int
+    output_tokens: int
+    cost_nano_usd: int
+    unpriced: int
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of a group of calls. key: its values, in the order asked for; days are ISO dates.
+
+    estimated: how many of the calls have usage that was estimated. unpriced: with usage, but without a cost.
+    """
+
+    key: tuple[str, ...]
+    calls: int
+    total_input_tokens: int
+    output_tokens: int
+    cost_nano_usd: int
+    at_call_time_nano_usd: int
+    unpriced: int
+    estimated: int
+
+
+# The cost under the current version: the first of the current versions that has a row for the call, else the one
+# at call time. `under` stands for the version of that row, and is NULL where the call-time cost holds.
+CURRENT_VERSION_OF_CALL = """(
+        SELECT cv.version
+          FROM current_version AS cv
+          JOIN call_cost AS k ON k.price_version = cv.version AND k.call_id = c.id
+         ORDER BY cv.position
+         LIMIT 1
+    )"""
+
+WITH_CURRENT_COST = f"""
+    SELECT c.*, r.run_id,
+           coalesce(cc.price_version, c.cost_version) AS now_version,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END AS now_nano,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_source
+                WHEN cc.cost_nano IS NULL THEN 'unpriced'
+                ELSE 'computed'
+           END AS now_source
+      FROM calls AS c
+      JOIN runs AS r ON r.id = c.run
+      LEFT JOIN call_cost AS cc
+        ON cc.call_id = c.id AND cc.price_version = coalesce(?, {CURRENT_VERSION_OF_CALL})
+"""
+"""All of a call and its cost now; the one parameter is a version to use, or NULL for the current one."""
+
+_CALL_COLUMNS = """
+    id run_id request_id attempt status provider model session_id turn_id message_id caused_by tags
+    started_us finished_us first_token_ms latency_ms reason requested_model served_model streamed
+    routing estimated_input_tokens stop_reason raw_stop_reason warnings response_id
+    provider_request_id error_class error_type error_message provider_status provider_code
+    retry_count will_retry delay_seconds retry_after_seconds input_tokens output_tokens
+    cached_input_tokens cache_creation_input_tokens cache_creation_1h_input_tokens reasoning_tokens
+    usage_source usage_raw cost_nano cost_source cost_version cost_reason now_nano now_source
+    now_version now_reason
+""".split()  # noqa: SIM905 - a list of names, not of strings
+
+_strings = msgspec.json.Decoder(dict[str, str])
+_warnings = msgspec.json.Decoder(tuple[str, ...])
+_routing = msgspec.json.Decoder(RoutingDecision)
+
+
+def calls_query(where: CallFilter | None, under: str | None, limit: int | None) -> tuple[str, list[SqlValue]]:
+    """The query behind `TraceStore.calls`, newest first."""
+    condition, values = (where or CallFilter()).condition()
+    sql = f"""
+        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition})
+        SELECT {", ".join(_CALL_COLUMNS)}
+          FROM priced
+         ORDER BY ts_us DESC, id DESC
+         LIMIT ?
+    """
+    return sql, [under, *values, -1 if limit is None else limit]
+
+
+def call_row(row: Row) -> CallRow:
+    """A row of `calls_query` as a CallRow."""
+    named = dict(zip(_CALL_COLUMNS, row, strict=True))
+    costs = {
+        prefix: [named.pop(f"{prefix}_{part}") for part in ("nano", "source", "version", "reason")]
+        for prefix in ("cost", "now")
+    }
+    return CallRow(
+        call_id=named.pop("id"),
+        usage=_usage(named),
+        at_call_time=_cost(*costs["cost"]),
+        cost=_cost(*costs["now"]),
+        tags=tags_of(named.pop("tags")),
+        warnings=_warnings.decode(text) if (text := named.pop("warnings")) else (),
+        routing=_routing.decode(text) if (text := named.pop("routing")) else None,
+        streamed=_flag(named.pop("streamed")),
+        will_retry=_flag(named.pop("will_retry")),
+        retry_count=named.pop("retry_count") or 0,
+        **named,
+    )
+
+
+def tags_of(text: str | None) -> dict[str, str]:
+    """Stored tags as a dict."""
+    return _strings.decode(text) if text else {}
+
+
+def _usage(named: dict[str, object]) -> TokenUsage | None:
+    source, raw = named.pop("usage_source"), named.pop("usage_raw")
+    counts = {name: named.pop(name) for name in TokenUsage.__struct_fields__[:6]}
+    if source is None:
+        return None
+    values = {name: count for name, count in counts.items() if count is not None}
+    return TokenUsage(
+        **values,  # type: ignore[arg-type]
+        source=UsageSource(str(source)),
+        raw=None if raw is None else msgspec.Raw(str(raw).encode()),
+    )
+
+
+def _cost(nano: int | None, source: str | None, version: str | None, reason: str | None) -> Cost | None:
+    return None if source is None else Cost(nano, CostSource(source), version, reason)
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else bool(value)
+
+
+def to_us(moment: int | datetime) -> int:
+    """Microseconds since the epoch."""
+    return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(microseconds=1)

@@ -1,0 +1,467 @@
+"""Recomputing what stored calls cost, set-based and append-only.
+
+1. Every distinct (provider, model, served model) among the calls is resolved once, in Python, into segments:
+   boxes of time and size with one price row each. They go into a temporary table.
+2. One ``INSERT ... SELECT`` per 50,000 calls joins calls with segments and writes a cost, or the reason why there
+   is none. Between two of these transactions other writers get their turn.
+3. Only when all are written does the version become the current one. A repricing that dies half-way has changed
+   nothing that anyone sees; running it again goes on where rows are missing.
+
+Nothing is ever edited: neither events, nor the costs at call time, nor a cost under a version, because the same
+version always gives the same cost. The SQL follows `PriceTable.explain` case by case; a property test holds the
+two together to the nano-dollar.
+
+A repricing of *some* calls puts its version in front of the current one: the other calls keep the cost they had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+
+from bus.clock import Clock
+from bus.errors import ConfigurationError, StoreError
+
+from .database import Database, Row, SqlValue, Statements
+from .prices import INCONSISTENT, MAX_INT64, TOO_LARGE, PriceRow, PriceTable
+from .queries import CURRENT_VERSION_OF_CALL, CallFilter
+
+CHUNK = 50_000
+"""Calls per transaction."""
+
+
+_ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
+_Sums: TypeAlias = dict[str, list[int]]
+
+
+class ModelReprice(msgspec.Struct, frozen=True):
+    """What a repricing did to one model's calls. Sums are nano-USD over the calls that have a cost."""
+
+    model: str
+    calls: int
+    unpriced: int
+    before_nano_usd: int
+    after_nano_usd: int
+
+
+class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repricing did, or would do.
+
+    calls: those with usage that match the filter. unpriced: those of them without a cost in this version;
+    unpriced_before: without one until now. Sums are nano-USD over the calls that have a cost. models: the same by
+    routed model, the greatest sum first. previous_version: what to give to `use_prices()` to undo it.
+    """
+
+    version: str
+    label: str
+    dry_run: bool
+    calls: int
+    unpriced: int
+    unpriced_before: int
+    sum_before_nano_usd: int
+    sum_after_nano_usd: int
+    models: tuple[ModelReprice, ...]
+    as_model: str | None = None
+    previous_version: str | None = None
+
+
+class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One repricing in the file's history. finished_us: None if it never came to its end."""
+
+    id: int
+    version: str
+    where: CallFilter
+    started_us: int
+    finished_us: int | None
+    calls: int | None
+    unpriced: int | None
+    sum_before_nano_usd: int | None
+    sum_after_nano_usd: int | None
+
+
+_TEMPORARY_TABLES = (
+    """
+    CREATE TEMP TABLE IF NOT EXISTS reprice_model (
+        key       INTEGER PRIMARY KEY,
+        provider  TEXT NOT NULL,
+        model     TEXT NOT NULL,
+        served    TEXT NOT NULL,
+        UNIQUE (model, provider, served)
+    )
+    """,
+    """
+    CREATE TEMP TABLE IF NOT EXISTS reprice_segment (
+        key             INTEGER NOT NULL,
+        since           INTEGER NOT NULL,
+        until           INTEGER NOT NULL,
+        above           INTEGER NOT NULL,
+        up_to           INTEGER NOT NULL,
+        input           INTEGER,
+        output          INTEGER,
+        reasoning       INTEGER,
+        cache_read      INTEGER,
+        cache_write_5m  INTEGER,
+        cache_write_1h  INTEGER,
+        per_request     INTEGER NOT NULL
+    )
+    """,
+    "CREATE INDEX IF NOT EXISTS temp.reprice_segment_key ON reprice_segment (key, since)",
+    "DELETE FROM reprice_model",
+    "DELETE FROM reprice_segment",
+)
+
+# The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
+# leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
+_PRICED = f"""
+    WITH counted AS (
+        SELECT c.id, c.model, c.served_model, c.ts_us, c.provider,
+               coalesce(c.input_tokens, 0) AS n_input,
+               coalesce(c.output_tokens, 0) - coalesce(c.reasoning_tokens, 0) AS n_output,
+               coalesce(c.reasoning_tokens, 0) AS n_reasoning,
+               coalesce(c.cached_input_tokens, 0) AS n_cache_read,
+               coalesce(c.cache_creation_input_tokens, 0)
+                   - coalesce(c.cache_creation_1h_input_tokens, 0) AS n_cache_write_5m,
+               coalesce(c.cache_creation_1h_input_tokens, 0) AS n_cache_write_1h,
+               coalesce(c.input_tokens, 0) + coalesce(c.cached_input_tokens, 0)
+                   + coalesce(c.cache_creation_input_tokens, 0) AS n_total
+          FROM calls AS c
+         WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({{condition}})
+    ),
+    matched AS (
+        SELECT n.*, m.priced_as, s.key IS NOT NULL AS found,
+               s.input AS r_input,
+               s.output AS r_output,
+               coalesce(s.reasoning, s.output) AS r_reasoning,
+               s.cache_read AS r_cache_read,
+               s.cache_write_5m AS r_cache_write_5m,
+               s.cache_write_1h AS r_cache_write_1h,
+               s.per_request AS r_request
+          FROM counted AS n
+          JOIN (SELECT key, provider, model, served, coalesce(?, model) AS priced_as FROM temp.reprice_model) AS m
+            ON m.model = n.model AND m.provider = n.provider AND m.served = coalesce(n.served_model, '')
+          LEFT JOIN temp.reprice_segment AS s
+            ON s.key = m.key
+           AND n.ts_us >= s.since AND n.ts_us < s.until
+           AND n.n_total > s.above AND (n.n_total <= s.up_to OR s.up_to = {MAX_INT64})
+    ),
+    summed AS (
+        SELECT id, model,
+               CASE
+                   WHEN min(n_input, n_output, n_reasoning, n_cache_read, n_cache_write_5m, n_cache_write_1h) < 0
+                       THEN '{INCONSISTENT}'
+                   WHEN NOT found THEN 'no price for ' || priced_as
+                   WHEN n_input > 0 AND r_input IS NULL THEN 'no input rate for ' || priced_as
+                   WHEN n_output > 0 AND r_output IS NULL THEN 'no output rate for ' || priced_as
+                   WHEN n_reasoning > 0 AND r_reasoning IS NULL THEN 'no reasoning rate for ' || priced_as
+                   WHEN n_cache_read > 0 AND r_cache_read IS NULL THEN 'no cache_read rate for ' || priced_as
+                   WHEN n_cache_write_5m > 0 AND r_cache_write_5m IS NULL
+                       THEN 'no cache_write_5m rate for ' || priced_as
+                   WHEN n_cache_write_1h > 0 AND r_cache_write_1h IS NULL
+                       THEN 'no cache_write_1h rate for ' || priced_as
+               END AS missing,
+               n_input * coalesce(r_input, 0)
+                   + n_output * coalesce(r_output, 0)
+                   + n_reasoning * coalesce(r_reasoning, 0)
+                   + n_cache_read * coalesce(r_cache_read, 0)
+                   + n_cache_write_5m * coalesce(r_cache_write_5m, 0)
+                   + n_cache_write_1h * coalesce(r_cache_write_1h, 0)
+                   + coalesce(r_request, 0) AS pico
+          FROM matched
+    ),
+    priced AS (
+        SELECT id, model,
+               CASE WHEN missing IS NULL AND typeof(pico) = 'integer'
+                    THEN pico / 1000 + (pico % 1000 >= 500)
+               END AS nano,
+               CASE WHEN missing IS NULL AND typeof(pico) <> 'integer' THEN '{TOO_LARGE}'
+                    ELSE missing
+               END AS reason
+          FROM summed
+    )
+"""
+
+_INSERT_COSTS = """
+    INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
+    {priced}
+    SELECT ?, id, nano, reason FROM priced WHERE true
+    ON CONFLICT (price_version, call_id) DO NOTHING
+"""
+
+_WRITTEN = """
+    SELECT count(*), coalesce(sum(k.cost_nano), 0)
+      FROM calls AS c
+      JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = ?
+     WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({condition})
+"""
+
+_SUM_BY_MODEL = f"""
+    SELECT a.model, count(*),
+           sum(a.nano IS NULL), coalesce(sum(a.nano), 0),
+           sum(b.nano IS NULL), coalesce(sum(b.nano), 0)
+      FROM after AS a
+      JOIN (
+            SELECT c.id, CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
+              FROM calls AS c
+              LEFT JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = {CURRENT_VERSION_OF_CALL}
+           ) AS b ON b.id = a.id
+     GROUP BY a.model
+"""
+
+
+class Repricing:
+    """One repricing of one store."""
+
+    def __init__(
+        self, database: Database, clock: Clock, table: PriceTable, where: CallFilter, as_model: str | None
+    ) -> None:
+        self._database = database
+        self._clock = clock
+        self._table = table
+        self._where = where
+        self._as_model = as_model
+        self._condition, self._values = where.condition()
+
+    async def run(self, *, dry: bool) -> RepriceReport:
+        """Price all calls up to now; with `dry` nothing is written."""
+        previous = await current_version(self._database)
+        last = await self._last_call()
+        await self._either(dry, self._compile)
+        sums: _Sums = {}
+        run_id = None if dry else await self._begin()
+        for low in range(0, last, CHUNK):
+            high = min(low + CHUNK, last)
+
+            async def work(statements: Statements, low: int = low, high: int = high) -> list[Row]:
+                return await (self._measure if dry else self._price)(statements, low, high)
+
+            for model, *numbers in await self._either(dry, work):
+                sums[model] = [a + b for a, b in zip(sums.get(model, [0] * 5), numbers, strict=True)]
+        report = self._report(sums, dry, previous)
+        if run_id is not None:
+            await self._finish(run_id, report)
+        return report
+
+    async def _either(self, dry: bool, work: Callable[[Statements], Awaitable[list[Row]]]) -> list[Row]:
+        return await (self._database.look(work) if dry else self._database.write(work))
+
+    async def _last_call(self) -> int:
+        ((last,),) = await self._database.read("SELECT coalesce(max(id), 0) FROM calls")
+        return int(last)
+
+    async def _compile(self, statements: Statements) -> list[Row]:
+        """Resolve every distinct model once, into segments that SQL can join with."""
+        for sql in _TEMPORARY_TABLES:
+            await statements.run(sql)
+        models = await statements.run(
+            f"""
+            SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, '')
+              FROM calls AS c
+             WHERE c.usage_source IS NOT NULL AND ({self._condition})
+            """,
+            self._values,
+        )
+        segments: list[list[SqlValue]] = []
+        for key, (_, model, served) in enumerate(models):
+            name, billed = (self._as_model, None) if self._as_model else (model, served or None)
+            for part in self._table.segments(name, billed):
+                row = part.row
+                rates = [
+                    row.input,
+                    row.output,
+                    row.reasoning,
+                    row.cache_read,
+                    row.cache_write_5m,
+                    row.cache_write_1h,
+                ]
+                segments.append([key, part.since, part.until, part.above, part.up_to, *rates, row.per_request])
+        await statements.run_many(
+            "INSERT INTO reprice_model (key, provider, model, served) VALUES (?, ?, ?, ?)",
+            [[key, *names] for key, names in enumerate(models)],
+        )
+        await statements.run_many(
+            "INSERT INTO reprice_segment VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", segments
+        )
+        return []
+
+    async def _begin(self) -> int:
+        table, where, now = self._table, msgspec.json.encode(self._where).decode(), self._clock.now_us()
+
+        async def work(statements: Statements) -> int:
+            await save_table(statements, table, now)
+            ((run_id,),) = await statements.run(
+                "INSERT INTO reprice_run (version, filter, started_us) VALUES (?, ?, ?) RETURNING id",
+                (table.version, where, now),
+            )
+            return int(run_id)
+
+        return await self._database.write(work)
+
+    async def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
+        """Write the costs of one chunk, and check that what is there now is what was worked out."""
+        rows = await self._measure(statements, low, high)
+        priced = _PRICED.format(condition=self._condition)
+        version = self._table.version
+        await statements.run(
+            _INSERT_COSTS.format(priced=priced), [low, high, *self._values, self._as_model, version]
+        )
+        written = _WRITTEN.format(condition=self._condition)
+        ((calls, total),) = await statements.run(written, [version, low, high, *self._values])
+        if (calls, total) != (sum(row[1] for row in rows), sum(row[3] for row in rows)):
+            raise StoreError(
+                f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} to "
+                f"{high} are not what its prices give; nothing was changed"
+            )
+        return rows
+
+    async def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
+        """By model: what the calls of one chunk cost, and what they would cost."""
+        priced = _PRICED.format(condition=self._condition)
+        sql = f"{priced}, after AS (SELECT id, model, nano FROM priced) {_SUM_BY_MODEL}"
+        return await statements.run(sql, [low, high, *self._values, self._as_model])
+
+    def _report(self, sums: _Sums, dry: bool, previous: str | None) -> RepriceReport:
+        totals = [sum(column) for column in zip(*sums.values(), strict=True)] or [0] * 5
+        calls, unpriced, after, unpriced_before, before = totals
+        models = [ModelReprice(model, n[0], n[1], n[4], n[2]) for model, n in sums.items()]
+        return RepriceReport(
+            version=self._table.version,
+            label=self._table.label,
+            dry_run=dry,
+            calls=calls,
+            unpriced=unpriced,
+            unpriced_before=unpriced_before,
+            sum_before_nano_usd=before,
+            sum_after_nano_usd=after,
+            models=tuple(sorted(models, key=lambda row: (-row.after_nano_usd, row.model))),
+            as_model=self._as_model,
+            previous_version=previous,
+        )
+
+    async def _finish(self, run_id: int, report: RepriceReport) -> None:
+        now = self._clock.now_us()
+        sums = (report.calls, report.unpriced, report.sum_before_nano_usd, report.sum_after_nano_usd)
+
+        async def work(statements: Statements) -> None:
+            await statements.run(
+                """
+                UPDATE reprice_run
+                   SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?
+                 WHERE id = ?
+                """,
+                (now, *sums, run_id),
+            )
+            if self._where == CallFilter():
+                await statements.run("DELETE FROM current_version")
+            else:
+                await statements.run("DELETE FROM current_version WHERE version = ?", (report.version,))
+            await statements.run(
+                """
+                INSERT INTO current_version (position, version)
+                SELECT coalesce(min(position), 1) - 1, ? FROM current_version
+                """,
+                (report.version,),
+            )
+
+        await self._database.write(work)
+
+
+# -- Versions
+
+
+async def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
+    """Keep a table in the file; a version that is there already stays as it is."""
+    added = await statements.run(
+        """
+        INSERT INTO price_version (version, label, loaded_us) VALUES (?, ?, ?)
+        ON CONFLICT (version) DO NOTHING
+        RETURNING version
+        """,
+        (table.version, table.label, now_us),
+    )
+    if added:
+        await statements.run_many(
+            f"""
+            INSERT INTO price_row (version, position, {", ".join(_ROW_COLUMNS)})
+            VALUES (?, ?, {", ".join("?" * len(_ROW_COLUMNS))})
+            """,
+            [
+                [table.version, position, *(getattr(row, name) for name in _ROW_COLUMNS)]
+                for position, row in enumerate(table.rows)
+            ],
+        )
+
+
+async def stored_table(database: Database, version: str) -> PriceTable:
+    """A price table of the file. Raises StoreError, naming the known ones, if it isn't there."""
+    labels = await database.read("SELECT label FROM price_version WHERE version = ?", (version,))
+    if not labels:
+        await _refuse_unknown(database, version)
+    rows = await database.read(
+        f"SELECT {', '.join(_ROW_COLUMNS)} FROM price_row WHERE version = ? ORDER BY position", (version,)
+    )
+    try:
+        return PriceTable(
+            (PriceRow(**dict(zip(_ROW_COLUMNS, row, strict=True))) for row in rows), label=labels[0][0]
+        )
+    except ConfigurationError as error:
+        raise StoreError(f"{database.path}: price version {version} is damaged: {error}") from error
+
+
+async def stored_tables(database: Database) -> list[PriceTable]:
+    """All price tables of the file, the oldest first."""
+    versions = await database.read("SELECT version FROM price_version ORDER BY loaded_us, version")
+    return [await stored_table(database, version) for (version,) in versions]
+
+
+async def current_version(database: Database) -> str | None:
+    """The version whose costs go first; None if those at call time are the current ones."""
+    rows = await database.read("SELECT version FROM current_version ORDER BY position LIMIT 1")
+    return str(rows[0][0]) if rows else None
+
+
+async def use_prices(database: Database, version: str | None) -> None:
+    """Make the costs of one repriced version the current ones; None: those at call time."""
+    if version is not None and not await database.read(
+        "SELECT 1 FROM price_version WHERE version = ?", (version,)
+    ):
+        await _refuse_unknown(database, version)
+
+    async def work(statements: Statements) -> None:
+        await statements.run("DELETE FROM current_version")
+        if version is not None:
+            await statements.run("INSERT INTO current_version (position, version) VALUES (0, ?)", (version,))
+
+    await database.write(work)
+
+
+async def history(database: Database) -> list[RepriceRun]:
+    """All repricings, the newest first."""
+    rows = await database.read(
+        """
+        SELECT id, version, filter, started_us, finished_us, calls, unpriced, sum_before, sum_after
+          FROM reprice_run
+         ORDER BY id DESC
+        """
+    )
+    return [
+        RepriceRun(
+            id=row[0],
+            version=row[1],
+            where=msgspec.json.decode(row[2], type=CallFilter),
+            started_us=row[3],
+            finished_us=row[4],
+            calls=row[5],
+            unpriced=row[6],
+            sum_before_nano_usd=row[7],
+            sum_after_nano_usd=row[8],
+        )
+        for row in rows
+    ]
+
+
+async def _refuse_unknown(database: Database, version: str) -> None:
+    known = await database.read("SELECT version, label FROM price_version ORDER BY loaded_us DESC LIMIT 10")
+    names = ", ".join(f"{name} ({label})" for name, label in known) or "none yet"
+    raise StoreError(f"{database.path} knows no price version {version!r}; it knows {names}")

@@ -1,0 +1,153 @@
+"""Where events wait while the database can't take them: a file of JSON lines beside it.
+
+Each writer has a file of its own, locked while it lives, so that the lines of a process that died can be told
+from those of one that runs. What a dead process left is adopted at the next start and written into the store.
+Lines are read back in the order in which they came; a torn last line (the process died in it) is skipped. Writing
+the same event twice is harmless, so a file is only removed after everything in it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from bus.events import Envelope
+from bus.log import Log
+
+from .codec import decode_line, encode_line
+from .database import open_private, try_lock
+
+_log = Log("tracestore.spill")
+
+_READ_BYTES = 256 * 1024
+
+
+class SpillFile:
+    """A first-in, first-out queue of events on disk, of at most `limit_bytes`. Blocks; call it in a thread.
+
+    Counted in events: `waiting` have been appended and not been taken off yet.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self.path = path
+        self.waiting = 0
+        self._limit = limit_bytes
+        self._descriptor: int | None = None
+        self._size = 0
+        self._read_to = 0
+
+    def append(self, envelopes: Sequence[Envelope]) -> int:
+        """Append events and return how many fitted: all, or those up to the limit. Raises OSError."""
+        descriptor = self._open()
+        lines: list[bytes] = []
+        size = self._size
+        for envelope in envelopes:
+            line = encode_line(envelope)
+            if size + len(line) > self._limit:
+                break
+            size += len(line)
+            lines.append(line)
+        data = memoryview(b"".join(lines))
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(descriptor, data[written:], self._size + written)
+        except OSError:
+            os.ftruncate(descriptor, self._size)
+            raise
+        self._size = size
+        self.waiting += len(lines)
+        return len(lines)
+
+    def peek(self, limit: int) -> tuple[list[Envelope], int]:
+        """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError."""
+        descriptor = self._open()
+        data, at = b"", self._read_to
+        while data.count(b"\n") < limit and at < self._size:
+            part = os.pread(descriptor, min(_READ_BYTES, self._size - at), at)
+            if not part:
+                break
+            data += part
+            at += len(part)
+        lines = [line + b"\n" for line in data.split(b"\n")[:-1]][:limit]
+        return _decoded(lines, self.path), sum(map(len, lines))
+
+    def discard(self, events: int, size: int) -> None:
+        """Take off what `peek` returned. The file goes when nothing is left in it."""
+        self._read_to += size
+        self.waiting -= events
+        if self._read_to >= self._size:
+            self.waiting = 0
+            self.remove()
+
+    def remove(self) -> None:
+        """Delete the file, with whatever is in it."""
+        self._read_to = self._size = 0
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+    def _open(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = open_private(self.path, os.O_RDWR)
+            try_lock(self._descriptor)
+            # Whatever isn't ours to read any more is cut off: an interrupted write, or a file of the same name.
+            self._size = min(self._size, os.fstat(self._descriptor).st_size)
+            os.ftruncate(self._descriptor, self._size)
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file, which gives up its lock. What is in it stays."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def leftovers(database: Path) -> list[Path]:
+    """The spill files of writers that don't live any more, the oldest first."""
+    found = []
+    for path in sorted(database.parent.glob(f"{_escaped(database.name)}.spill-*.jsonl"), key=_modified):
+        try:
+            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        except OSError:
+            continue
+        try:
+            if try_lock(descriptor):
+                found.append(path)
+        finally:
+            os.close(descriptor)
+    return found
+
+
+def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
+    """Up to `limit` events of a file from `offset` on, and the offset behind them; no progress at its end."""
+    lines = []
+    with open(path, "rb") as file:
+        file.seek(offset)
+        for _ in range(limit):
+            line = file.readline()
+            if not line:
+                break
+            lines.append(line)
+    return _decoded(lines, path), offset + sum(map(len, lines))
+
+
+def _decoded(lines: Sequence[bytes], path: Path) -> list[Envelope]:
+    envelopes = []
+    for line in lines:
+        try:
+            envelopes.append(decode_line(line))
+        except ValueError as error:
+            _log.warning("torn_line", file=str(path), error=str(error))
+    return envelopes
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

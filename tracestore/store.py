@@ -1,0 +1,422 @@
+"""The trace store: events go in, calls, sessions and costs come out.
+
+One file, one connection, one process writing at a time. Events are the truth and append-only; everything that is
+queried is derived from them in the same transaction, so the two never disagree. Content is not stored: of a
+message that was appended only its position, role and id remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import anyio
+import msgspec
+
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.events import Envelope
+
+from . import repricing
+from .codec import decode_event
+from .database import Database, Durability, Row, SqlValue, Statements
+from .migrations import inspect, migrate
+from .prices import PriceTable
+from .projection import (
+    INSERT_EVENT,
+    INSERT_TAG,
+    UPSERT_COMPLETED,
+    UPSERT_FAILED,
+    UPSERT_SESSION,
+    UPSERT_STARTED,
+    Batch,
+    Values,
+)
+from .queries import (
+    US_PER_DAY,
+    WITH_CURRENT_COST,
+    CallFilter,
+    CallRow,
+    CostRow,
+    Dimension,
+    SessionRow,
+    call_row,
+    calls_query,
+    tags_of,
+    to_us,
+)
+from .repricing import RepriceReport, RepriceRun
+
+_KNOWN_RUNS = 256
+_DIMENSIONS = ("day", "provider", "model", "session_id", "status")
+
+
+class TraceStore:
+    """A trace file. Use it on one event loop; every method raises StoreError if the file can't be used.
+
+    path: of the file, made when it is opened (mode 0600, its folder 0700). durability: ``normal`` loses nothing
+    committed when the process is killed, ``full`` nothing when the power fails. readonly: as `open_readonly`.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        durability: Durability = "normal",
+        clock: Clock = SYSTEM_CLOCK,
+        readonly: bool = False,
+    ) -> None:
+        self._database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
+        self._clock = clock
+        self._runs: dict[str, int] = {}
+        self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
+
+    @classmethod
+    def open_readonly(cls, path: Path | str) -> Self:
+        """A store that only reads a file that exists; another process may be writing to it. Not yet open."""
+        return cls(path, readonly=True)
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._database.path
+
+    @property
+    def is_open(self) -> bool:
+        return self._database.is_open
+
+    @property
+    def readonly(self) -> bool:
+        return self._database.readonly
+
+    async def open(self) -> None:
+        """Open the file, making or migrating it as needed. Does nothing if it is open.
+
+        Raises StoreError, and leaves the file as it is, if it is another application's, of a newer version, a
+        symbolic link, or no database.
+        """
+
+        async def prepare(database: Database) -> None:
+            await migrate(database, self._clock.now_us())
+
+        if self._database.is_open:
+            return
+        if not self.readonly:
+            await inspect(self.path)
+        await self._database.open(prepare)
+
+    async def close(self) -> None:
+        """Finish what is under way and close the file. Closing twice is harmless."""
+        self._runs.clear()
+        await self._database.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- Writing
+
+    async def write(self, envelopes: Sequence[Envelope]) -> None:
+        """Store events, and what they say about calls and sessions, in one transaction.
+
+        Committed when it returns. An event that is stored already (same run, same seq) changes nothing. A caller
+        that is cancelled waits for the transaction to end, and it may have been committed.
+        """
+        if not envelopes:
+            return
+        batch = Batch(envelopes)
+        runs = await self._database.write(lambda statements: self._write(statements, batch))
+        # Remembered only now: had the transaction failed, these numbers would belong to nobody.
+        if len(self._runs) + len(runs) > _KNOWN_RUNS:
+            self._runs.clear()
+        self._runs.update(runs)
+
+    async def _write(self, statements: Statements, batch: Batch) -> dict[str, int]:
+        runs: dict[str, int] = {}
+        for run_id, (first_us, last_us, seq) in batch.runs.items():
+            runs[run_id] = await self._note_run(statements, run_id, first_us, last_us, seq)
+
+        def numbered(rows: list[tuple[str, Values]], at: int) -> list[Values]:
+            return [[*values[:at], runs[run], *values[at:]] for run, values in rows]
+
+        await statements.run_many(INSERT_EVENT, numbered(batch.events, 0))
+        for sql, rows in (
+            (UPSERT_STARTED, batch.started),
+            (UPSERT_FAILED, batch.failed),
+            (UPSERT_COMPLETED, batch.completed),
+        ):
+            if rows:
+                await statements.run_many(sql, numbered(rows, 2))
+        if batch.tags:
+            await statements.run_many(INSERT_TAG, batch.tags)
+        if batch.sessions:
+            await statements.run_many(UPSERT_SESSION, batch.sessions)
+        return runs
+
+    async def _note_run(self, statements: Statements, run_id: str, first_us: int, last_us: int, seq: int) -> int:
+        known = self._runs.get(run_id)
+        if known is not None:
+            await statements.run(
+                """
+                UPDATE runs
+                   SET last_us = max(last_us, ?), committed_seq = max(committed_seq, ?)
+                 WHERE id = ?
+                """,
+                (last_us, seq, known),
+            )
+            return known
+        await statements.run(
+            """
+            INSERT INTO runs (run_id, first_us, last_us, committed_seq)
+            VALUES (?, ?, ?, ?)
+            ON CONFLICT (run_id) DO UPDATE SET
+                first_us = min(first_us, excluded.first_us),
+                last_us = max(last_us, excluded.last_us),
+                committed_seq = max(committed_seq, excluded.committed_seq)
+            """,
+            (run_id, first_us, last_us, seq),
+        )
+        ((number,),) = await statements.run("SELECT id FROM runs WHERE run_id = ?", (run_id,))
+        return int(number)
+
+    # -- Reading
+
+    async def committed_seq(self, run_id: str) -> int:
+        """The highest sequence number of a run that is committed; 0 if there is none."""
+        rows = await self._database.read("SELECT committed_seq FROM runs WHERE run_id = ?", (run_id,))
+        return int(rows[0][0]) if rows else 0
+
+    async def calls(
+        self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None
+    ) -> list[CallRow]:
+        """Attempts of calls, the newest first; `limit` None is all of them.
+
+        under: the price version whose costs are wanted as `CallRow.cost`; None: the current one.
+        """
+        sql, values = calls_query(where, under, limit)
+        return [call_row(row) for row in await self._database.read(sql, values)]
+
+    async def events(
+        self,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        request_id: str | None = None,
+        topic: str | None = None,
+        since: int | datetime | None = None,
+        until: int | datetime | None = None,
+        after_id: int = 0,
+        limit: int | None = 1000,
+    ) -> list[Envelope]:
+        """Stored events in the order in which they were committed; `limit` None is all of them.
+
+        topic: one topic, or a family such as ``llm.*``. since, until: from inclusive to exclusive, microseconds
+        UTC or aware datetimes. An event of an unknown topic comes as an `UnknownEvent`.
+        """
+        rows = await self.numbered_events(
+            run_id=run_id,
+            session_id=session_id,
+            request_id=request_id,
+            topic=topic,
+            since=since,
+            until=until,
+            after_id=after_id,
+            limit=limit,
+        )
+        return [envelope for _, envelope in rows]
+
+    async def numbered_events(
+        self,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        request_id: str | None = None,
+        topic: str | None = None,
+        since: int | datetime | None = None,
+        until: int | datetime | None = None,
+        after_id: int = 0,
+        limit: int | None = 1000,
+    ) -> list[tuple[int, Envelope]]:
+        """Like `events()`, each with its number in the file: pass the last one as `after_id` to read on."""
+        conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
+        if run_id is not None:
+            conditions.append(("r.run_id = ?", run_id))
+        if session_id is not None:
+            conditions.append(("e.session_id = ?", session_id))
+        if request_id is not None:
+            conditions.append(("e.request_id = ?", request_id))
+        if topic is not None:
+            conditions.append(("e.topic GLOB ?", topic))
+        if since is not None:
+            conditions.append(("e.ts_us >= ?", to_us(since)))
+        if until is not None:
+            conditions.append(("e.ts_us < ?", to_us(until)))
+        rows = await self._database.read(
+            f"""
+            SELECT e.id, e.seq, r.run_id, e.ts_us, e.mono_ns, e.topic, e.data, e.session_id, e.turn_id,
+                   e.request_id, e.attempt, e.message_id, e.caused_by, e.tags
+              FROM events AS e
+              JOIN runs AS r ON r.id = e.run
+             WHERE {" AND ".join(sql for sql, _ in conditions)}
+             ORDER BY e.id
+             LIMIT ?
+            """,
+            [*(value for _, value in conditions), -1 if limit is None else limit],
+        )
+        return [(row[0], _envelope(row[1:])) for row in rows]
+
+    async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
+        """Sessions with what they used and cost, the one with the latest event first."""
+        rows = await self._database.read(
+            f"""
+            WITH newest AS (
+                SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC LIMIT ?
+            ),
+            priced AS (
+                {WITH_CURRENT_COST} WHERE c.session_id IN (SELECT session_id FROM newest)
+            )
+            SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
+                   count(DISTINCT p.turn_id), count(p.id), {_SUMS}
+              FROM newest AS n
+              LEFT JOIN priced AS p ON p.session_id = n.session_id
+             GROUP BY n.session_id
+             ORDER BY n.last_us DESC, n.session_id DESC
+            """,
+            [-1 if limit is None else limit, None],
+        )
+        return [
+            SessionRow(
+                session_id=row[0],
+                first_us=row[1],
+                last_us=row[2],
+                model=row[3],
+                tags=tags_of(row[4]),
+                turns=row[5],
+                calls=row[6],
+                total_input_tokens=row[7],
+                output_tokens=row[8],
+                cost_nano_usd=row[9],
+                unpriced=row[10],
+            )
+            for row in rows
+        ]
+
+    async def costs(
+        self,
+        where: CallFilter | None = None,
+        by: Sequence[Dimension] = ("model",),
+        *,
+        under: str | None = None,
+    ) -> list[CostRow]:
+        """What calls used and cost, summed by the given dimensions, the dearest first; `by=()` gives one total."""
+        for dimension in by:
+            if dimension not in _DIMENSIONS:
+                raise ValueError(f"costs can be grouped by {', '.join(_DIMENSIONS)}, not by {dimension!r}")
+        condition, values = (where or CallFilter()).condition()
+        keys = "".join(f"p.{dimension}, " for dimension in by)
+        group = f"GROUP BY {keys.rstrip(', ')}" if by else ""
+        rows = await self._database.read(
+            f"""
+            WITH priced AS ({WITH_CURRENT_COST} WHERE {condition})
+            SELECT {keys} count(p.id), {_SUMS}, coalesce(sum(p.cost_nano), 0),
+                   coalesce(sum(p.usage_source = 'estimated'), 0)
+              FROM priced AS p {group}
+             ORDER BY coalesce(sum(p.now_nano), 0) DESC, {keys} 1
+            """,
+            [under, *values],
+        )
+        size = len(by)
+        return [
+            CostRow(
+                key=tuple(_key(name, value) for name, value in zip(by, row[:size], strict=True)),
+                calls=row[size],
+                total_input_tokens=row[size + 1],
+                output_tokens=row[size + 2],
+                cost_nano_usd=row[size + 3],
+                unpriced=row[size + 4],
+                at_call_time_nano_usd=row[size + 5],
+                estimated=row[size + 6],
+            )
+            for row in rows
+        ]
+
+    # -- Prices
+
+    async def reprice(
+        self,
+        table: PriceTable | str,
+        *,
+        where: CallFilter | None = None,
+        dry_run: bool = False,
+        as_model: str | None = None,
+    ) -> RepriceReport:
+        """Work out what stored calls cost under another price table, and make that the current cost.
+
+        table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
+        as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
+        Events and costs at call time stay as they are; `use_prices()` goes back.
+        """
+        if isinstance(table, str):
+            table = await repricing.stored_table(self._database, table)
+        run = repricing.Repricing(self._database, self._clock, table, where or CallFilter(), as_model)
+        async with self._repricing:
+            return await run.run(dry=dry_run or as_model is not None)
+
+    async def use_prices(self, version: str | None) -> None:
+        """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time."""
+        await repricing.use_prices(self._database, version)
+
+    async def current_version(self) -> str | None:
+        """The price version of the current costs; None if they are those at call time."""
+        return await repricing.current_version(self._database)
+
+    async def price_tables(self) -> list[PriceTable]:
+        """The price tables that this file knows, in the order in which they came."""
+        return await repricing.stored_tables(self._database)
+
+    async def reprice_runs(self) -> list[RepriceRun]:
+        """The history of repricings, the newest first."""
+        return await repricing.history(self._database)
+
+
+_SUMS = """
+    coalesce(sum(p.input_tokens + p.cached_input_tokens + p.cache_creation_input_tokens), 0),
+    coalesce(sum(p.output_tokens), 0),
+    coalesce(sum(p.now_nano), 0),
+    coalesce(sum(p.usage_source IS NOT NULL AND p.now_nano IS NULL), 0)
+"""
+
+
+def _key(name: Dimension, value: str | int | None) -> str:
+    if name == "day":
+        return datetime.fromtimestamp(int(value or 0) * US_PER_DAY // 1_000_000, UTC).date().isoformat()
+    return "" if value is None else str(value)
+
+
+def _envelope(row: Row) -> Envelope:
+    seq, run_id, ts_us, mono_ns, topic, data, session_id, turn_id, request_id, attempt, *rest = row
+    message_id, caused_by, tags = rest
+    return Envelope(
+        seq=seq,
+        run_id=run_id,
+        ts_us=ts_us,
+        mono_ns=mono_ns,
+        data=decode_event(topic, data),
+        session_id=session_id,
+        turn_id=turn_id,
+        request_id=request_id,
+        attempt=attempt,
+        message_id=message_id,
+        caused_by=caused_by,
+        tags=None if tags is None else msgspec.json.decode(tags, type=dict[str, str]),
+    )

@@ -1,0 +1,424 @@
+"""The trace writer: from the bus to the store, in batches, losing nothing that it can keep.
+
+What is published waits in a lossless subscription, is taken into `WriterCore`, and leaves it when it is committed.
+The order never changes: first what was spilled, then what waits in memory. What the store does decides the state:
+
+    ok          commits at most 20 ms after an event came, 256 events at a time
+    retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
+    spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
+                beside the database, and commits are still tried
+    dropping    that file is full or can't be written: as many events as fit stay in memory, newer ones are lost
+                and counted
+
+The first commit that works leads back to ``ok`` from everywhere, spilled events included. Every change of state is
+published as `StoreStateChanged`. A store that fails never stops or slows a call.
+
+`WriterCore` holds everything that must survive a crash of the actor; the engine makes it once and hands it to each
+new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for what came last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal, Protocol, TypeAlias
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from bus.actor import Actor, ActorContext
+from bus.errors import StoreError
+from bus.event_bus import Bus, Lossless
+from bus.events import Envelope, StoreStateChanged
+from bus.log import Log
+
+from .spill import SpillFile, leftovers, read_leftover
+from .store import TraceStore
+
+StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
+
+_log = Log("tracestore.writer")
+
+
+class Sink(Protocol):
+    """Where events go: a `TraceStore`. Raises StoreError or OSError while it can't take them."""
+
+    async def write(self, envelopes: Sequence[Envelope], /) -> None: ...
+
+
+class Source(Protocol):
+    """Where events come from: a lossless subscription."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def depth(self) -> int: ...
+    def take(self) -> list[Envelope]: ...
+    async def wait(self) -> None: ...
+
+
+class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes in events and bytes, times in seconds.
+
+    batch_events, batch_seconds: of a commit, and how long an event waits for others to share it.
+    first_retry, longest_retry: the wait after a failure doubles from one to the other.
+    spill_after: failures in a row before events go to the spill file. memory_events: that may wait in memory
+    while the store fails. spill_bytes: size of the spill file.
+    """
+
+    batch_events: int = 256
+    batch_seconds: float = 0.02
+    first_retry: float = 1.0
+    longest_retry: float = 30.0
+    spill_after: int = 3
+    memory_events: int = 8192
+    spill_bytes: int = 64 * 1024 * 1024
+
+
+class WriterStatistics(msgspec.Struct, frozen=True):
+    """waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
+
+    committed: events since the start. lost: events that nobody has any more; their seq lies between
+    `lost_first_seq` and `lost_last_seq`. failures: in a row. reason: of the last failure.
+    """
+
+    state: StoreState
+    waiting: int
+    spilled: int
+    committed: int
+    lost: int
+    lost_first_seq: int | None
+    lost_last_seq: int | None
+    failures: int
+    reason: str | None
+
+
+class WriterCore:
+    """The writer without an actor around it. For one event loop.
+
+    on_state: told of each change of state; must not raise. spill_path: None keeps everything in memory.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        source: Source,
+        *,
+        spill_path: Path | None = None,
+        database_path: Path | None = None,
+        on_state: Callable[[StoreStateChanged], object] = lambda event: None,
+        options: WriterOptions | None = None,
+    ) -> None:
+        self._sink = sink
+        self._source = source
+        self._options = options or WriterOptions()
+        self._spill = None if spill_path is None else SpillFile(spill_path, self._options.spill_bytes)
+        self._database_path = database_path
+        self._on_state = on_state
+        self._pending: deque[Envelope] = deque()
+        self._entered = 0  # events that came into memory or spill file, and
+        self._left = 0  # events that went from there into the store; always in the same order
+        self._state: StoreState = "ok"
+        self._failures = 0
+        self._retry_at = 0.0
+        self._reason: str | None = None
+        self._lost = 0
+        self._lost_told = 0
+        self._lost_seqs: tuple[int, int] | None = None
+        self._work = anyio.Lock()
+        self._hurry = anyio.Event()
+
+    @classmethod
+    def for_bus(cls, store: TraceStore, bus: Bus, *, options: WriterOptions | None = None) -> WriterCore:
+        """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
+
+        Only for a bus whose `run_id` is its own, because the spill file bears it in its name.
+        """
+        source = bus.subscribe(">", policy=Lossless(), name="trace writer")
+        return cls(
+            store,
+            source,
+            spill_path=store.path.with_name(f"{store.path.name}.spill-{bus.run_id}.jsonl"),
+            database_path=store.path,
+            on_state=bus.publish,
+            options=options,
+        )
+
+    @property
+    def state(self) -> StoreState:
+        return self._state
+
+    def statistics(self) -> WriterStatistics:
+        """A snapshot. `waiting` is what admission looks at."""
+        first, last = self._lost_seqs or (None, None)
+        spilled = 0 if self._spill is None else self._spill.waiting
+        return WriterStatistics(
+            state=self._state,
+            waiting=self._entered - self._left + self._source.depth,
+            spilled=spilled,
+            committed=self._left,
+            lost=self._lost,
+            lost_first_seq=first,
+            lost_last_seq=last,
+            failures=self._failures,
+            reason=self._reason,
+        )
+
+    async def run(self) -> None:
+        """Write until cancelled, or until the subscription is closed and all of it is committed."""
+        await self._adopt_leftovers()
+        while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
+            await self._wait()
+            async with self._work:
+                self._take()
+                if self._state == "ok" or self._due():
+                    await self._attempt()
+                await self._park()
+
+    async def flush(self) -> None:
+        """Return when everything that was published before the call is committed.
+
+        From then on it survives the death of the process. Raises StoreError if the store can't take it now, or if
+        events were lost since the last flush; what could be kept is kept, and is written when the store recovers.
+        """
+        self._take()
+        mark = self._entered
+        self._hurry.set()
+        async with self._work:
+            if self._left < mark:
+                await self._attempt()
+                await self._park()
+        if self._left < mark:
+            raise StoreError(
+                f"{mark - self._left} events are not committed ({self._state}): {self._reason}; "
+                "they are kept and will be written when the store works again"
+            )
+        if self._lost > self._lost_told:
+            lost, self._lost_told = self._lost - self._lost_told, self._lost
+            raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
+
+    async def close(self) -> None:
+        """Commit what is left, or spill it for the next start. May be called again, when more has come."""
+        async with self._work:
+            self._take()
+            if self._entered > self._left:
+                await self._attempt()
+            if self._pending and self._spill is not None:
+                await self._spill_pending("closing")
+            if self._pending:
+                _log.error("lost_at_close", events=len(self._pending), reason=self._reason)
+            if self._spill is not None:
+                await anyio.to_thread.run_sync(self._spill.close)
+
+    # -- Waiting
+
+    async def _wait(self) -> None:
+        """Until there is something to commit, and then a little longer, so that others can share the commit."""
+        if self._hurry.is_set():
+            self._hurry = anyio.Event()
+        options = self._options
+        if self._state != "ok":
+            # Events are parked as they come; a flush tries at once.
+            await self._pause(min(0.1, max(0.0, self._retry_at - anyio.current_time())))
+            return
+        if not self._pending:
+            await self._source.wait()
+        if len(self._pending) + self._source.depth < options.batch_events and not self._source.closed:
+            await self._pause(options.batch_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._hurry.wait()
+
+    def _take(self) -> None:
+        taken = self._source.take()
+        self._pending.extend(taken)
+        self._entered += len(taken)
+
+    def _due(self) -> bool:
+        return anyio.current_time() >= self._retry_at
+
+    # -- Writing
+
+    async def _attempt(self) -> None:
+        """Commit all there is, in order, and note how it went."""
+        try:
+            await self._commit_spilled()
+            while self._pending:
+                batch = list(islice(self._pending, self._options.batch_events))
+                await self._write(batch)
+                for _ in batch:
+                    self._pending.popleft()
+                self._left += len(batch)
+        except (StoreError, OSError) as error:
+            self._note_failure(str(error))
+        else:
+            self._failures = 0
+            self._become("ok", "the store can be written")
+
+    async def _commit_spilled(self) -> None:
+        spill = self._spill
+        while spill is not None and spill.waiting:
+            batch, size = await anyio.to_thread.run_sync(spill.peek, self._options.batch_events)
+            if not size:
+                await self._give_up_spilled(spill)
+                return
+            await self._write(batch)
+            waiting = spill.waiting
+            await anyio.to_thread.run_sync(spill.discard, len(batch), size)
+            self._left += waiting - spill.waiting
+
+    async def _give_up_spilled(self, spill: SpillFile) -> None:
+        """Somebody has taken the spill file away, or cut it short."""
+        self._reason = f"{spill.path} is gone"
+        _log.error("spill_file_gone", file=str(spill.path), events=spill.waiting)
+        self._left += spill.waiting
+        self._lost += spill.waiting
+        spill.waiting = 0
+        await anyio.to_thread.run_sync(spill.remove)
+
+    async def _write(self, batch: Sequence[Envelope]) -> None:
+        try:
+            await self._sink.write(batch)
+        except (StoreError, OSError):
+            raise
+        except Exception as error:
+            # Not the store is at fault, but an event. The others must not wait behind it for ever.
+            if len(batch) == 1:
+                _log.error("event_unstorable", seq=batch[0].seq, topic=batch[0].topic, error=repr(error))
+                self._reason = repr(error)
+                self._count_lost(batch)
+            else:
+                for envelope in batch:
+                    await self._write([envelope])
+
+    async def _adopt_leftovers(self) -> None:
+        """Write what earlier processes had to leave in their spill files."""
+        if self._database_path is None:
+            return
+        for path in await anyio.to_thread.run_sync(leftovers, self._database_path):
+            if self._spill is not None and path == self._spill.path:
+                continue
+            try:
+                offset = events = 0
+                while True:
+                    batch, end = await anyio.to_thread.run_sync(
+                        read_leftover, path, offset, self._options.batch_events
+                    )
+                    if end == offset:
+                        break
+                    await self._write(batch)
+                    offset, events = end, events + len(batch)
+                path.unlink(missing_ok=True)
+                _log.info("spill_adopted", file=str(path), events=events)
+            except (StoreError, OSError) as error:
+                _log.warning("spill_not_adopted", file=str(path), error=str(error))
+                return
+
+    # -- Failing
+
+    def _note_failure(self, reason: str) -> None:
+        options = self._options
+        self._failures += 1
+        self._reason = reason
+        delay = min(options.first_retry * 2.0 ** min(self._failures - 1, 30), options.longest_retry)
+        self._retry_at = anyio.current_time() + delay
+        if self._state == "ok":
+            self._become("retrying", reason)
+        elif self._state == "retrying" and self._failures >= options.spill_after:
+            self._become("spilling", reason)
+        elif self._state == "dropping" and self._spill is not None:
+            self._become("spilling", reason)  # there may be room again; if not, that is found out at once
+
+    async def _park(self) -> None:
+        """While the store fails, keep what waits within its bounds."""
+        limit = self._options.memory_events
+        if self._state == "retrying" and len(self._pending) > limit:
+            self._become("spilling", f"more than {limit} events wait in memory")
+        if self._state == "spilling" and self._pending:
+            await self._spill_pending(self._reason or "")
+        if self._state == "dropping" and len(self._pending) > limit:
+            lost = [self._pending.pop() for _ in range(len(self._pending) - limit)]
+            self._entered -= len(lost)
+            self._count_lost(lost)
+
+    async def _spill_pending(self, reason: str) -> None:
+        spill = self._spill
+        if spill is None:
+            self._become("dropping", f"{reason}; there is no spill file")
+            return
+        batch = list(self._pending)
+        try:
+            fitted = await anyio.to_thread.run_sync(spill.append, batch)
+        except OSError as error:
+            fitted = 0
+            why = f"the spill file {spill.path} can't be written: {error.strerror or error}"
+        else:
+            why = f"the spill file {spill.path} is full"
+        for _ in range(fitted):
+            self._pending.popleft()
+        if fitted < len(batch):
+            self._become("dropping", f"{reason}; {why}")
+
+    def _count_lost(self, lost: Sequence[Envelope]) -> None:
+        seqs = [envelope.seq for envelope in lost]
+        first, last = self._lost_seqs or (min(seqs), max(seqs))
+        self._lost_seqs = (min(first, *seqs), max(last, *seqs))
+        if not self._lost:
+            _log.error("events_lost", first_seq=self._lost_seqs[0], reason=self._reason)
+        self._lost += len(seqs)
+
+    def _become(self, state: StoreState, reason: str) -> None:
+        previous, self._state = self._state, state
+        if previous != state:
+            level = _log.info if state == "ok" else _log.warning
+            level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
+            self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """Ask a `TraceWriter` for this, and the answer (None) comes when all before it is committed."""
+
+
+class _PumpFailed(msgspec.Struct, frozen=True):
+    error: Exception
+
+
+class TraceWriter(Actor):
+    """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
+
+    core: made once, by `WriterCore.for_bus`, and given to every incarnation; it keeps what isn't committed yet.
+    """
+
+    def __init__(self, core: WriterCore) -> None:
+        self.core = core
+
+    async def started(self, context: ActorContext) -> None:
+        async def pump() -> None:
+            try:
+                await self.core.run()
+            except Exception as error:
+                # A task fails alone; that this one has failed is a crash of the writer.
+                context.ref.tell(_PumpFailed(error))
+
+        context.spawn(pump, name="pump")
+
+    async def receive(self, message: object) -> object:
+        match message:
+            case Flush():
+                await self.core.flush()
+                return None
+            case _PumpFailed(error=error):
+                raise error
+            case _:
+                raise TypeError(f"the trace writer does not understand {type(message).__name__}")
+
+    async def flush(self) -> None:
+        """The same as `WriterCore.flush`."""
+        await self.core.flush()
+
+    async def stopping(self) -> None:
+        await self.core.close()
