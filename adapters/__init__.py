@@ -1,0 +1,179 @@
+"""Provider facts: the adapter contract, one folder for each provider, and what they share.
+
+An adapter works alone: construct it, call it, close it; no actor, bus or engine is needed. It translates between
+canonical values and its provider's wire, classifies errors and retries. It computes no money and stores nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+
+def _require_siblings(*names: str) -> None:
+    """Raise if one of our packages is shadowed by somebody else's of the same name."""
+    home = Path(__file__).parent.parent
+    for name in names:
+        spec = find_spec(name)
+        found = spec.origin if spec is not None else None
+        expected = home / name / "__init__.py"
+        if found is None or Path(found) != expected:
+            raise ImportError(
+                f"callboard's package {name!r} should be {expected}, but Python finds {found}. Rename or move "
+                f"the other {name!r}, or put {home} before it on sys.path."
+            )
+
+
+_require_siblings("bus")
+
+from bus.content import (  # noqa: E402 (after the check, which explains what these imports could not)
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.errors import (  # noqa: E402
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    CancelledError,
+    CapabilityError,
+    ContentFilterError,
+    ContextOverflowError,
+    ErrorClass,
+    InvalidRequestError,
+    NetworkError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+    StreamError,
+    UnsupportedToolChoiceError,
+)
+from bus.messages import Message, MessageMetadata, Role, ToolChoice, ToolDefinition  # noqa: E402
+from bus.stream_events import (  # noqa: E402
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
+from bus.usage import StopReason, TokenUsage, UsageSource  # noqa: E402
+
+from .contract import (  # noqa: E402
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterStream,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptReport,
+    AttemptStarted,
+    CallWarning,
+    CanonicalRequest,
+    CanonicalResponse,
+    ProviderAdapter,
+    RateLimitInfo,
+    RetryPolicy,
+)
+from .registry import create_adapter  # noqa: E402
+
+if TYPE_CHECKING:
+    from .anthropic import AnthropicAdapter
+    from .local import LocalAdapter
+    from .openai import OpenAIAdapter
+    from .openai_compatible import OpenAICompatibleAdapter
+
+_ADAPTERS = {
+    "AnthropicAdapter": ".anthropic",
+    "LocalAdapter": ".local",
+    "OpenAIAdapter": ".openai",
+    "OpenAICompatibleAdapter": ".openai_compatible",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Adapters are imported when first named, so that a host pays only for those it uses."""
+    if name in _ADAPTERS:
+        return getattr(import_module(_ADAPTERS[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = [
+    "AccessDeniedError",
+    "AdapterCapabilities",
+    "AdapterConfig",
+    "AdapterError",
+    "AdapterStream",
+    "AnthropicAdapter",
+    "AttemptFailed",
+    "AttemptFirstEvent",
+    "AttemptObserver",
+    "AttemptReport",
+    "AttemptStarted",
+    "AuthError",
+    "CallWarning",
+    "CancelledError",
+    "CanonicalRequest",
+    "CanonicalResponse",
+    "CapabilityError",
+    "ContentBlock",
+    "ContentFilterError",
+    "ContextOverflowError",
+    "ErrorClass",
+    "ImageBlock",
+    "InvalidRequestError",
+    "LocalAdapter",
+    "Message",
+    "MessageComplete",
+    "MessageMetadata",
+    "MessageStart",
+    "NetworkError",
+    "NotFoundError",
+    "OpaqueBlock",
+    "OpenAIAdapter",
+    "OpenAICompatibleAdapter",
+    "OverloadedError",
+    "ProviderAdapter",
+    "ProviderBlock",
+    "ProviderRaw",
+    "QuotaExceededError",
+    "RateLimitError",
+    "RateLimitInfo",
+    "RedactedThinkingBlock",
+    "RequestTimeoutError",
+    "RetryPolicy",
+    "Role",
+    "ServerError",
+    "StopReason",
+    "StreamError",
+    "StreamEvent",
+    "TextBlock",
+    "TextDelta",
+    "ThinkingBlock",
+    "ThinkingDelta",
+    "TokenUsage",
+    "ToolChoice",
+    "ToolDefinition",
+    "ToolResultBlock",
+    "ToolUseBlock",
+    "ToolUseEnd",
+    "ToolUseInputDelta",
+    "ToolUseStart",
+    "UnsupportedToolChoiceError",
+    "UsageSource",
+    "create_adapter",
+]

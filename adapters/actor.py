@@ -1,0 +1,121 @@
+"""An adapter as a supervised actor: it owns the adapter's life, and runs each call in a task of its own.
+
+The actor publishes nothing about calls; it reports to whoever started one. Starting a call is not a message: it
+is synchronous, so that a thousand calls started in one tick are a thousand tasks, not a full mailbox. A crash
+inside a call fails that call; a crash of the actor fails its calls, and the next one finds a fresh adapter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import anyio
+
+from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskCancelled, TaskHandle
+from bus.errors import CancelledError
+from bus.stream_events import StreamEvent
+
+from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter
+
+INITIALIZE_SECONDS = 120.0
+CLOSE_SECONDS = 3.0
+
+
+class AdapterActor(Actor):
+    """Creates its adapter when it starts, initializes it, and closes it when it stops."""
+
+    def __init__(self, factory: Callable[[], ProviderAdapter]) -> None:
+        self._factory = factory
+        self._made: ProviderAdapter | None = None
+
+    @property
+    def adapter(self) -> ProviderAdapter:
+        """The running adapter; only between `started` and `stopping`."""
+        assert self._made is not None
+        return self._made
+
+    async def started(self, context: ActorContext) -> None:
+        self._made = self._factory()
+        initialize = getattr(self._made, "initialize", None)
+        if initialize is not None:  # optional in the contract
+            with anyio.fail_after(INITIALIZE_SECONDS):
+                await initialize()
+
+    async def receive(self, message: object) -> object:
+        raise TypeError(f"an adapter's actor takes no messages, got {type(message).__name__}")
+
+    async def stopping(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
+                await made.close()
+
+
+class CallHandle:
+    """A call under way in an adapter's actor."""
+
+    def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[CanonicalResponse]) -> None:
+        self._ref = ref
+        self._request_id = request_id
+        self._task = task
+
+    async def wait(self) -> CanonicalResponse:
+        """The response. Raises AdapterError, also when the adapter or its actor crashed."""
+        try:
+            return await self._task.wait()
+        except AdapterError:
+            raise
+        except TaskCancelled as error:
+            raise CancelledError("the call was cancelled", request_id=self._request_id) from error
+        except ActorStopped as error:
+            raise self._broken(f"the adapter's actor stopped during the call: {error}") from error
+        except Exception as error:
+            raise self._broken(f"the adapter crashed: {type(error).__name__}: {error}") from error
+
+    def cancel(self) -> None:
+        """Ask the adapter to end the call; `wait()` then ends as the contract says. Idempotent."""
+        actor = self._ref.actor
+        if self._task.done or not isinstance(actor, AdapterActor):
+            return
+        with contextlib.suppress(ActorStopped):  # then the call is over, too
+            self._ref.spawn(actor.adapter.cancel, self._request_id, name=f"cancel {self._request_id}")
+
+    def kill(self) -> None:
+        """Cancel the call's task itself, for when the adapter doesn't obey."""
+        self._task.cancel()
+
+    def _broken(self, message: str) -> AdapterError:
+        return AdapterError(message, retryable=False, request_id=self._request_id)
+
+
+def start_call(
+    ref: ActorRef,
+    request: CanonicalRequest,
+    sink: Callable[[StreamEvent], object] | None,
+    *,
+    on_attempt: AttemptObserver | None = None,
+) -> CallHandle:
+    """Start a call in an adapter's actor, now. sink: gets each event of the stream; None asks for no stream.
+
+    Raises AdapterError if the actor isn't running.
+    """
+    actor = ref.actor
+    if not isinstance(actor, AdapterActor):
+        raise AdapterError(f"adapter {ref.name!r} is not running", request_id=request.request_id, retryable=True)
+    adapter = actor.adapter
+
+    async def whole() -> CanonicalResponse:
+        return await adapter.complete(request, on_attempt=on_attempt)
+
+    async def streamed() -> CanonicalResponse:
+        assert sink is not None
+        async with adapter.stream(request, on_attempt=on_attempt) as stream:
+            async for event in stream:
+                sink(event)
+            if stream.response is None:
+                raise CancelledError("the stream ended without a response", request_id=request.request_id)
+            return stream.response
+
+    task = ref.spawn(whole if sink is None else streamed, name=f"call {request.request_id}")
+    return CallHandle(ref, request.request_id, task)

@@ -1,0 +1,271 @@
+"""One call: one request to one (provider, model), with all its attempts, and exactly one terminal event.
+
+The adapter's actor reports attempts as they happen; this task alone publishes `llm.call_*`. Whatever ends the
+call (a return, an error, a crash of the adapter, a cancellation, the engine's shutdown), one `finally` without an
+`await` closes the stream's log and publishes the terminal that is still missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import anyio
+
+from adapters import (
+    AdapterError,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalRequest,
+    CanonicalResponse,
+    MessageComplete,
+    StopReason,
+    StreamEvent,
+    TokenUsage,
+)
+from adapters.actor import CallHandle, start_call
+from bus import (
+    ActorRef,
+    Bus,
+    Clock,
+    Cost,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RoutingDecision,
+    StreamLog,
+)
+from bus.errors import CancelledError
+from bus.stream_events import TurnEvent
+from bus.usage import UsageSource
+from tracestore import PriceTable
+
+from .accumulator import StreamAccumulator, whole_reply_events
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallScene:
+    """What a call needs besides its request. prices: asked when an attempt starts."""
+
+    bus: Bus
+    clock: Clock
+    adapter: ActorRef
+    limiter: anyio.CapacityLimiter
+    prices: Callable[[], PriceTable]
+    routing: RoutingDecision
+    log: StreamLog[TurnEvent]
+    session_id: str | None = None
+    turn_id: str | None = None
+    caused_by: str | None = None
+    tags: dict[str, str] | None = None
+
+
+@dataclass(kw_only=True)
+class CallOutcome:
+    """How a call ended well: its response, and what that cost."""
+
+    response: CanonicalResponse
+    cost: Cost
+
+
+@dataclass(eq=False)
+class Call:
+    """The state of one call. Run it once; `cancel()` from anywhere on the same loop."""
+
+    request: CanonicalRequest
+    scene: CallScene
+    streamed: bool
+    _attempt: int = 0
+    _attempt_open: bool = False
+    _started_ns: int = 0
+    _attempt_us: int = 0
+    _first_token_ms: int | None = None
+    _prices: PriceTable | None = None
+    _handle: CallHandle | None = None
+    _cancelled: bool = False
+    _waiting: anyio.CancelScope | None = None
+
+    def cancel(self) -> None:
+        """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
+        self._cancelled = True
+        if self._handle is not None:
+            self._handle.cancel()
+        elif self._waiting is not None:
+            self._waiting.cancel()
+
+    async def run(self) -> CallOutcome:
+        """Raises AdapterError; CancelledError (ours) after `cancel()`, with what had arrived."""
+        self._started_ns = self.scene.clock.monotonic_ns()
+        first_seq = self.scene.log.next_seq
+        terminal: LlmCallCompleted | LlmCallFailed | None = None
+        error: AdapterError = CancelledError("the call was cancelled", request_id=self.request.request_id)
+        try:
+            response = await self._converse()
+            cost = self._price(response.model, response.usage)
+            if response.stop_reason is StopReason.CANCELLED:
+                error.content, error.usage = response.content, response.usage
+                raise error
+            terminal = self._completed(response, cost)
+            return CallOutcome(response=response, cost=cost)
+        except AdapterError as failure:
+            error = failure
+            raise
+        finally:
+            self._close_log(first_seq, error if terminal is None else None)
+            self._publish_terminal(terminal, error)
+
+    async def _converse(self) -> CanonicalResponse:
+        with anyio.CancelScope() as self._waiting:
+            await self.scene.limiter.acquire_on_behalf_of(self)
+        if self._cancelled:
+            if not self._waiting.cancelled_caught:
+                self.scene.limiter.release_on_behalf_of(self)
+            raise CancelledError("the call was cancelled", request_id=self.request.request_id)
+        try:
+            sink = self.scene.log.append if self.streamed else None
+            self._handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
+            response = await self._handle.wait()
+        except BaseException:
+            if self._handle is not None:
+                self._handle.kill()
+            raise
+        finally:
+            self.scene.limiter.release_on_behalf_of(self)
+        if not self.streamed:
+            for event in self._whole(response):
+                self.scene.log.append(event)
+        return response
+
+    def _whole(self, response: CanonicalResponse) -> list[StreamEvent]:
+        complete = MessageComplete(
+            response.content,
+            response.stop_reason,
+            response.raw_stop_reason,
+            response.usage,
+            self.request.message_id,
+        )
+        served = response.model.partition(":")[2]
+        return whole_reply_events(self.request.message_id, response.provider, served, complete)
+
+    # -- reports of the adapter, synchronous
+
+    def _on_attempt(self, report: AttemptReport) -> None:
+        match report:
+            case AttemptStarted():
+                self._attempt, self._attempt_open = report.attempt, True
+                self._attempt_us = self.scene.clock.now_us()
+                self._prices = self.scene.prices()
+                self._publish(self._started(report))
+            case AttemptFirstEvent():
+                if self._first_token_ms is None:
+                    self._first_token_ms = self._elapsed_ms()
+            case AttemptFailed():
+                self._attempt_open = False
+                self._publish(self._failed(report.error, will_retry=True, delay=report.delay_seconds))
+
+    # -- events
+
+    def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
+        scene = self.scene
+        scene.bus.publish(
+            event,
+            session_id=scene.session_id,
+            turn_id=scene.turn_id,
+            request_id=self.request.request_id,
+            attempt=self._attempt,
+            message_id=self.request.message_id,
+            caused_by=scene.caused_by,
+            tags=scene.tags,
+        )
+
+    def _publish_terminal(self, terminal: LlmCallCompleted | LlmCallFailed | None, error: AdapterError) -> None:
+        if terminal is None:
+            terminal = self._failed(error, will_retry=False, delay=0.0)
+        if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
+            self._on_attempt(AttemptStarted(1))
+        if self._attempt_open:
+            self._attempt_open = False
+            self._publish(terminal)
+        elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
+            self._on_attempt(AttemptStarted(self._attempt + 1, "retry"))
+            self._attempt_open = False
+            self._publish(terminal)
+
+    def _started(self, report: AttemptStarted) -> LlmCallStarted:
+        routing = self.scene.routing
+        return LlmCallStarted(
+            provider=routing.provider,
+            model=routing.model,
+            requested_model=routing.requested,
+            streamed=self.streamed,
+            reason=report.reason,
+            routing=routing if report.attempt == 1 else None,
+        )
+
+    def _completed(self, response: CanonicalResponse, cost: Cost) -> LlmCallCompleted:
+        return LlmCallCompleted(
+            provider=self.scene.routing.provider,
+            model=self.scene.routing.model,
+            served_model=response.model,
+            stop_reason=response.stop_reason,
+            raw_stop_reason=response.raw_stop_reason,
+            usage=response.usage,
+            cost=cost,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self._first_token_ms,
+            response_id=response.response_id,
+            provider_request_id=response.provider_request_id,
+            warnings=tuple(warning.code for warning in response.warnings),
+        )
+
+    def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
+        routing = self.scene.routing
+        return LlmCallFailed(
+            provider=routing.provider,
+            model=routing.model,
+            error_class=error.error_class,
+            error_type=type(error).__name__,
+            message=str(error)[:2000],
+            will_retry=will_retry,
+            retry_count=max(self._attempt, 1) - 1,
+            delay_seconds=delay,
+            provider_status=error.provider_status,
+            provider_code=error.provider_code,
+            provider_request_id=error.provider_request_id,
+            retry_after_seconds=error.retry_after_seconds,
+            usage=error.usage,
+            cost=self._price(routing.model, error.usage) if error.usage is not None else None,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self._first_token_ms,
+        )
+
+    def _price(self, served: str, usage: TokenUsage) -> Cost:
+        """Under the table in force when the attempt started; the served model, or else the one asked for."""
+        prices = self._prices or self.scene.prices()
+        cost = prices.price(served, usage, self._attempt_us)
+        if cost.nano_usd is None and served != self.scene.routing.model:
+            asked_for = prices.price(self.scene.routing.model, usage, self._attempt_us)
+            return cost if asked_for.nano_usd is None else asked_for
+        return cost
+
+    def _elapsed_ms(self) -> int:
+        return (self.scene.clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+    # -- the log
+
+    def _close_log(self, first_seq: int, error: AdapterError | None) -> None:
+        """Give the message the end that it lacks, if the call ended before the adapter could."""
+        if error is None:
+            return
+        accumulator = StreamAccumulator()
+        for event in self.scene.log.since(first_seq):
+            accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
+        cancelled = isinstance(error, CancelledError)
+        reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
+        usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
+        for event in accumulator.closing_events(reason, usage):
+            self.scene.log.append(event)
+        if not error.content:
+            error.content = accumulator.content

@@ -1,0 +1,407 @@
+"""The engine: composes bus, adapters, streams, store and prices, and hosts the loop's side of all of them.
+
+It runs in a root task of its own, so that it can be entered in one task and left in another. Inside out: the
+store is the outer context, the supervised actors the inner one; they stop in reverse order (adapters, session
+manager, availability, trace writer), and the store closes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+from weakref import WeakValueDictionary
+
+import anyio
+import msgspec
+
+from adapters import AdapterCapabilities, Message, create_adapter
+from adapters.actor import AdapterActor
+from bus import (
+    SYSTEM_CLOCK,
+    ActorRef,
+    AdmissionError,
+    Bus,
+    CallboardError,
+    ChildSpec,
+    Clock,
+    Cost,
+    Lossless,
+    PricingRepriced,
+    PricingTableLoaded,
+    RoutingDecision,
+    SessionCreated,
+    SessionModelChanged,
+    ShutdownReport,
+    StreamChannel,
+    StreamReader,
+    Supervisor,
+    TaskHandle,
+    WrongLoop,
+)
+from bus.log import Log
+from bus.stream_events import TurnEvent
+from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore, TraceWriter, WriterCore
+
+from .availability import AvailabilityActor, AvailabilityTable
+from .config import home_folder, load_registry
+from .registry import AdapterEntry, ModelRegistry
+from .session import Session, SessionState
+from .session_manager import ApplyCosts, SessionManager, start_turn
+from .tools import Tool
+from .turn import Turn
+
+_log = Log("engine")
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind."""
+
+    calls_per_provider: int = 256
+    admit_events: int = 8192
+    admit_seconds: float = 5.0
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported."""
+
+    shutdown: float = 15.0
+
+
+class Engine:
+    """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
+
+    models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
+    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: reserved for
+    storing message content. prices: a table, or the path of one; None is $CALLBOARD_HOME/prices.yaml, else a table
+    that knows only that local models are free.
+    Raises ConfigurationError.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: ModelRegistry | Path | None = None,
+        store: TraceStore | Path | None = None,
+        trace: bool = True,
+        capture_content: bool = False,
+        prices: PriceTable | Path | None = None,
+        limits: Limits = Limits(),  # noqa: B008 (frozen)
+        timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.clock = clock
+        self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
+        self.bus = Bus(clock=clock)
+        self.streams = StreamChannel(clock=clock)
+        self.prices = _load_prices(prices)
+        self.store = _make_store(store, clock) if trace else None
+        self.availability = AvailabilityTable()
+        self.capture_content = capture_content
+        self._limits = limits
+        self._timeouts = timeouts
+        self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
+        self._adapters: dict[str, _RunningAdapter] = {}
+        self._adapter_locks: dict[str, anyio.Lock] = {}
+        self._hosted: _Hosted | None = None
+
+    @classmethod
+    def from_env(cls) -> Engine:
+        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
+        return cls()
+
+    # -- sessions
+
+    def session(
+        self,
+        model: str,
+        *,
+        system_prompt: str | None = None,
+        tools: Sequence[Tool] = (),
+        session_id: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> Session:
+        """A new session. model: by any of its names; checked now. Raises ConfigurationError."""
+        self.registry.resolve(model)
+        state = SessionState(session_id or self.clock.new_id("ses"), model, system_prompt, tools, tags or {})
+        self._sessions[state.id] = state
+        return Session(self, state)
+
+    def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
+        """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
+        return self.streams.attach(stream_id, from_seq=from_seq)
+
+    def change_model(self, state: SessionState, name: str) -> None:
+        """Swap a session's model. Raises ConfigurationError if there is none of that name."""
+        self.registry.resolve(name)
+        previous, state.model = state.model, name
+        if previous != name and self._hosted is not None:
+            self.bus.publish(SessionModelChanged(previous=previous, current=name), session_id=state.id)
+
+    # -- money
+
+    async def reprice(
+        self,
+        version: str | PriceTable,
+        *,
+        where: CallFilter | None = None,
+        dry_run: bool = False,
+        as_model: str | None = None,
+    ) -> RepriceReport:
+        """What the stored calls cost under another price table, and unless `dry_run`, from now on everywhere.
+
+        Live messages show the new costs afterwards. as_model: as if every call had gone to that model; never kept.
+        Raises StoreError, ConfigurationError.
+        """
+        hosted = await self.start()
+        if self.store is None:
+            raise CallboardError("this engine keeps no trace (trace=False), so there is nothing to reprice")
+        await hosted.flush()
+        report = await self.store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
+        if not dry_run and as_model is None:
+            if isinstance(version, PriceTable):
+                self.prices = version
+            await self._show_costs(hosted)
+            self.bus.publish(
+                PricingRepriced(
+                    pricing_version=report.version,
+                    calls=report.calls,
+                    unpriced=report.unpriced,
+                    sum_before_nano_usd=report.sum_before_nano_usd,
+                    sum_after_nano_usd=report.sum_after_nano_usd,
+                )
+            )
+        return report
+
+    async def _show_costs(self, hosted: _Hosted) -> None:
+        assert self.store is not None
+        for session_id in list(self._sessions):
+            costs: dict[str, Cost] = {}
+            for row in await self.store.calls(CallFilter(session_id=session_id)):
+                if row.cost is not None:
+                    costs[row.request_id] = row.cost
+            await hosted.manager.ask(ApplyCosts(costs))
+
+    # -- the life of the engine
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def start(self) -> _Hosted:
+        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        if self._hosted is None:
+            _require_asyncio()
+            self._hosted = _Hosted(self)
+        hosted = self._hosted
+        if hosted.loop is not asyncio.get_running_loop():
+            raise WrongLoop(
+                "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
+            )
+        await hosted.ready()
+        return hosted
+
+    async def aclose(self) -> ShutdownReport | None:
+        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
+        hosted = self._hosted
+        return await hosted.stop() if hosted is not None else None
+
+    async def flush(self) -> None:
+        """Return when everything published so far is committed to the trace."""
+        hosted = await self.start()
+        await hosted.flush()
+
+    # -- what turns need
+
+    async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
+        """Run a turn below the session manager. Raises SessionBusy."""
+        hosted = await self.start()
+        turn.enter_queue()
+        return start_turn(hosted.manager, turn)
+
+    def announce(self, state: SessionState) -> None:
+        """Publish that a session exists, before its first turn."""
+        if not state.announced:
+            state.announced = True
+            self.bus.publish(SessionCreated(model=state.model, tags=state.tags), session_id=state.id)
+
+    async def admit(self) -> None:
+        """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
+
+        A writer whose store fails holds nobody up: it keeps what it can, and says what it lost.
+        """
+        writer = self._hosted.writer if self._hosted is not None else None
+        if writer is None:
+            return
+        give_up = anyio.current_time() + self._limits.admit_seconds
+        while writer.state == "ok" and writer.statistics().waiting > self._limits.admit_events:
+            if anyio.current_time() >= give_up:
+                raise AdmissionError(
+                    f"the trace writer is more than {self._limits.admit_events} events behind; no new turn within "
+                    f"{self._limits.admit_seconds:g} s. Calls under way are not affected."
+                )
+            await anyio.sleep(0.01)
+
+    async def adapter(self, provider: str) -> tuple[ActorRef, anyio.CapacityLimiter]:
+        """The running actor of a provider, and what bounds its calls; started when first asked for."""
+        hosted = await self.start()
+        async with self._adapter_locks.setdefault(provider, anyio.Lock()):
+            running = self._adapters.get(provider)
+            if running is None:
+                running = await hosted.start_adapter(self.registry.adapters[provider])
+                self._adapters[provider] = running
+            elif not running.ref.running:
+                await hosted.revive_adapter(provider)
+        return running.ref, running.limiter
+
+    def capabilities(self, routing: RoutingDecision) -> AdapterCapabilities:
+        """What the routed model can do, as its running adapter says."""
+        actor = self._adapters[routing.provider].ref.actor
+        if not isinstance(actor, AdapterActor):
+            raise CallboardError(f"adapter {routing.provider!r} is restarting; try again")
+        return actor.adapter.get_capabilities(routing.model.partition(":")[2])
+
+    def new_limiter(self) -> anyio.CapacityLimiter:
+        return anyio.CapacityLimiter(self._limits.calls_per_provider)
+
+    @property
+    def shutdown_seconds(self) -> float:
+        return self._timeouts.shutdown
+
+    @property
+    def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
+        return self._sessions
+
+
+class _RunningAdapter:
+    def __init__(self, ref: ActorRef, limiter: anyio.CapacityLimiter) -> None:
+        self.ref = ref
+        self.limiter = limiter
+
+
+class _Hosted:
+    """The engine's life on one event loop: its root task and what runs below it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.manager: ActorRef
+        self._engine = engine
+        self._adapters: Supervisor
+        self.writer: WriterCore | None = None
+        self._up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._report: ShutdownReport | None = None
+        self._task = asyncio.create_task(self._root(), name="callboard engine")
+
+    async def ready(self) -> None:
+        """Raises what the start raised."""
+        if self._up.is_set():
+            if self._task.done():
+                raise CallboardError("this engine is closed; make a new one")
+            return
+        up = asyncio.ensure_future(self._up.wait())
+        try:
+            await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+        if self._task.done():
+            self._engine._hosted = None
+            self._task.result()
+
+    async def stop(self) -> ShutdownReport | None:
+        self._stop.set()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
+        return self._report
+
+    async def flush(self) -> None:
+        if self.writer is not None:
+            await self.writer.flush()
+
+    async def _root(self) -> None:
+        store = self._engine.store
+        if store is None:
+            await self._supervise()
+            return
+        async with store:
+            try:
+                await self._supervise()
+            finally:
+                if self.writer is not None:
+                    with anyio.CancelScope(shield=True):
+                        await self.writer.close()  # what was published while the actors stopped
+
+    async def _supervise(self) -> None:
+        engine = self._engine
+        async with anyio.create_task_group() as group:
+            root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+            await group.start(root.run)
+            try:
+                await self._start_children(root)
+                self._up.set()
+                await self._stop.wait()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    self._report = await root.stop()
+        engine.bus.close()
+
+    async def _start_children(self, root: Supervisor) -> None:
+        engine = self._engine
+        bus, clock = engine.bus, engine.clock
+        if engine.store is not None:
+            core = self.writer = WriterCore.for_bus(engine.store, bus)
+            await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
+        watched = bus.subscribe("llm.*", policy=Lossless(), name="availability")
+        await root.start_child(
+            ChildSpec("availability", lambda: AvailabilityActor(engine.availability, watched, bus, clock))
+        )
+        self.manager = await root.start_child(
+            ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
+        )
+        self._adapters = await root.start_supervisor("adapters")
+        prices = engine.prices
+        bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
+
+    async def start_adapter(self, entry: AdapterEntry) -> _RunningAdapter:
+        clock = self._engine.clock
+
+        def make() -> AdapterActor:
+            return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
+
+        ref = await self._adapters.start_child(ChildSpec(entry.name, make, on_limit="stop"))
+        return _RunningAdapter(ref, self._engine.new_limiter())
+
+    async def revive_adapter(self, name: str) -> None:
+        await self._adapters.restart_child(name)
+
+
+def _require_asyncio() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise CallboardError(
+            "the engine runs on asyncio or uvloop, as its store does; adapters, bus and streams run on trio too"
+        ) from None
+
+
+def _load_prices(prices: PriceTable | Path | None) -> PriceTable:
+    if isinstance(prices, PriceTable):
+        return prices
+    own = home_folder() / "prices.yaml"
+    if prices is None and not own.exists():
+        return PriceTable.default()
+    return PriceTable.from_yaml(prices or own)
+
+
+def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:
+    if isinstance(store, TraceStore):
+        return store
+    return TraceStore(store if store is not None else home_folder() / "trace.db", clock=clock)

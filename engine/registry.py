@@ -1,0 +1,122 @@
+"""Which models there are, under which names, and which adapter serves each.
+
+Names resolve in this order: ``provider:name`` as listed; an alias; a provider's own name for a model; and, with
+an explicit provider that is configured, any name at all (such a model is passed through unlisted, with the
+adapter's default capabilities and without a price of its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from adapters import AdapterConfig
+from bus import ConfigurationError
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One configured adapter. missing_key: the environment variable that should hold its key and doesn't."""
+
+    name: str
+    type: str
+    config: AdapterConfig
+    missing_key: str | None = None
+
+    @property
+    def state(self) -> Literal["configured", "not_configured"]:
+        return "configured" if self.missing_key is None else "not_configured"
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One listed model. id: ``provider:name``. wire_name: what the provider calls it."""
+
+    id: str
+    adapter: str
+    wire_name: str
+    tier: str | None = None
+    can_delegate: bool = False
+    aliases: tuple[str, ...] = ()
+    max_output_tokens: int | None = None
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a name means. resolved_by: id, alias, native_name or passthrough."""
+
+    model: ModelEntry
+    resolved_by: str
+
+
+class ModelRegistry:
+    """The adapters and models of a configuration; immutable. default_model: for callers that name none."""
+
+    def __init__(
+        self,
+        adapters: Mapping[str, AdapterEntry],
+        models: Mapping[str, ModelEntry],
+        *,
+        default_model: str | None = None,
+        source: str = "code",
+    ) -> None:
+        self.adapters = dict(adapters)
+        self.models = dict(models)
+        self.default_model = default_model
+        self.source = source
+        self._aliases = self._index_aliases()
+
+    def _index_aliases(self) -> dict[str, str]:
+        aliases: dict[str, str] = {}
+        for model in self.models.values():
+            if model.adapter not in self.adapters:
+                raise ConfigurationError(
+                    f"{self.source}: models.{model.id}.adapter: {model.adapter!r} is not one of adapters: "
+                    f"{', '.join(sorted(self.adapters)) or 'none'}"
+                )
+            for alias in model.aliases:
+                if alias in aliases:
+                    raise ConfigurationError(
+                        f"{self.source}: models.{model.id}.aliases: {alias!r} already belongs to {aliases[alias]}"
+                    )
+                aliases[alias] = model.id
+        return aliases
+
+    def resolve(self, name: str) -> Resolved:
+        """The model of a name. Raises ConfigurationError: unknown (with the nearest), or ambiguous."""
+        if name in self.models:
+            return Resolved(self.models[name], "id")
+        if name in self._aliases:
+            return Resolved(self.models[self._aliases[name]], "alias")
+        provider, colon, rest = name.partition(":")
+        if colon and provider in self.adapters:
+            listed = [m for m in self.models.values() if m.adapter == provider and rest in (m.wire_name, m.tier)]
+            if len(listed) == 1:
+                return Resolved(listed[0], "native_name")
+            entry = ModelEntry(id=name, adapter=provider, wire_name=rest)
+            return Resolved(entry, "passthrough")
+        native = [model for model in self.models.values() if model.wire_name == name]
+        if len(native) == 1:
+            return Resolved(native[0], "native_name")
+        if native:
+            raise ConfigurationError(
+                f"model {name!r} is ambiguous: say one of {', '.join(sorted(model.id for model in native))}"
+            )
+        raise ConfigurationError(self._unknown(name))
+
+    def _unknown(self, name: str) -> str:
+        from difflib import get_close_matches  # only ever needed on the way to an error
+
+        known = sorted([*self.models, *self._aliases])
+        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
+        return f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any."
+
+    def adapter_of(self, model: ModelEntry) -> AdapterEntry:
+        """The adapter that serves a model. Raises ConfigurationError if its key is missing."""
+        entry = self.adapters[model.adapter]
+        if entry.missing_key is not None:
+            raise ConfigurationError(
+                f"model {model.id!r} is not_configured: adapter {entry.name!r} needs its key in the environment "
+                f"variable {entry.missing_key}, which is not set ({self.source})"
+            )
+        return entry

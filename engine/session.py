@@ -1,0 +1,226 @@
+"""A session: one conversation, whose provider may change from turn to turn.
+
+`SessionState` is the conversation itself, a plain object that outlives any task or actor that works on it.
+`Session` is what a host holds: it sends, streams, swaps the model, cancels. Whoever starts a turn owns it:
+cancelling the task that awaits `send`, or leaving `async with session.stream(...)` early, cancels the turn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import msgspec
+
+from adapters import ContentBlock, Message, TextDelta, ToolChoice
+from bus import CallboardError, StreamReader, TaskCancelled, TaskHandle
+from bus.errors import CancelledError
+from bus.json_types import Json, JsonObject
+from bus.messages import as_blocks
+from bus.stream_events import TurnEvent
+
+from .tools import Tool
+from .turn import Turn
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn may ask of the model; None leaves it to the model's defaults.
+
+    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any.
+    """
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stop_sequences: tuple[str, ...] = ()
+    output_schema: JsonObject | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    provider_options: dict[str, Json] = {}
+    max_tool_rounds: int = 1
+    max_retries: int | None = None
+
+
+class SessionState:
+    """A conversation's data. `turns` admits one turn at a time, in the order in which they were asked for.
+
+    waiting: turns that have been started and not yet admitted.
+    """
+
+    def __init__(
+        self, session_id: str, model: str, system_prompt: str | None, tools: Sequence[Tool], tags: dict[str, str]
+    ) -> None:
+        self.id = session_id
+        self.model = model
+        self.system_prompt = system_prompt
+        self.tools = tuple(tools)
+        self.tags = tags
+        self.messages: list[Message] = []
+        self.turns = anyio.Lock()
+        self.waiting = 0
+        self.running: Turn | None = None
+        self.announced = False
+
+
+class Session:
+    """What a host holds of a conversation. Made by `Engine.session()`."""
+
+    def __init__(self, engine: Engine, state: SessionState) -> None:
+        self._engine = engine
+        self._state = state
+
+    @property
+    def id(self) -> str:
+        return self._state.id
+
+    @property
+    def model(self) -> str:
+        """The model of the next turn, by any of its names. Assigning takes effect with the next turn."""
+        return self._state.model
+
+    @model.setter
+    def model(self, name: str) -> None:
+        self._engine.change_model(self._state, name)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The history as it is now; costs are those of the current price table."""
+        return tuple(self._state.messages)
+
+    async def send(
+        self, content: str | Sequence[ContentBlock], *, model: str | None = None, **options: Any
+    ) -> Message:
+        """One turn, not streamed; the assistant's last message.
+
+        options: the fields of `TurnOptions`. Raises AdapterError with `.turn` (the turn may be sent again: an
+        unanswered one leaves the history as it was), ConfigurationError, CapabilityError, SessionBusy.
+        """
+        turn = self._new_turn(content, model, streamed=False, options=options)
+        task = await self._engine.start_turn(turn)
+        return await _own(turn, task)
+
+    def stream(
+        self, content: str | Sequence[ContentBlock], *, model: str | None = None, **options: Any
+    ) -> TurnStream:
+        """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
+        turn = self._new_turn(content, model, streamed=True, options=options)
+        return TurnStream(self._engine, turn)
+
+    async def cancel(self) -> bool:
+        """Cancel the running turn. False if none is running. Idempotent."""
+        turn = self._state.running
+        return turn.cancel() if turn is not None else False
+
+    def _new_turn(
+        self,
+        content: str | Sequence[ContentBlock],
+        model: str | None,
+        *,
+        streamed: bool,
+        options: dict[str, Any],
+    ) -> Turn:
+        return Turn(
+            engine=self._engine,
+            state=self._state,
+            content=as_blocks(content),
+            model=model,
+            options=TurnOptions(**options),
+            streamed=streamed,
+        )
+
+
+class TurnStream:
+    """A turn as it happens: an async context manager, and an async iterator of its events.
+
+    Leaving early cancels the turn, unless it was detached; then the session runs it to its end.
+    """
+
+    def __init__(self, engine: Engine, turn: Turn) -> None:
+        self._engine = engine
+        self._turn = turn
+        self._task: TaskHandle[Message] | None = None
+        self._reader: StreamReader[TurnEvent] | None = None
+        self._detached = False
+
+    @property
+    def stream_id(self) -> str:
+        """What `Engine.attach` takes, for further readers of the same turn."""
+        return self._turn.id
+
+    async def __aenter__(self) -> Self:
+        self._task = await self._engine.start_turn(self._turn)
+        self._reader = self._turn.log.reader()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task = self._task
+        if self._reader is not None:
+            self._reader.close()
+        if task is None or self._detached:
+            return
+        if not task.done:
+            self._turn.cancel()
+        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
+            with contextlib.suppress(CallboardError):  # who iterated has seen it; who left early doesn't want it
+                await task.wait()
+
+    def __aiter__(self) -> AsyncIterator[TurnEvent]:
+        return self._events()
+
+    async def _events(self) -> AsyncIterator[TurnEvent]:
+        async for event in self._started_reader():
+            yield event  # type: ignore[misc]  # a reader from the start never sees a reset
+        assert self._task is not None
+        await self._task.wait()
+
+    @property
+    def text_stream(self) -> AsyncIterator[str]:
+        """Only the text, piece by piece."""
+        return self._text()
+
+    async def _text(self) -> AsyncIterator[str]:
+        async for event in self:
+            if isinstance(event, TextDelta):
+                yield event.text
+
+    async def message(self) -> Message:
+        """The assistant's last message, once the turn is over. Raises what the turn raised."""
+        self._started_reader()
+        assert self._task is not None
+        return await self._task.wait()
+
+    async def cancel(self) -> bool:
+        """Cancel the turn; its events still end properly. False if it is over."""
+        return self._turn.cancel()
+
+    def detach(self) -> None:
+        """Let the session own the turn: leaving this context no longer cancels it."""
+        self._detached = True
+
+    def _started_reader(self) -> StreamReader[TurnEvent]:
+        if self._reader is None:
+            raise CallboardError("enter the stream first: async with session.stream(...) as turn")
+        return self._reader
+
+
+async def _own(turn: Turn, task: TaskHandle[Message]) -> Message:
+    """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
+    try:
+        return await task.wait()
+    except TaskCancelled as error:
+        raise CancelledError("the turn was cancelled") from error
+    finally:
+        if not task.done:
+            turn.cancel()
+            with anyio.CancelScope(shield=True):
+                with contextlib.suppress(CallboardError):
+                    await task.wait()

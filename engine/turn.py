@@ -1,0 +1,320 @@
+"""One turn: a user's message, the model's reply, and the tool rounds between.
+
+It runs in a task of its own below the session manager. A turn commits as a unit: its messages enter the history
+when the first content of the assistant exists. Before that, a turn that fails leaves the history as it was. What
+had arrived of a reply that was cancelled or broke off is kept, with its stop reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from adapters import (
+    AdapterError,
+    CanonicalRequest,
+    ContentBlock,
+    Message,
+    MessageMetadata,
+    Role,
+    StopReason,
+    ToolUseBlock,
+)
+from bus import (
+    CallboardError,
+    RoutingDecision,
+    SessionBusy,
+    SessionMessageAppended,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    StreamLog,
+    ToolFinished,
+    ToolStarted,
+)
+from bus.errors import CancelledError
+from bus.stream_events import StepFinish, TurnComplete, TurnEvent
+
+from .call import Call, CallOutcome, CallScene
+from .routing import check_capabilities, decide, default_max_output
+from .tools import run_tools
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .session import SessionState, TurnOptions
+
+CANCEL_GRACE_SECONDS = 5.0
+"""How long a cancelled turn may take to end in order, before its task is cancelled."""
+
+MAX_WAITING_TURNS = 16
+"""How many turns may wait for one session, besides the one that runs."""
+
+MAX_PAUSES = 8
+"""How often a reply that paused (`pause_turn`) is continued."""
+
+
+class Turn:
+    """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once."""
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        state: SessionState,
+        content: Sequence[ContentBlock],
+        model: str | None,
+        options: TurnOptions,
+        streamed: bool,
+    ) -> None:
+        self.id = engine.clock.new_id("trn")
+        self.content = tuple(content)
+        self.log: StreamLog[TurnEvent] = engine.streams.open(self.id)
+        self.calls = 0
+        self._engine = engine
+        self._state = state
+        self._model = model
+        self._options = options
+        self._streamed = streamed
+        self._status = "failed"
+        self._cost = 0
+        self._cancelled = False
+        self._over = False
+        self._call: Call | None = None
+        self._scope = anyio.CancelScope()
+        self._pending: list[Message] = []  # what this turn adds, until it may be committed
+
+    def enter_queue(self) -> None:
+        """Take a place among the session's waiting turns. Raises SessionBusy if there is none."""
+        state = self._state
+        if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
+            self._over = True
+            self.log.close()
+            raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
+        state.waiting += 1
+        self._engine.announce(state)
+
+    def cancel(self) -> bool:
+        """Ask the turn to end. False if it is over. Idempotent."""
+        if self._over:
+            return False
+        self._cancelled = True
+        self._scope.deadline = min(self._scope.deadline, anyio.current_time() + CANCEL_GRACE_SECONDS)
+        if self._call is not None:
+            self._call.cancel()
+        else:
+            self._scope.cancel()
+        return True
+
+    async def run(self) -> Message:
+        """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
+        error: BaseException | None = None
+        try:
+            with self._scope:
+                return await self._in_turn()
+            raise CancelledError("the turn was cancelled")
+        except CallboardError as failure:
+            error = failure
+            failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
+            raise
+        finally:
+            self._finish(error)
+
+    async def _in_turn(self) -> Message:
+        state = self._state
+        try:
+            await state.turns.acquire()
+        finally:
+            state.waiting -= 1
+        try:
+            state.running = self
+            await self._engine.admit()
+            return await self._converse()
+        finally:
+            state.running = None
+            state.turns.release()
+
+    async def _converse(self) -> Message:
+        state = self._state
+        model = self._model or state.model
+        self._engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id, turn_id=self.id)
+        self._pending = [Message(Role.USER, self.content, id=self._engine.clock.new_id("msg"))]
+        rounds = pauses = step = 0
+        caused_by: str | None = None
+        while True:
+            message, outcome = await self._step(model, caused_by)
+            caused_by = outcome.response.request_id
+            self.log.append(
+                StepFinish(
+                    step, outcome.response.stop_reason, outcome.response.usage, outcome.cost, message.id or ""
+                )
+            )
+            step += 1
+            calls = message.tool_uses
+            if outcome.response.stop_reason is StopReason.PAUSE_TURN and pauses < MAX_PAUSES:
+                pauses += 1
+                continue
+            if not calls or not self._runnable(calls):
+                self._status = "awaiting_tools" if calls else "completed"
+                return message
+            if rounds >= self._options.max_tool_rounds:
+                self._status = "max_tool_rounds"
+                return message
+            rounds += 1
+            await self._tool_round(calls)
+
+    def _runnable(self, calls: Sequence[ToolUseBlock]) -> bool:
+        """False if a call is for a passive tool: then the host answers."""
+        passive = {tool.name for tool in self._state.tools if tool.execute is None}
+        return not any(call.name in passive for call in calls)
+
+    async def _tool_round(self, calls: Sequence[ToolUseBlock]) -> None:
+        def tell(event: ToolStarted | ToolFinished) -> None:
+            self.log.append(event)
+            self._engine.bus.publish(event, session_id=self._state.id, turn_id=self.id)
+
+        results = await run_tools(calls, self._state.tools, clock=self._engine.clock, tell=tell)
+        self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
+
+    # -- one call
+
+    async def _step(self, model: str, caused_by: str | None) -> tuple[Message, CallOutcome]:
+        routing, request, scene = await self._prepare(model, caused_by)
+        self._call = Call(request, scene, self._streamed)
+        self.calls += 1
+        if self._cancelled:
+            self._call.cancel()
+        try:
+            outcome = await self._call.run()
+        except AdapterError as error:
+            self._keep_partial(request, routing, error)
+            raise
+        finally:
+            self._call = None
+        message = self._assemble(request, routing, outcome)
+        self._cost += outcome.cost.nano_usd or 0
+        self._append(message)
+        return message, outcome
+
+    async def _prepare(
+        self, model: str, caused_by: str | None
+    ) -> tuple[RoutingDecision, CanonicalRequest, CallScene]:
+        engine, state, options = self._engine, self._state, self._options
+        routing, entry = decide(engine.registry, model)
+        adapter, limiter = await engine.adapter(routing.provider)
+        capabilities = engine.capabilities(routing)
+        definitions = tuple(tool.definition for tool in state.tools)
+        limit = options.max_output_tokens or default_max_output(
+            entry, capabilities, listed=routing.resolved_by != "passthrough"
+        )
+        check_capabilities(
+            routing,
+            capabilities,
+            new=self._pending[0] if self._pending else Message(Role.USER, self.content),
+            tools=definitions,
+            tool_choice=options.tool_choice,
+            output_schema=options.output_schema,
+            max_output_tokens=limit,
+        )
+        request = CanonicalRequest(
+            request_id=engine.clock.new_id("req"),
+            messages=(*state.messages, *self._pending),
+            model=routing.model,
+            max_output_tokens=limit,
+            tools=definitions,
+            system_prompt=state.system_prompt,
+            stop_sequences=options.stop_sequences,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            output_schema=options.output_schema,
+            tool_choice=options.tool_choice if caused_by is None else None,  # forcing again would never end
+            parallel_tool_calls=options.parallel_tool_calls,
+            reasoning_effort=options.reasoning_effort,
+            provider_options=options.provider_options,
+            message_id=engine.clock.new_id("msg"),
+            session_id=state.id,
+            max_retries=options.max_retries,
+            stream=self._streamed,
+        )
+        scene = CallScene(
+            bus=engine.bus,
+            clock=engine.clock,
+            adapter=adapter,
+            limiter=limiter,
+            prices=lambda: engine.prices,
+            routing=routing,
+            log=self.log,
+            session_id=state.id,
+            turn_id=self.id,
+            caused_by=caused_by,
+            tags=state.tags or None,
+        )
+        return routing, request, scene
+
+    def _assemble(self, request: CanonicalRequest, routing: RoutingDecision, outcome: CallOutcome) -> Message:
+        response = outcome.response
+        metadata = MessageMetadata(
+            provider=response.provider,
+            model=response.model,
+            usage=response.usage,
+            cost=outcome.cost,
+            stop_reason=response.stop_reason,
+            raw_stop_reason=response.raw_stop_reason,
+            routing=routing,
+            request_id=request.request_id,
+            latency_ms=response.latency_ms,
+        )
+        return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
+
+    def _keep_partial(self, request: CanonicalRequest, routing: RoutingDecision, error: AdapterError) -> None:
+        """What had arrived of a reply stays in the history, marked with how it ended."""
+        if not error.content or error.usage is None:
+            return
+        cancelled = isinstance(error, CancelledError)
+        metadata = MessageMetadata(
+            provider=routing.provider,
+            model=routing.model,
+            usage=error.usage,
+            cost=self._engine.prices.price(routing.model, error.usage, self._engine.clock.now_us()),
+            stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
+            routing=routing,
+            request_id=request.request_id,
+        )
+        self._append(Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata))
+
+    # -- history
+
+    def _append(self, message: Message) -> None:
+        """Add to the turn; with the assistant's first content the whole turn enters the history."""
+        self._pending.append(message)
+        if message.content:
+            pending, self._pending = self._pending, []
+            for entry in pending:
+                self._commit(entry)
+
+    def _commit(self, message: Message) -> None:
+        history = self._state.messages
+        history.append(message)
+        self._engine.bus.publish(
+            SessionMessageAppended(position=len(history) - 1, message=message),
+            session_id=self._state.id,
+            turn_id=self.id,
+            message_id=message.id,
+        )
+
+    # -- the end
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Close the stream and say how the turn ended; no await, so that nothing can come between."""
+        self._over = True
+        if self._cancelled or isinstance(error, CancelledError):
+            self._status = "cancelled"
+        text = None if error is None else f"{type(error).__name__}: {error}"
+        if not self.log.closed:
+            self.log.append(TurnComplete(self._status, text))
+            self.log.close()
+        self._engine.bus.publish(
+            SessionTurnCompleted(status=self._status, calls=self.calls, cost_nano_usd=self._cost, error=text),
+            session_id=self._state.id,
+            turn_id=self.id,
+        )

@@ -1,0 +1,182 @@
+"""models.yaml: what loads, what a name means, and what a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bus import ConfigurationError
+from engine.config import load_registry, read_models_yaml, registry_from_env
+from engine.routing import decide
+
+SEED_EXAMPLE = """
+# ~/.yourtool/models.yaml
+adapters:
+  anthropic:
+    type: anthropic
+    api_key_env: ANTHROPIC_API_KEY
+    base_url: https://api.anthropic.com
+    timeout_seconds: 600
+    max_retries: 2
+  openai:
+    type: openai
+    api_key_env: OPENAI_API_KEY
+    base_url: https://api.openai.com
+    timeout_seconds: 600
+    max_retries: 2
+models:
+  anthropic:claude-opus-4-7:
+    adapter: anthropic
+    wire_name: claude-opus-4-7
+    tier: deep
+    can_delegate: true
+    aliases: [opus, deep]
+  anthropic:claude-sonnet-4-6:
+    adapter: anthropic
+    wire_name: claude-sonnet-4-6
+    tier: balanced
+    can_delegate: true
+    aliases: [sonnet, balanced]
+  anthropic:claude-haiku-4-5:
+    adapter: anthropic
+    wire_name: claude-haiku-4-5
+    tier: fast
+    can_delegate: false
+    aliases: [haiku, fast]
+  openai:gpt-5:
+    adapter: openai
+    wire_name: gpt-5
+    tier: balanced
+    can_delegate: true
+    aliases: [gpt5]
+"""
+KEYS = {"ANTHROPIC_API_KEY": "sk-ant", "OPENAI_API_KEY": "sk-oai"}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "models.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
+    """Seed 1 §8's file gives two adapters with their keys and four models with tiers and aliases."""
+    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
+    assert registry.adapters["anthropic"].config.api_key == "sk-ant"
+    assert registry.models["anthropic:claude-opus-4-7"].aliases == ("opus", "deep")
+    assert registry.models["openai:gpt-5"].tier == "balanced"
+    assert registry.models["openai:gpt-5"].can_delegate
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "how"),
+    [
+        ("anthropic:claude-opus-4-7", "anthropic:claude-opus-4-7", "id"),
+        ("opus", "anthropic:claude-opus-4-7", "alias"),
+        ("gpt-5", "openai:gpt-5", "native_name"),
+        ("openai:balanced", "openai:gpt-5", "native_name"),
+        ("openai:gpt-9-unheard-of", "openai:gpt-9-unheard-of", "passthrough"),
+    ],
+)
+def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
+    """Canonical id, alias, the provider's own name, its tier, and with a provider any name at all."""
+    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
+    decision, _ = decide(registry, name)
+    assert (decision.model, decision.resolved_by, decision.requested) == (model, how, name)
+
+
+def test_an_unknown_bare_name_lists_its_neighbours(tmp_path: Path) -> None:
+    """A name that nothing resolves is an error that suggests what was meant."""
+    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
+    with pytest.raises(ConfigurationError, match=r"unknown model 'sonet': did you mean sonnet"):
+        registry.resolve("sonet")
+
+
+def test_an_ambiguous_name_lists_its_candidates(tmp_path: Path) -> None:
+    """One native name at two providers has to be said in full."""
+    text = SEED_EXAMPLE + "  openai:claude-haiku-4-5:\n    adapter: openai\n    wire_name: claude-haiku-4-5\n"
+    registry = read_models_yaml(written(tmp_path, text), KEYS)
+    with pytest.raises(
+        ConfigurationError, match=r"ambiguous.*anthropic:claude-haiku-4-5, openai:claude-haiku-4-5"
+    ):
+        registry.resolve("claude-haiku-4-5")
+
+
+def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
+    """Other providers keep working; the error names the variable."""
+    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), {"OPENAI_API_KEY": "x"})
+    assert registry.adapters["anthropic"].state == "not_configured"
+    decide(registry, "gpt5")
+    with pytest.raises(ConfigurationError, match=r"not_configured.*ANTHROPIC_API_KEY"):
+        decide(registry, "opus")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("adapters: [", r"is no YAML"),
+        ("- a\n- b", r"the file: expected a mapping of names, found list"),
+        ("adapter:\n  x: {type: openai}", r"adapter: unknown key; did you mean 'adapters'"),
+        ("adapters:\n  x: {}", r"adapters\.x\.type: expected an adapter type such as anthropic, found nothing"),
+        ("adapters:\n  x: {type: 7}", r"adapters\.x\.type: expected a string, found int 7"),
+        ("adapters:\n  x: {type: openai, max_retrys: 1}", r"adapters\.x\.max_retrys: unknown key.*max_retries"),
+        ("adapters:\n  x: {type: openai, max_retries: -1}", r"adapters\.x\.max_retries: expected a number"),
+        (
+            "adapters:\n  x: {type: openai, timeout_seconds: soon}",
+            r"adapters\.x\.timeout_seconds: expected a number",
+        ),
+        ("adapters:\n  x: {type: openai, extra_headers: {a: 1}}", r"extra_headers\.a: expected a string"),
+        ("models:\n  x:y: {}", r"models\.x:y\.adapter: expected the name of one of adapters"),
+        ("models:\n  x:y: {adapter: z}", r"models\.x:y\.adapter: 'z' is not one of adapters: none"),
+        ("adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, aliases: y}", r"aliases: expected a list"),
+        (
+            "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
+            r"can_delegate: expected true or false",
+        ),
+        (
+            "adapters:\n  x: {type: o}\nmodels:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
+            r"models\.x:z\.aliases: 'q' already belongs to x:y",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_file_key_and_expectation(tmp_path: Path, text: str, complaint: str) -> None:
+    """Every error names the file, the key and what was expected."""
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigurationError, match=complaint) as caught:
+        read_models_yaml(path, {})
+    assert str(caught.value).startswith(str(path))
+
+
+def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:
+    """Only the default file may be absent."""
+    with pytest.raises(ConfigurationError, match=r"can't be read"):
+        load_registry(tmp_path / "absent.yaml")
+
+
+def test_the_home_folder_moves_with_its_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CALLBOARD_HOME decides where models.yaml is looked for."""
+    monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
+    written(tmp_path, SEED_EXAMPLE)
+    assert load_registry(None, KEYS).source == str(tmp_path / "models.yaml")
+
+
+def test_a_key_written_into_the_file_works_and_is_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`api_key:` is accepted; the warning names `api_key_env` and not the key."""
+    path = written(tmp_path, "adapters:\n  x: {type: openai, api_key: sk-secret}")
+    registry = read_models_yaml(path, {})
+    assert registry.adapters["x"].config.api_key == "sk-secret"
+    said = capsys.readouterr().out
+    assert "api_key_env" in said
+    assert "sk-secret" not in said
+    assert "sk-secret" not in repr(registry.adapters["x"])
+
+
+def test_without_a_file_the_environments_keys_make_the_registry() -> None:
+    """OpenAI and Anthropic from their variables, and the local model, which needs none."""
+    registry = registry_from_env({"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": "http://localhost:1/v1"})
+    assert registry.adapters["openai"].config.base_url == "http://localhost:1/v1"
+    assert registry.adapters["anthropic"].state == "not_configured"
+    assert registry.resolve("local-messages").model.id == "local-messages:smollm2"

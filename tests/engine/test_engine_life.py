@@ -1,0 +1,237 @@
+"""The engine with its store, on a real loop and in real processes: starting, stopping, dying, repricing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from adapters import ToolDefinition, ToolResultBlock
+from bus import ConfigurationError, StoreError, WrongLoop
+from engine import Engine, Tool
+from tests.support.scripted import Say
+from tests.support.virtual_time import Backend, backend
+from tracestore import CallFilter, PriceTable, TraceStore
+
+from .engines import registry, running, topics
+
+pytestmark = pytest.mark.anyio
+
+CHECKOUT = Path(__file__).parents[2]
+
+PRICES = """
+label: {label}
+prices:
+  - model: "s:*"
+    input: "{input}"
+    output: "10"
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+def prices(folder: Path, label: str, rate: str) -> PriceTable:
+    path = folder / f"{label}.yaml"
+    path.write_text(PRICES.format(label=label, input=rate))
+    return PriceTable.from_yaml(path)
+
+
+async def test_every_call_becomes_a_row_with_its_cost(tmp_path: Path) -> None:
+    """After a flush the trace has the call, its tokens and what it cost under the engine's table."""
+    table = prices(tmp_path, "first", "1")
+    async with running(Say("Hello"), store=tmp_path / "trace.db", prices=table) as (engine, _):
+        message = await engine.session("s:m").send("Hi")
+        await engine.flush()
+        assert engine.store is not None
+        (row,) = await engine.store.calls()
+        assert row.status == "completed"
+        assert row.cost is not None
+        assert row.cost.nano_usd == 10 * 1000 + 5 * 10_000, "10 tokens at 1 USD and 5 at 10 USD a million"
+        assert message.metadata is not None
+        assert message.metadata.cost == row.at_call_time
+
+
+async def test_repricing_shows_in_the_trace_and_in_live_messages(tmp_path: Path) -> None:
+    """After a reprice, rows and session messages have the new cost; objects handed out before are snapshots."""
+    first, second = prices(tmp_path, "first", "1"), prices(tmp_path, "second", "3")
+    async with running(Say("Hello"), store=tmp_path / "trace.db", prices=first) as (engine, events):
+        session = engine.session("s:m")
+        before = await session.send("Hi")
+        dry = await engine.reprice(second, dry_run=True)
+        assert dry.sum_after_nano_usd - dry.sum_before_nano_usd == 10 * 2000
+        assert session.messages[-1] == before, "a dry run changes nothing"
+        report = await engine.reprice(second)
+        assert report.sum_after_nano_usd == 10 * 3000 + 5 * 10_000
+        assert before.metadata is not None
+        assert before.metadata.cost.nano_usd == 60_000
+        after = session.messages[-1].metadata
+        assert after is not None
+        assert after.cost.nano_usd == 80_000
+        assert after.pricing_version == second.version
+        assert engine.prices is second
+        assert topics(events.take(), "pricing.repriced") == ["pricing.repriced"]
+        assert engine.store is not None
+        (row,) = await engine.store.calls(CallFilter(session_id=session.id))
+        assert row.at_call_time is not None
+        assert row.cost is not None
+        assert (row.at_call_time.nano_usd, row.cost.nano_usd) == (60_000, 80_000)
+
+
+async def test_a_plain_function_is_a_tool_and_never_blocks_the_loop() -> None:
+    """A synchronous tool runs in another thread."""
+    threads: list[int] = []
+
+    def where(arguments: object) -> int:
+        threads.append(threading.get_ident())
+        return 7
+
+    tool = Tool(ToolDefinition("where"), where)  # type: ignore[arg-type]
+    async with running(Say(calls=[("where", {})]), Say("there")) as (engine, _):
+        session = engine.session("s:m", tools=[tool])
+        await session.send("go")
+        result = session.messages[2].content[0]
+        assert isinstance(result, ToolResultBlock)
+        assert (result.text, result.is_error) == ("7", False)
+    assert threads != [threading.get_ident()]
+
+
+async def test_an_engine_is_entered_in_one_task_and_left_in_another(tmp_path: Path) -> None:
+    """Start and stop may come from different tasks of one loop; stopping is idempotent and says it was clean."""
+    engine = Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db")
+    await asyncio.create_task(engine.__aenter__())
+    assert (await engine.session("s:m").send("Hi")).text == "Hello"
+    report = await asyncio.create_task(engine.aclose())
+    assert report is not None
+    assert report.clean
+    assert await engine.aclose() == report
+    with pytest.raises(Exception, match="closed"):
+        await engine.session("s:m").send("too late")
+
+
+async def test_the_first_turn_starts_the_engine(tmp_path: Path) -> None:
+    """Without `async with`, an engine starts when it is first needed."""
+    engine = Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db")
+    assert (await engine.session("s:m").send("Hi")).text == "Hello"
+    await engine.aclose()
+
+
+async def test_a_call_under_way_ends_in_a_row_when_the_engine_stops(tmp_path: Path) -> None:
+    """Stopping fails what runs, and the trace knows it: no started call is left without an end."""
+    engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), store=tmp_path / "trace.db")
+    await engine.start()
+    async with engine.bus.subscribe("llm.call_started") as starts:
+        sending = asyncio.create_task(engine.session("s:m").send("Hi"))
+        await anext(starts)
+    await engine.aclose()
+    with pytest.raises(Exception, match=r"stop|cancel"):
+        await sending
+    async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
+        assert [row.status in ("failed", "cancelled") for row in await store.calls()] == [True]
+
+
+async def test_another_loop_is_refused(tmp_path: Path) -> None:
+    """An engine used from another event loop raises WrongLoop, and says what to do."""
+    engine = Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db")
+    await engine.start()
+
+    def elsewhere() -> None:
+        with pytest.raises(WrongLoop, match="another event loop"):
+            asyncio.run(engine.session("s:m").send("Hi"))  # type: ignore[arg-type]
+
+    await asyncio.to_thread(elsewhere)
+    await engine.aclose()
+
+
+async def test_a_trace_that_is_no_database_stops_the_start_and_is_not_touched(tmp_path: Path) -> None:
+    """A foreign file is refused with its name, and its bytes stay as they were; a good path works afterwards."""
+    path = tmp_path / "trace.db"
+    path.write_text("my shopping list")
+    engine = Engine(models=registry(Say("x")), store=path)
+    with pytest.raises(StoreError, match=r"trace\.db"):
+        await engine.start()
+    assert path.read_text() == "my shopping list"
+
+
+def test_a_missing_key_is_named_when_its_model_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose adapter has no key fails with not_configured and the variable's name."""
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
+    async def use() -> None:
+        async with Engine(trace=False) as engine:
+            await engine.session("anthropic:claude-haiku-4-5").send("Hi")
+
+    with pytest.raises(ConfigurationError, match=r"not_configured.*ANTHROPIC_API_KEY"):
+        asyncio.run(use())
+
+
+PROGRAM = """
+import asyncio, json, sys
+from pathlib import Path
+from engine import Engine
+from tests.engine.engines import registry
+from tests.support.scripted import Say
+from bus import LlmCallCompleted
+
+async def main():
+    engine = Engine(models=registry(*[Say("Hello")] * 50), store=Path(sys.argv[1]))
+    session = engine.session("s:m")
+    for _ in range(int(sys.argv[2])):
+        await session.send("Hi")
+    await engine.flush()
+    print(json.dumps({"messages": len(session.messages)}), flush=True)
+    if sys.argv[3] == "hang":
+        await asyncio.Event().wait()
+    if sys.argv[3] == "open":
+        globals()["left"] = engine   # referenced, never closed
+        return
+    if sys.argv[3] == "raise":
+        globals()["left"] = engine
+        raise SystemExit(3)
+
+asyncio.run(main())
+"""
+
+
+def program(path: Path, sends: int, ending: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(path), str(sends), ending],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+
+
+async def rows(path: Path) -> int:
+    async with TraceStore.open_readonly(path) as store:
+        return len(await store.calls())
+
+
+async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
+    """A process killed after flush() loses nothing that was flushed."""
+    process = program(tmp_path / "trace.db", 20, "hang")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline()) == {"messages": 40}
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert await rows(tmp_path / "trace.db") == 20
+
+
+@pytest.mark.parametrize(("ending", "code"), [("open", 0), ("raise", 3)])
+async def test_an_engine_left_open_does_not_hold_the_interpreter(tmp_path: Path, ending: str, code: int) -> None:
+    """A program that ends with its engine open and referenced ends anyway, with everything in the trace."""
+    process = program(tmp_path / "trace.db", 3, ending)
+    _, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (code, "")
+    assert await rows(tmp_path / "trace.db") == 3

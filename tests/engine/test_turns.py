@@ -1,0 +1,376 @@
+"""What a session does with a turn, however the turn ends."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from adapters import (
+    AdapterError,
+    CancelledError,
+    CapabilityError,
+    Message,
+    MessageComplete,
+    Role,
+    ServerError,
+    StopReason,
+    TextDelta,
+    ToolChoice,
+    ToolDefinition,
+    ToolResultBlock,
+)
+from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
+from bus.stream_events import TurnComplete, TurnEvent
+from engine import Tool
+from tests.support.scripted import Say
+
+from .engines import running, topics
+
+pytestmark = pytest.mark.anyio
+
+
+async def add(arguments: dict[str, int]) -> int:
+    return arguments["a"] + arguments["b"]
+
+
+ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
+
+
+async def test_a_turn_enters_the_history_with_how_it_came_about() -> None:
+    """After a send the history holds both messages, and the assistant's says model, usage and cost."""
+    async with running(Say("Hel", "lo")) as (engine, _):
+        session = engine.session("s:m")
+        message = await session.send("Hi")
+        assert message.text == "Hello"
+        assert [entry.role for entry in session.messages] == [Role.USER, Role.ASSISTANT]
+        assert message.metadata is not None
+        assert message.metadata.model == "s:m"
+        assert message.metadata.usage.output_tokens == 5
+        assert message.metadata.cost_usd is None, "unpriced is not zero"
+        assert message.metadata.routing is not None
+        assert message.metadata.routing.requested == "s:m"
+
+
+async def test_a_stream_has_each_event_once_and_ends_with_the_turn() -> None:
+    """A streamed turn yields the message's events, the step's end and one turn.complete, in that order."""
+    async with running(Say("Hel", "lo")) as (engine, _), engine.session("s:m").stream("Hi") as turn:
+        types = [event.type async for event in turn]
+        assert (await turn.message()).text == "Hello"
+    assert types == [
+        "message.start",
+        "text.delta",
+        "text.delta",
+        "message.complete",
+        "step.finish",
+        "turn.complete",
+    ]
+
+
+async def test_only_the_text_can_be_streamed() -> None:
+    """`text_stream` yields the fragments as they came."""
+    async with running(Say("Hel", "lo")) as (engine, _), engine.session("s:m").stream("Hi") as turn:
+        assert [piece async for piece in turn.text_stream] == ["Hel", "lo"]
+
+
+async def test_a_late_reader_gets_the_past_and_the_same_end() -> None:
+    """A reader that attaches after the end sees the same final message as the first one."""
+    async with running(Say("Hel", "lo")) as (engine, _):
+        async with engine.session("s:m").stream("Hi") as turn:
+            first: list[TurnEvent] = [event async for event in turn]
+        late = [event async for event in engine.attach(turn.stream_id)]
+        assert [e for e in first if isinstance(e, MessageComplete)] == [
+            e for e in late if isinstance(e, MessageComplete)
+        ]
+        assert isinstance(late[-1], TurnComplete)
+
+
+async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along() -> None:
+    """After assigning `model`, the next turn goes to the other provider with everything said before."""
+    async with running(Say("from s"), other=[Say("from other")]) as (engine, events):
+        session = engine.session("s:m")
+        await session.send("one")
+        session.model = "other:m"
+        message = await session.send("two")
+        assert message.text == "from other"
+        assert message.metadata is not None
+        assert message.metadata.provider == "other"
+        adapter = engine._adapters["other"].ref.actor.adapter  # type: ignore[union-attr]
+        assert [m.text for m in adapter.requests[0].messages] == ["one", "from s", "two"]
+        assert topics(events.take(), "session.model_changed") == ["session.model_changed"]
+
+
+async def test_one_turn_can_go_elsewhere_without_moving_the_session() -> None:
+    """`model=` on a send is for that turn alone."""
+    async with running(Say("s"), other=[Say("other")]) as (engine, _):
+        session = engine.session("s:m")
+        assert (await session.send("x", model="other:m")).text == "other"
+        assert session.model == "s:m"
+
+
+async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
+    """A call that fails before any content raises, with the turn on the exception, and adds nothing."""
+    async with running(Say(fails=ServerError("down")), Say("up again")) as (engine, _):
+        session = engine.session("s:m")
+        with pytest.raises(ServerError) as caught:
+            await session.send("Hi")
+        assert caught.value.turn is not None  # type: ignore[attr-defined]
+        assert session.messages == ()
+        assert (await session.send("Hi")).text == "up again"
+
+
+async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
+    """A call that fails midway raises, and its partial message stays in the history, marked as an error."""
+    async with running(Say("half ", "way", fails=ServerError("down"))) as (engine, _):
+        session = engine.session("s:m")
+        with pytest.raises(ServerError):
+            await session.send("Hi")
+        assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT]
+        partial = session.messages[-1]
+        assert partial.text == "half way"
+        assert partial.metadata is not None
+        assert partial.metadata.stop_reason is StopReason.ERROR
+
+
+async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
+    """An adapter's bug is an AdapterError for the caller, closes its stream properly, and the next call works."""
+    async with running(Say("a", "b", fails=ZeroDivisionError("bug")), Say("fine")) as (engine, events):
+        session = engine.session("s:m")
+        seen: list[TurnEvent] = []
+        with pytest.raises(AdapterError, match=r"crashed.*ZeroDivisionError"):
+            async with session.stream("Hi") as turn:
+                async for event in turn:
+                    seen.append(event)  # noqa: PERF401 (what was seen before the exception counts)
+        complete = [event for event in seen if isinstance(event, MessageComplete)]
+        assert [event.stop_reason for event in complete] == [StopReason.ERROR]
+        assert complete[0].final_content == tuple(Message.assistant("ab").content)
+        assert isinstance(seen[-1], TurnComplete)
+        assert (await session.send("again")).text == "fine"
+        calls = topics(events.take(), "llm.")
+        assert calls == ["llm.call_started", "llm.call_failed", "llm.call_started", "llm.call_completed"]
+
+
+async def test_a_cancelled_reply_ends_everywhere_at_once() -> None:
+    """Session.cancel ends the stream in message.complete(cancelled), keeps the partial text, frees the session."""
+    gate = anyio.Event()
+    async with running(Say("one", "two", "three", pause=lambda: _after(2, gate)), Say("next")) as (engine, events):
+        session = engine.session("s:m")
+        seen: list[TurnEvent] = []
+        with pytest.raises(CancelledError):
+            async with session.stream("Hi") as turn:
+                async for event in turn:
+                    seen.append(event)
+                    if isinstance(event, TextDelta):
+                        assert await session.cancel()
+        assert isinstance(seen[-2], MessageComplete)
+        assert seen[-2].stop_reason is StopReason.CANCELLED
+        assert seen[-1] == TurnComplete("cancelled", "CancelledError: the call was cancelled")
+        assert not await session.cancel(), "nothing runs any more"
+        assert session.messages[-1].metadata is not None
+        assert session.messages[-1].metadata.stop_reason is StopReason.CANCELLED
+        assert (await session.send("go on")).text == "next"
+        failed = [e.data for e in events.take() if isinstance(e.data, LlmCallFailed)]
+        assert [(event.error_class, event.will_retry) for event in failed] == [("cancelled", False)]
+        assert failed[0].usage is not None, "a cancelled call is priced too"
+
+
+_steps = 0
+
+
+async def _after(free_steps: int, gate: anyio.Event) -> None:
+    """Let some steps pass, then hang until the gate opens."""
+    global _steps
+    _steps += 1
+    if _steps > free_steps:
+        _steps = 0
+        await gate.wait()
+
+
+async def test_cancelling_the_task_that_awaits_send_cancels_the_call() -> None:
+    """Whoever starts a call owns it: when its task is cancelled, the call ends, and so does the session's turn."""
+    async with running(Say("never", pause=anyio.sleep_forever), Say("next")) as (engine, events):
+        session = engine.session("s:m")
+        with anyio.move_on_after(1) as scope:
+            await session.send("Hi")
+        assert scope.cancelled_caught
+        assert (await session.send("again")).text == "next"
+        assert topics(events.take(), "llm.")[:2] == ["llm.call_started", "llm.call_failed"]
+
+
+async def test_leaving_a_stream_early_cancels_its_turn() -> None:
+    """An abandoned stream leaks no call."""
+    async with running(Say("a", pause=None), Say("never", pause=anyio.sleep_forever)) as (engine, events):
+        session = engine.session("s:m")
+        await session.send("Hi")
+        async with session.stream("Hi"):
+            await anyio.sleep(1)
+        assert session.messages[-1].text == "a"
+        assert topics(events.take(), "llm.")[-1] == "llm.call_failed"
+
+
+async def test_a_detached_turn_runs_on() -> None:
+    """After detach(), leaving the stream lets the session finish the turn."""
+    async with running(Say("slow", pause=lambda: anyio.sleep(5))) as (engine, _):
+        session = engine.session("s:m")
+        async with session.stream("Hi") as turn:
+            turn.detach()
+        assert session.messages == ()
+        await anyio.sleep(60)
+        assert session.messages[-1].text == "slow"
+
+
+async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_asking() -> None:
+    """Three sends at once are three turns, and each sees the one before."""
+    async with running(Say("1"), Say("2"), Say("3")) as (engine, _):
+        session = engine.session("s:m")
+        async with anyio.create_task_group() as group:
+            for text in ("a", "b", "c"):
+                group.start_soon(session.send, text)
+                await anyio.lowlevel.checkpoint()
+        assert [message.text for message in session.messages] == ["a", "1", "b", "2", "c", "3"]
+
+
+async def test_too_many_waiting_turns_are_refused() -> None:
+    """Sixteen turns may wait; the next send raises SessionBusy at once."""
+    async with running(Say("x", pause=anyio.sleep_forever)) as (engine, _):
+        session = engine.session("s:m")
+        async with anyio.create_task_group() as group:
+            for _ in range(17):
+                group.start_soon(session.send, "x")
+            await anyio.sleep(1)
+            with pytest.raises(SessionBusy):
+                await session.send("one too many")
+            group.cancel_scope.cancel()
+
+
+async def test_sessions_run_side_by_side() -> None:
+    """A hanging session doesn't hold up another one."""
+    async with running(Say("never", pause=anyio.sleep_forever), other=[Say("free")]) as (engine, _):
+        async with engine.session("s:m").stream("Hi"):
+            assert (await engine.session("other:m").send("Hi")).text == "free"
+
+
+async def test_tools_run_and_the_model_answers() -> None:
+    """A call of a tool is executed, its result sent back, and the second reply is the turn's."""
+    async with running(Say(calls=[("add", {"a": 2, "b": 3})]), Say("5")) as (engine, events):
+        session = engine.session("s:m", tools=[ADD])
+        message = await session.send("2+3?", tool_choice=ToolChoice("required"))
+        assert message.text == "5"
+        assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+        result = session.messages[2].content[0]
+        assert isinstance(result, ToolResultBlock)
+        assert (result.text, result.is_error) == ("5", False)
+        requests = engine._adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
+        assert requests[0].tool_choice == ToolChoice("required")
+        assert requests[1].tool_choice is None, "forcing a tool again would never end"
+        taken = events.take()
+        assert topics(taken, "tool.") == ["tool.started", "tool.finished"]
+        second = [e for e in taken if isinstance(e.data, LlmCallStarted)][1]
+        assert second.caused_by == next(e for e in taken if isinstance(e.data, LlmCallStarted)).request_id
+
+
+async def test_tools_of_one_round_run_at_once_and_answer_in_order() -> None:
+    """Two calls wait for each other, and their results stand in the order of the calls."""
+    first, second = anyio.Event(), anyio.Event()
+
+    async def meet(arguments: dict[str, str]) -> str:
+        mine, theirs = (first, second) if arguments["who"] == "a" else (second, first)
+        mine.set()
+        await theirs.wait()
+        return arguments["who"]
+
+    tool = Tool(ToolDefinition("meet"), meet)  # type: ignore[arg-type]
+    async with running(Say(calls=[("meet", {"who": "a"}), ("meet", {"who": "b"})]), Say("met")) as (engine, _):
+        session = engine.session("s:m", tools=[tool])
+        await session.send("go")
+        assert [block.text for block in session.messages[2].content] == ["a", "b"]  # type: ignore[union-attr]
+
+
+async def test_a_failing_or_unknown_tool_is_an_error_for_the_model_not_for_the_host() -> None:
+    """Exceptions and unknown names become error results, and the turn goes on."""
+
+    async def explode(arguments: object) -> str:
+        raise RuntimeError("no luck")
+
+    tool = Tool(ToolDefinition("explode"), explode)  # type: ignore[arg-type]
+    async with running(Say(calls=[("explode", {}), ("nonsense", {})]), Say("sorry")) as (engine, _):
+        session = engine.session("s:m", tools=[tool])
+        assert (await session.send("go")).text == "sorry"
+        results = session.messages[2].content
+        assert all(isinstance(block, ToolResultBlock) and block.is_error for block in results)
+        assert "no luck" in results[0].text  # type: ignore[union-attr]
+        assert "nonsense" in results[1].text  # type: ignore[union-attr]
+
+
+async def test_a_slow_tool_is_given_up() -> None:
+    """A tool that exceeds its time is an error result."""
+
+    async def slow(arguments: object) -> str:
+        await anyio.sleep(1000)
+        return "too late"
+
+    tool = Tool(ToolDefinition("slow"), slow, timeout_seconds=2)  # type: ignore[arg-type]
+    async with running(Say(calls=[("slow", {})]), Say("ok")) as (engine, _):
+        session = engine.session("s:m", tools=[tool])
+        await session.send("go")
+        assert "longer than 2 s" in session.messages[2].content[0].text  # type: ignore[union-attr]
+
+
+async def test_a_passive_tool_ends_the_turn_with_its_call_open() -> None:
+    """A tool without a handler is the host's to answer."""
+    passive = Tool(ToolDefinition("ask_a_person"))
+    async with running(Say(calls=[("ask_a_person", {})])) as (engine, _):
+        session = engine.session("s:m", tools=[passive])
+        async with session.stream("go") as turn:
+            events = [event async for event in turn]
+        assert events[-1] == TurnComplete("awaiting_tools")
+        assert session.messages[-1].tool_uses[0].name == "ask_a_person"
+
+
+async def test_tool_rounds_are_bounded() -> None:
+    """With max_tool_rounds=0 a call is returned, not run."""
+    async with running(Say(calls=[("add", {"a": 1, "b": 1})])) as (engine, _):
+        session = engine.session("s:m", tools=[ADD])
+        message = await session.send("go", max_tool_rounds=0)
+        assert message.tool_uses[0].input == {"a": 1, "b": 1}
+        assert session.messages[-1] == message
+
+
+async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> None:
+    """Forcing a tool that isn't there raises, and neither call nor history knows of it."""
+    async with running(Say("x")) as (engine, events):
+        session = engine.session("s:m", tools=[ADD])
+        with pytest.raises(CapabilityError, match="nonsense"):
+            await session.send("go", tool_choice=ToolChoice("named", "nonsense"))
+        assert session.messages == ()
+        assert topics(events.take(), "llm.") == []
+
+
+async def test_an_unknown_model_names_its_neighbours() -> None:
+    """A misspelt model is a ConfigurationError that says what was probably meant, at once."""
+    async with running(Say("x")) as (engine, _):
+        with pytest.raises(ConfigurationError, match="did you mean s:m"):
+            engine.session("s.m")
+
+
+async def test_an_unknown_option_is_a_type_error() -> None:
+    """Options are checked by name before a turn begins."""
+    async with running(Say("x")) as (engine, _):
+        with pytest.raises(TypeError, match="temprature"):
+            await engine.session("s:m").send("x", temprature=0)
+
+
+@pytest.mark.parametrize("step", range(5))
+async def test_every_call_that_starts_ends_exactly_once_wherever_it_is_cancelled(step: int) -> None:
+    """Cancelled at any point, each attempt has one start and one end."""
+    say = Say("a", "b", "c", pause=lambda: anyio.sleep(1))
+    async with running(say, Say("next")) as (engine, events):
+        session = engine.session("s:m")
+        with anyio.move_on_after(step + 0.5):
+            await session.send("Hi")
+        await session.send("again")
+        taken = events.take()
+    started = [e for e in taken if isinstance(e.data, LlmCallStarted)]
+    ended = [e for e in taken if isinstance(e.data, LlmCallCompleted | LlmCallFailed)]
+    assert [(e.request_id, e.attempt) for e in started] == [(e.request_id, e.attempt) for e in ended]
+    assert len(topics(taken, "session.turn_started")) == len(topics(taken, "session.turn_completed"))
