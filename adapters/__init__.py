@@ -7,26 +7,20 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+try:
+    from bus._siblings import check_siblings
+except ImportError as error:  # somebody else's `bus` was found first
+    from importlib.util import find_spec
 
-def _require_siblings(*names: str) -> None:
-    """Raise if one of our packages is shadowed by somebody else's of the same name."""
-    home = Path(__file__).parent.parent
-    for name in names:
-        spec = find_spec(name)
-        found = spec.origin if spec is not None else None
-        expected = home / name / "__init__.py"
-        if found is None or Path(found) != expected:
-            raise ImportError(
-                f"callboard's package {name!r} should be {expected}, but Python finds {found}. Rename or move "
-                f"the other {name!r}, or put {home} before it on sys.path."
-            )
+    raise ImportError(
+        f"callboard's package 'bus' is hidden by another: {__file__} belongs with the bus/ beside its own folder, "
+        f"but Python finds {getattr(find_spec('bus'), 'origin', None)}. Rename the other package, or put "
+        "callboard's folder before it on sys.path"
+    ) from error
 
-
-_require_siblings("bus")
+check_siblings(__file__)
 
 from bus.content import (  # noqa: E402 (after the check, which explains what these imports could not)
     ContentBlock,

@@ -19,7 +19,6 @@ from bus.stream_events import StreamEvent
 from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter
 
 INITIALIZE_SECONDS = 120.0
-CLOSE_SECONDS = 3.0
 
 
 class AdapterActor(Actor):
@@ -48,8 +47,7 @@ class AdapterActor(Actor):
     async def stopping(self) -> None:
         made, self._made = self._made, None
         if made is not None:
-            with anyio.move_on_after(CLOSE_SECONDS, shield=True):
-                await made.close()
+            await made.close()  # the supervisor bounds and shields it
 
 
 class CallHandle:

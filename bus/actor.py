@@ -264,6 +264,7 @@ class Incarnation:
         self.scope = anyio.CancelScope(shield=True)
         self.stop_reason: str | None = None  # set when somebody asks this life to stop
         self.on_up: Callable[[], None] | None = None  # called when it is running, before the first message
+        self.on_closing: Callable[[], None] | None = None  # called when its tasks are about to be ended
         self.up = anyio.Event()  # started() is over, well or not
         self.ended = anyio.Event()
         self.hook_running = False
@@ -330,6 +331,8 @@ class Incarnation:
                     await self._serve(actor)
                 finally:
                     self.phase = "closing"
+                    if self.on_closing is not None:
+                        self.on_closing()
                 group.cancel_scope.cancel()
         finally:
             self._group = None

@@ -6,6 +6,7 @@ single delta logs.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, cast
 
 
@@ -24,13 +25,18 @@ class Log:
         return self._logger
 
     def debug(self, event: str, **fields: object) -> None:
-        self._bound().debug(event, **fields)
+        self._say("debug", event, fields)
 
     def info(self, event: str, **fields: object) -> None:
-        self._bound().info(event, **fields)
+        self._say("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
-        self._bound().warning(event, **fields)
+        self._say("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
-        self._bound().error(event, **fields)
+        self._say("error", event, fields)
+
+    def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
+        # a host's logging that fails must not take a supervisor or a call down with it
+        with contextlib.suppress(Exception):
+            getattr(self._bound(), level)(event, **fields)

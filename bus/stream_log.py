@@ -167,7 +167,7 @@ class StreamLog(Generic[T]):
 
     def _weigh(self) -> None:
         events = self._events
-        self._bytes += sum(map(stream_fold.weigh, events[self._weighed :]))
+        self._bytes += stream_fold.weigh_all(events[self._weighed :])
         self._weighed = len(events)
         self._weigh_at = self._weighed + _WEIGH_EVERY
 
@@ -185,7 +185,7 @@ class StreamLog(Generic[T]):
             return
         # fold() makes no other kinds of events than it is given
         self._snapshot = cast("tuple[T, ...]", stream_fold.fold((*self._snapshot, *self._events[:cut])))
-        self._snapshot_bytes = sum(map(stream_fold.weigh, self._snapshot))
+        self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
         del self._events[:cut]
         self._base += cut
         self._bytes, self._weighed = 0, 0

@@ -376,6 +376,8 @@ class Supervisor:
             child.ref._open = True
         life = child.life = child.make_life()
         life.on_up = partial(self._came_up, child, again)
+        if isinstance(life, Incarnation):
+            life.on_closing = partial(self._closing, life)
         group.start_soon(self._host, child, life, name=child.name)
         await life.up.wait()
         return life
@@ -541,15 +543,29 @@ class Supervisor:
             return
         if life.hook_running and await _ends_within(life, STOPPING_SECONDS):
             return
+        self._report_stuck(life)
+
+    def _closing(self, life: Incarnation) -> None:
+        """A life closes that nobody asked to stop, after a crash perhaps; its tasks may be stuck all the same."""
+        if life.stop_reason is None and life.tasks and self._group is not None:
+            self._group.start_soon(self._watch_closing, life)
+
+    async def _watch_closing(self, life: Incarnation) -> None:
+        with anyio.CancelScope(shield=True):
+            if not await _ends_within(life, KILL_GRACE_SECONDS + STOPPING_SECONDS):
+                self._report_stuck(life)
+
+    def _report_stuck(self, life: Incarnation) -> None:
         assert self._group is not None  # a life is a task of this group
-        self._group.start_soon(self._watch_stuck, life)
-        self._stuck.update(dict.fromkeys(life.stacks(), life))
+        if not any(stuck is life for stuck in self._stuck.values()):
+            self._stuck.update(dict.fromkeys(life.stacks(), life))
+            self._group.start_soon(self._watch_stuck, life)
 
     async def _watch_stuck(self, life: Incarnation) -> None:
         with anyio.CancelScope(shield=True):
             while not life.ended.is_set():
                 for name, stack in life.stacks().items():
-                    _log.error("task.stuck", task=name, stack=stack)
+                    _log.error("task.stuck", task=name, where=stack)
                 await _ends_within(life, STUCK_LOG_SECONDS)
         for name in [name for name, stuck in self._stuck.items() if stuck is life]:
             del self._stuck[name]

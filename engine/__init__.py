@@ -5,25 +5,18 @@ Composes the other three packages; speaks no wire format and no SQL.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from pathlib import Path
+try:
+    from bus._siblings import check_siblings
+except ImportError as error:  # somebody else's `bus` was found first
+    from importlib.util import find_spec
 
+    raise ImportError(
+        f"callboard's package 'bus' is hidden by another: {__file__} belongs with the bus/ beside its own folder, "
+        f"but Python finds {getattr(find_spec('bus'), 'origin', None)}. Rename the other package, or put "
+        "callboard's folder before it on sys.path"
+    ) from error
 
-def _require_siblings(*names: str) -> None:
-    """Raise if one of our packages is shadowed by somebody else's of the same name."""
-    home = Path(__file__).parent.parent
-    for name in names:
-        spec = find_spec(name)
-        found = spec.origin if spec is not None else None
-        expected = home / name / "__init__.py"
-        if found is None or Path(found) != expected:
-            raise ImportError(
-                f"callboard's package {name!r} should be {expected}, but Python finds {found}. Rename or move "
-                f"the other {name!r}, or put {home} before it on sys.path."
-            )
-
-
-_require_siblings("bus", "adapters", "tracestore")
+check_siblings(__file__)
 
 from .config import load_registry  # noqa: E402 (after the check, which explains what imports could not)
 from .engine import Engine, Limits, Timeouts  # noqa: E402

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import msgspec
 
-from adapters import ContentBlock, Message, TextDelta, ToolChoice
-from bus import CallboardError, StreamReader, TaskCancelled, TaskHandle
+from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolChoice
+from bus import CallboardError, StreamReader, StreamReset, TaskCancelled, TaskHandle
 from bus.errors import CancelledError
 from bus.json_types import Json, JsonObject
 from bus.messages import as_blocks
@@ -139,7 +139,8 @@ class Session:
 class TurnStream:
     """A turn as it happens: an async context manager, and an async iterator of its events.
 
-    Leaving early cancels the turn, unless it was detached; then the session runs it to its end.
+    Leaving early cancels the turn, unless it was detached; then the session runs it to its end. A reader that
+    comes back after the stream was folded gets one StreamReset in place of the events it missed.
     """
 
     def __init__(self, engine: Engine, turn: Turn) -> None:
@@ -173,12 +174,12 @@ class TurnStream:
             with contextlib.suppress(CallboardError):  # who iterated has seen it; who left early doesn't want it
                 await task.wait()
 
-    def __aiter__(self) -> AsyncIterator[TurnEvent]:
+    def __aiter__(self) -> AsyncIterator[TurnEvent | StreamReset[TurnEvent]]:
         return self._events()
 
-    async def _events(self) -> AsyncIterator[TurnEvent]:
+    async def _events(self) -> AsyncIterator[TurnEvent | StreamReset[TurnEvent]]:
         async for event in self._started_reader():
-            yield event  # type: ignore[misc]  # a reader from the start never sees a reset
+            yield event
         assert self._task is not None
         await self._task.wait()
 
@@ -188,9 +189,16 @@ class TurnStream:
         return self._text()
 
     async def _text(self) -> AsyncIterator[str]:
+        given = 0
         async for event in self:
+            piece = ""
             if isinstance(event, TextDelta):
-                yield event.text
+                piece = event.text
+            elif isinstance(event, StreamReset):  # this reader was so slow that the log was folded meanwhile
+                piece = _text_of(event.snapshot)[given:]
+            if piece:
+                given += len(piece)
+                yield piece
 
     async def message(self) -> Message:
         """The assistant's last message, once the turn is over. Raises what the turn raised."""
@@ -210,6 +218,21 @@ class TurnStream:
         if self._reader is None:
             raise CallboardError("enter the stream first: async with session.stream(...) as turn")
         return self._reader
+
+
+def _text_of(events: Sequence[TurnEvent]) -> str:
+    """All text of a folded stream: whole messages, and the deltas of one that is still open."""
+    texts: dict[str, str] = {}
+    for event in events:
+        match event:
+            case TextDelta():
+                texts[event.message_id] = texts.get(event.message_id, "") + event.text
+            case MessageComplete():
+                blocks = (block.text for block in event.final_content if isinstance(block, TextBlock))
+                texts[event.message_id] = "".join(blocks)
+            case _:
+                pass
+    return "".join(texts.values())
 
 
 async def _own(turn: Turn, task: TaskHandle[Message]) -> Message:

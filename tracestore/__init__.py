@@ -6,29 +6,18 @@ calls a provider.
 
 from __future__ import annotations
 
-
-def _check_siblings() -> None:
-    """Refuse to run with another distribution's package in the place of one of ours.
-
-    The folders are the import packages, so a `bus` of a host's own could stand before ours on `sys.path`.
-    """
+try:
+    from bus._siblings import check_siblings
+except ImportError as error:  # somebody else's `bus` was found first
     from importlib.util import find_spec
-    from pathlib import Path
 
-    here = Path(__file__).resolve().parent.parent
-    for name in ("bus", "adapters"):
-        spec = find_spec(name)
-        expected = here / name / "__init__.py"
-        origin = None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-        if origin is None or origin.parent.parent != here:
-            raise ImportError(
-                f"callboard's package {name!r} is shadowed: expected {expected}, found "
-                f"{origin or 'no such package'}. Rename or move the other package {name!r}, or put callboard's "
-                f"directory ({here}) first on sys.path."
-            )
+    raise ImportError(
+        f"callboard's package 'bus' is hidden by another: {__file__} belongs with the bus/ beside its own folder, "
+        f"but Python finds {getattr(find_spec('bus'), 'origin', None)}. Rename the other package, or put "
+        "callboard's folder before it on sys.path"
+    ) from error
 
-
-_check_siblings()
+check_siblings(__file__)
 
 from .database import Durability  # noqa: E402 - the siblings must be ours before anything is imported from them
 from .prices import Component, Explanation, PriceRow, PriceTable  # noqa: E402

