@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 try:
     from bus._siblings import check_siblings
-except ImportError as error:  # somebody else's `bus` was found first
+except ModuleNotFoundError as error:  # somebody else's `bus` was found first
     from importlib.util import find_spec
 
     raise ImportError(

@@ -48,7 +48,8 @@ from bus.stream_events import (
 )
 from bus.usage import StopReason, TokenUsage, UsageSource
 
-from .contract import CallWarning
+from .contract import CallWarning, CanonicalRequest
+from .surrogates import mend_json
 
 Key: TypeAlias = Hashable
 
@@ -67,6 +68,7 @@ class _Block:
     whole: ContentBlock | None = None  # for kind "whole"
     whole_raw: Json = None
     ended: bool = False  # the provider said so; a held block can be ended before it opens
+    incomplete: bool = False  # the provider said that this call must not be executed
     closed: bool = False
     content: ContentBlock | None = None  # what it came to, once closed
 
@@ -77,6 +79,8 @@ class Assembler:
     provider: the adapter's name, recorded as the origin of everything opaque. requested_model: ``provider_raw``
     carries it too, because some signatures bind to a model. estimate_usage: usage for a reply with that output,
     for providers that report none. usage: to be set as soon as the provider reports anything.
+    request: what was asked, for protocols whose replies must be read in its light. clean_input: given a tool's
+    name and the arguments that the model sent, what they are to mean; for a provider that was sent another schema.
     """
 
     def __init__(
@@ -87,9 +91,12 @@ class Assembler:
         requested_model: str,
         clock: Clock,
         estimate_usage: Callable[[str], TokenUsage],
+        request: CanonicalRequest | None = None,
     ) -> None:
         self.message_id = message_id
         self.provider = provider
+        self.request = request
+        self.clean_input: Callable[[str, JsonObject], JsonObject] | None = None
         self.model = requested_model
         self.response_id: str | None = None
         self.usage: TokenUsage | None = None
@@ -110,15 +117,19 @@ class Assembler:
 
     # -- what providers say
 
-    def text(self, key: Key, fragment: str, *, implicit_end: bool = False) -> None:
-        """More text for a block. Empty fragments open nothing."""
+    def text(
+        self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
+    ) -> None:
+        """More text for a block. Empty fragments open nothing. raw: becomes the block's provider_raw."""
         if fragment:
             block = self._by_key.get(key)
-            if block is not None and block is self._open:  # the hot path: one more delta of the open block
+            if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
                 block.parts.append(fragment)
                 self._ready.append(TextDelta(fragment, block.index, self.message_id))
-                return
-            self._fragment(key, "text", fragment, implicit_end)
+            else:
+                self._fragment(key, "text", fragment, implicit_end)
+        if raw is not None:
+            self.tool_raw(key, raw)
 
     def thinking(
         self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
@@ -141,7 +152,7 @@ class Assembler:
     ) -> None:
         """A tool call begins. raw: the provider's own identifiers for it."""
         block = _Block("tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu"))
-        self._by_key[key] = block
+        self._claim(key, block)
         self._admit(block)
 
     def tool_arguments(self, key: Key, fragment: str) -> None:
@@ -164,13 +175,13 @@ class Assembler:
             block.final_input = final_input
 
     def tool_raw(self, key: Key, raw: JsonObject) -> None:
-        """The provider's own identifiers of a call, when they come later than its start."""
+        """The provider's own data of a call (or any other block), when they come later than its start."""
         block = self._by_key.get(key)
         if block is not None and not block.closed:
             block.raw = raw
 
     def tool_text(self, key: Key) -> str:
-        """The arguments of a call so far."""
+        """The arguments of a call, or the text of any other block, so far."""
         block = self._by_key.get(key)
         return "" if block is None else "".join(block.parts)
 
@@ -185,18 +196,24 @@ class Assembler:
 
     def _whole(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
         holder = _Block("whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
-        self._by_key[key] = holder
+        self._claim(key, holder)
         self._admit(holder)
 
     def knows(self, key: Key) -> bool:
         """True if a block of that key has begun."""
         return key in self._by_key
 
-    def end(self, key: Key) -> None:
-        """The provider says that a block is whole."""
+    def is_closed(self, key: Key) -> bool:
+        """True if a block of that key takes nothing more: it ended, or a later one closed it."""
+        block = self._by_key.get(key)
+        return block is not None and block.closed
+
+    def end(self, key: Key, *, incomplete: bool = False) -> None:
+        """The provider says that a block is whole; or, of a tool call, that it will get no further."""
         block = self._by_key.get(key)
         if block is not None:
             block.ended = True
+            block.incomplete = incomplete
             self._settle()
 
     def warn(self, code: str, message: str) -> None:
@@ -230,7 +247,8 @@ class Assembler:
             return
         self._settle()
         while self._open is not None:
-            self._close_open(cut_off=cut_off)
+            is_last = not self._held
+            self._close_open(cut_off=cut_off or (stop_reason is StopReason.MAX_TOKENS and is_last))
             self._settle()
         self._begin()
         content = [block.content for block in self._done if block.content is not None]
@@ -265,7 +283,7 @@ class Assembler:
         block = self._by_key.get(key)
         if block is None or block.closed or block.kind != kind:
             block = _Block(kind, implicit_end)
-            self._by_key[key] = block
+            self._claim(key, block)
             self._admit(block)
         if fragment:
             block.parts.append(fragment)
@@ -273,7 +291,15 @@ class Assembler:
                 self._emit_delta(block, fragment)
         return block
 
+    def _claim(self, key: Key, block: _Block) -> None:
+        former = self._by_key.get(key)
+        if former is not None:
+            former.ended = True  # nothing can reach it any more
+        self._by_key[key] = block
+
     def _admit(self, block: _Block) -> None:
+        if self.complete:
+            return  # nothing comes after `message.complete`
         self._held.append(block)
         if self._open is not None and self._may_close(self._open):
             self._close_open()
@@ -344,10 +370,13 @@ class Assembler:
     def _close_tool(self, block: _Block, cut_off: bool) -> ToolUseBlock:
         text = "".join(block.parts)
         parsed = block.final_input if block.final_input is not None else parse_object(text)
+        cut_off = cut_off or block.incomplete
         if parsed is None and not text.strip() and not cut_off:
             parsed = {}  # a call without arguments
         incomplete = cut_off or parsed is None
         final: JsonObject = parsed or {}
+        if parsed and self.clean_input is not None:
+            final = self.clean_input(block.tool_name, parsed)
         self._ready.append(ToolUseEnd(block.tool_id, final, incomplete, block.index, self.message_id))
         return ToolUseBlock(
             id=block.tool_id,
@@ -370,7 +399,11 @@ def parse_object(text: str) -> JsonObject | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        value = json.loads(text, strict=False)
+        value = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

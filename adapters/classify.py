@@ -99,7 +99,7 @@ _OVERFLOW = re.compile(
     r"|current length is \d+ while limit is \d+"
     r"|tokens \+ .max_new_tokens. must be <= \d+"
     r"|must have less than \d+ tokens"
-    r"|(?:prompt|input) is longer than the (?:model's )?context length"
+    r"|longer than the (?:model's )?context length"
     r"|input length .*exceeds the (?:model's )?(?:maximum )?context length"
     r"|input tokens exceed the configured limit"
     r"|token limit exceeded"
@@ -110,6 +110,7 @@ _OVERFLOW = re.compile(
 _QUOTA = re.compile(
     r"credit balance is too low"
     r"|exceeded your current quota, please check your plan and billing"
+    r"|reached your specified (?:\w+ )?api usage limits"
     r"|insufficient balance",
     re.IGNORECASE,
 )
@@ -132,7 +133,7 @@ def read_error(body: bytes) -> ErrorBody:
     """Find the error in a body of any known shape; a body of no known shape is the message itself."""
     try:
         value: Json = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = re.sub(rb"<[^>]*>|\s+", b" ", body[:4000]).decode("utf-8", "replace")
         return ErrorBody(message=" ".join(text.split())[:500])
     return read_error_value(value)
@@ -195,9 +196,9 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
         return QuotaExceededError
     if status in _OVERFLOW_STATUS and _OVERFLOW.search(body.message):
         return ContextOverflowError
-    if status is None and body.code.isdigit():
+    if status is None and re.fullmatch(r"[1-9][0-9]{2}", body.code):
         status = int(body.code)
-    if status is not None and status >= 400:
+    if status is not None and status >= 300:
         return _by_status(status)
     for name in named:
         if name in COMMON_CODES:
@@ -233,7 +234,7 @@ def build_error(
     verdict = headers.get("x-should-retry")
     if verdict in ("true", "false") and not issubclass(kind, QuotaExceededError):
         retryable = verdict == "true"
-    if kind is AdapterError:
+    if kind is AdapterError and retryable is None:
         retryable = True  # unknown errors are retried, before any output was delivered
     said = body.message or body.type or body.code or "no explanation"
     code = body.detail_code or body.code or body.type or None

@@ -34,6 +34,7 @@ from bus.log import Log
 from bus.messages import Message, Role
 
 from .contract import CallWarning, CanonicalRequest
+from .surrogates import mend_text
 
 _log = Log("adapters.history")
 
@@ -116,15 +117,17 @@ class _Fitter:
         self.losses: list[Loss] = []
         self.tool_ids: dict[str, str] = {}
         self.tool_names: dict[str, str] = {}
+        self.taken: set[str] = set()
         self.results = _collect_results(request.messages)
+        self.called = {block.id for message in request.messages for block in message.tool_uses}
 
     def fit(self) -> FittedHistory:
-        system = [self.request.system_prompt] if self.request.system_prompt else []
+        system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
         for role in hoisted:
-            system += [message.text for message in self.request.messages if message.role is role and message.text]
+            said = [mend_text(message.text) for message in self.request.messages if message.role is role]
+            system += [text for text in said if text]
         fitted: list[Message] = []
-        answered: set[str] = set()
         for message in self.request.messages:
             match message.role:
                 case Role.USER | Role.DEVELOPER if message.role not in hoisted:
@@ -133,9 +136,9 @@ class _Fitter:
                     content = self._assistant(message)
                     self._append(fitted, Role.ASSISTANT, content)
                     calls = [block for block in content if isinstance(block, ToolUseBlock)]
-                    self._append(fitted, Role.TOOL, [self._answer(call, answered) for call in calls])
+                    self._append(fitted, Role.TOOL, [self._answer(call) for call in calls])
                 case Role.TOOL:
-                    self._drop_orphans(message)
+                    self._report_dropped(message)
                 case _:
                     pass
         return FittedHistory(
@@ -158,13 +161,21 @@ class _Fitter:
     def _said(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
         for block in message.content:
-            if isinstance(block, TextBlock) and not block.text.strip():
-                continue
-            if isinstance(block, ImageBlock) and not self.target.accepts_images:
+            if isinstance(block, TextBlock):
+                if block.text.strip():
+                    kept.append(self._mend(message, block))
+            elif isinstance(block, ImageBlock) and not self.target.accepts_images:
                 self._lose(message, block, "the model takes no images")
-                continue
-            kept.append(block)
+            else:
+                kept.append(block)
         return kept
+
+    def _mend(self, message: Message, block: TextBlock) -> TextBlock:
+        text = mend_text(block.text)
+        if text is block.text:
+            return block
+        self._lose(message, block, "half a surrogate pair in its text was replaced")
+        return msgspec.structs.replace(block, text=text)
 
     def _assistant(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
@@ -172,12 +183,14 @@ class _Fitter:
             match block:
                 case TextBlock():
                     if block.text.strip():
-                        kept.append(block)
+                        kept.append(self._mend(message, block))
                 case ToolUseBlock():
                     if block.id in self.tool_ids:
                         self._lose(message, block, "a tool call of the same id came before it")
                     else:
-                        self.tool_ids[block.id] = self._wire_id(block)
+                        wire_id = self._wire_id(block)
+                        self.taken.add(wire_id)
+                        self.tool_ids[block.id] = wire_id
                         self.tool_names[block.id] = block.name
                         kept.append(block)
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
@@ -194,7 +207,8 @@ class _Fitter:
 
     def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
         origin = block.provider_raw.provider if block.provider_raw is not None else None
-        if origin is None and self.target.adopts_signatures:
+        unsigned = isinstance(block, ThinkingBlock) and block.signature is None
+        if origin is None and self.target.adopts_signatures and not unsigned:
             origin = self.target.provider
         if origin != self.target.provider:
             return f"it belongs to {origin or 'an unknown provider'}"
@@ -204,37 +218,52 @@ class _Fitter:
 
     def _wire_id(self, block: ToolUseBlock) -> str:
         rule = self.target.tool_ids
-        taken = self.tool_ids.values()
         raw = block.provider_raw
         if raw is not None and raw.provider == self.target.provider:
             own = raw.data.get("id")
-            if isinstance(own, str) and own and own not in taken:
+            if isinstance(own, str) and own and own not in self.taken:
                 return own
-        if rule.allows(block.id) and block.id not in taken:
-            return block.id
-        return rule.derive(block.id)
+        wire_id = block.id if rule.allows(block.id) else rule.derive(block.id)
+        number = 0
+        while wire_id in self.taken:
+            number += 1
+            wire_id = rule.derive(f"{block.id} {number}")
+        return wire_id
 
-    def _answer(self, call: ToolUseBlock, answered: set[str]) -> ToolResultBlock:
-        answered.add(call.id)
-        result = self.results.get(call.id)
-        if result is None:
+    def _answer(self, call: ToolUseBlock) -> ToolResultBlock:
+        if call.id not in self.results:
             return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
-        return result
+        message, result = self.results[call.id]
+        if isinstance(result.content, str):
+            text = mend_text(result.content)
+            return result if text is result.content else msgspec.structs.replace(result, content=text)
+        kept: list[TextBlock | ImageBlock] = []
+        for block in result.content:
+            if isinstance(block, TextBlock):
+                kept.append(self._mend(message, block))
+            elif self.target.accepts_images:
+                kept.append(block)
+            else:
+                self._lose(message, block, "the model takes no images")
+        return msgspec.structs.replace(result, content=tuple(kept))
 
-    def _drop_orphans(self, message: Message) -> None:
+    def _report_dropped(self, message: Message) -> None:
         for block in message.content:
-            if isinstance(block, ToolResultBlock) and block.tool_use_id not in self.tool_ids:
-                self._lose(message, block, "no earlier message has the call that it answers")
+            if isinstance(block, ToolResultBlock):
+                if block.tool_use_id not in self.called:
+                    self._lose(message, block, "no message has the call that it answers")
+                elif self.results[block.tool_use_id][1] is not block:
+                    self._lose(message, block, "the call that it answers has a result already")
 
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
         kind = str(type(block).__struct_config__.tag)
         self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.target.provider, reason))
 
 
-def _collect_results(messages: Iterable[Message]) -> dict[str, ToolResultBlock]:
-    results: dict[str, ToolResultBlock] = {}
+def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:
+    results: dict[str, tuple[Message, ToolResultBlock]] = {}
     for message in messages:
         for block in message.content:
             if isinstance(block, ToolResultBlock):
-                results.setdefault(block.tool_use_id, block)
+                results.setdefault(block.tool_use_id, (message, block))
     return results

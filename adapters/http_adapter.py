@@ -44,6 +44,7 @@ from .contract import (
 from .estimate import TokenRates, estimate_request, estimate_tokens
 from .normaliser import StreamNormaliser
 from .retry import retry_delay
+from .surrogates import mend_json
 from .transport import HttpReply, HttpRequest, HttpxTransport, Transport, read_body
 
 T = TypeVar("T")
@@ -147,8 +148,8 @@ class HttpAdapter(ABC):
             body = await call.wait(lambda: read_body(reply), what="the reply's body")
         finally:
             await _close(reply)
-        call.first_event()
         self._read_whole(body, call.assembler, reply)
+        call.first_event()
         return self._response(call, wire, reply)
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> HttpStream:
@@ -171,7 +172,7 @@ class HttpAdapter(ABC):
 
     async def _send(self, call: _Call) -> tuple[WireCall, HttpReply]:
         """Send the request; raise what an error reply means. The caller closes the reply."""
-        wire = self.write_request(call.request, stream=call.streamed)
+        wire = self._write(call)
         http = HttpRequest(
             "POST",
             self.base_url + wire.path,
@@ -188,13 +189,19 @@ class HttpAdapter(ABC):
         )
         limit = self.config.first_event_timeout if call.streamed else None
         reply = await call.wait(lambda: self._transport.send(http), limit, what="the reply")
-        if reply.status < 400:
+        if reply.status < 300:
             return wire, reply
         try:
             body = await call.wait(lambda: read_body(reply, ERROR_BODY_BYTES), limit, what="the error's body")
         finally:
             await _close(reply)
         raise self._error(body, reply, call.request.request_id)
+
+    def _write(self, call: _Call) -> WireCall:
+        try:
+            return self.write_request(call.request, stream=call.streamed)
+        except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
+            raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error
 
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         error = build_error(
@@ -210,8 +217,14 @@ class HttpAdapter(ABC):
 
     def _read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
         try:
-            self.read_reply(body, assembler)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+            try:
+                self.read_reply(body, assembler)
+            except msgspec.DecodeError:
+                mended = mend_json(body)
+                if mended is body:
+                    raise
+                self.read_reply(mended, assembler)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             kind = reply.headers.get("content-type", "no content type")
             raise StreamError(f"{self.name}: the reply is none of its protocol ({kind}): {error}") from error
         if not assembler.complete:
@@ -279,6 +292,7 @@ class _Call:
             requested_model=self.request.wire_model,
             clock=self.adapter.clock,
             estimate_usage=lambda output: self.adapter.estimate_usage(self.request, output),
+            request=self.request,
         )
 
     def report(self, report: AttemptReport) -> None:
@@ -335,7 +349,9 @@ class _Call:
         config = self.adapter.config
         budget = self.request.max_retries if self.request.max_retries is not None else config.max_retries
         delay = retry_delay(error, self.attempt - 1, budget, config.retry, self.adapter.clock.random())
-        if delay is None or self.cancelled:
+        if self.cancelled:
+            raise self._cancelled_error() from error
+        if delay is None:
             raise error
         assert self._deadline is not None
         if anyio.current_time() + delay >= self._deadline:
@@ -350,6 +366,10 @@ class _Call:
         if key:
             error.args = (str(error).replace(key, "***"),)
             error.provider_message = error.provider_message.replace(key, "***")
+            for field in ("provider_code", "provider_param", "provider_request_id"):
+                said = getattr(error, field)
+                if said:
+                    setattr(error, field, said.replace(key, "***"))
 
     def _cancelled_error(self) -> CancelledError:
         return CancelledError("the call was cancelled", request_id=self.request.request_id)
@@ -498,8 +518,9 @@ class HttpStream:
     async def aclose(self) -> None:
         """Close the socket; an unfinished call is cancelled. Idempotent."""
         if not self._call.ended:
-            self._call.cancelled = True
+            await self._call.cancel()  # also reaches a read that another task waits in
             self._call.ended = True
+        self._ready.clear()
         await self._close_reply()
 
     async def __aenter__(self) -> Self:

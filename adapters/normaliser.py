@@ -11,6 +11,7 @@ from bus.stream_events import StreamEvent
 
 from .assembler import Assembler
 from .sse import SseDecoder, SseEvent
+from .surrogates import mend_json
 
 
 class StreamNormaliser(Protocol):
@@ -52,31 +53,34 @@ class SseNormaliser:
         if not self.finished and self.error is None:
             try:
                 self._read(self._decoder.feed(chunk))
-            except AdapterError as error:  # from the decoder: a line without end
-                self.error = error
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
         return self.assembler.take()
 
     def close(self) -> list[StreamEvent]:
         if not self.finished and self.error is None:
-            self._read(self._decoder.close())
-        if not self.finished and self.error is None:
-            self._guard(self.on_end)
+            try:
+                self._read(self._decoder.close())
+                if not self.finished:
+                    self.on_end()
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
         return self.assembler.take()
 
     def _read(self, events: list[SseEvent]) -> None:
         for name, data in events:
             try:
                 self.on_event(name, data)
-            except AdapterError as error:
-                self.error = error
-            except (msgspec.MsgspecError, UnicodeError) as error:
-                self.error = StreamError(f"the provider sent an event that is none of its protocol: {error}")
-            if self.finished or self.error is not None:
+            except msgspec.DecodeError:
+                mended = mend_json(data)
+                if mended is data:
+                    raise
+                self.on_event(name, mended)
+            if self.finished:
                 return
 
-    def _guard(self, step: object) -> None:
-        assert callable(step)
-        try:
-            step()
-        except AdapterError as error:
-            self.error = error
+
+def _failure(error: Exception) -> AdapterError:
+    if isinstance(error, AdapterError):
+        return error
+    return StreamError(f"the provider sent an event that is none of its protocol: {error}")

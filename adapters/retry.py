@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 from bus.errors import AdapterError
@@ -19,7 +20,10 @@ _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
     """Seconds before the retry of that number (from 0). random: in [0, 1)."""
     jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
-    return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
+    try:
+        return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
+    except OverflowError:  # the power of a very late retry
+        return policy.max_delay
 
 
 def retry_delay(
@@ -50,7 +54,9 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
         if seconds is not None:
             return seconds
         try:
-            return max(0.0, parsedate_to_datetime(value).timestamp() - now_us / 1e6)
+            when = parsedate_to_datetime(value)
+            when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            return max(0.0, when.timestamp() - now_us / 1e6)
         except (ValueError, TypeError, OverflowError):
             pass
     found = _IN_TEXT.search(message)

@@ -33,6 +33,7 @@ class SseDecoder:
         self._at_start = True
         self._name = b""
         self._data: list[bytes] = []
+        self._data_size = 0
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         if b"\r" in chunk or self._after_cr:
@@ -78,14 +79,18 @@ class SseDecoder:
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._data_size += len(line)
             elif not line:
                 if self._data:
                     data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                     if data:
                         events.append(SseEvent(self._name, data))
                     self._data = []
+                    self._data_size = 0
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
             # comments (a leading colon), id:, retry: and unknown fields carry nothing that we need
+        if self._data_size > MAX_EVENT_BYTES:
+            raise StreamError(f"the provider sent an event of more than {MAX_EVENT_BYTES} bytes")
         return events

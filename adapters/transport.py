@@ -107,7 +107,8 @@ class HttpxTransport:
                 # connection of its own, because the pool may hold several that are just as dead.
                 return await self._send_on(_Client(self._open_client(secure), single_use=True), request)
         except Exception as error:
-            raise translate(error) from error
+            failure, cause = translate(error), _harmless(error)
+        raise failure from cause  # out here, or the original would stay attached as its context
 
     async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
         import httpx
@@ -185,6 +186,13 @@ class _HttpxReply:
                     await self._response.aclose()
             finally:
                 await _release(self._home)
+
+
+def _harmless(error: Exception) -> Exception | None:
+    """The error as the cause to show, unless its text may quote a header, and with it a key."""
+    import httpx
+
+    return None if isinstance(error, httpx.LocalProtocolError | UnicodeError | ValueError) else error
 
 
 def translate(error: Exception) -> AdapterError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 try:
     from bus._siblings import check_siblings
-except ImportError as error:  # somebody else's `bus` was found first
+except ModuleNotFoundError as error:  # somebody else's `bus` was found first
     from importlib.util import find_spec
 
     raise ImportError(

@@ -62,7 +62,6 @@ _M001_INITIAL = (
     """,
     "CREATE INDEX events_by_session ON events (session_id, ts_us) WHERE session_id IS NOT NULL",
     "CREATE INDEX events_by_request ON events (request_id) WHERE request_id IS NOT NULL",
-    "CREATE INDEX events_by_time ON events (ts_us)",
     """
     CREATE TRIGGER events_are_append_only BEFORE UPDATE ON events
     BEGIN SELECT RAISE(ABORT, 'events are append-only'); END

@@ -6,7 +6,7 @@ only fills in what an earlier one left open, so the rows come out the same when 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -56,15 +56,19 @@ _FAILED = (
     *(*_ENDED, *_USED, "error_class", "error_type", "error_message", "provider_status", "provider_code"),
     *("will_retry", "delay_seconds", "retry_after_seconds"),
 )
-_ALWAYS_FIRST = (*_IDENTITY, "provider", "model")
+_ALIKE = (*_IDENTITY, "ts_us", "day", "provider", "model")
 
 
 def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
-    """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL."""
-    kept = [name for name in columns if name not in ("request_id", "attempt", "run")]
+    """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
+
+    What start and end say alike was set by whichever came first. It is left alone, not least because SQLite would
+    rewrite every index on a column that is mentioned, changed or not.
+    """
     changes = [
         f"{name} = excluded.{name}" if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
-        for name in kept
+        for name in columns
+        if name in overwrite or name not in _ALIKE
     ]
     return (
         f"INSERT INTO calls ({', '.join(columns)})\n"
@@ -73,7 +77,7 @@ def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
     )
 
 
-# A start sets when the call began; an end sets how it ended. Everything else is first come, first kept.
+# A start sets when the call began, an end how it ended. Everything else is first come, first kept.
 UPSERT_STARTED = _upsert(_STARTED, ("ts_us", "day"))
 UPSERT_COMPLETED = _upsert(_COMPLETED, ("status",))
 UPSERT_FAILED = _upsert(_FAILED, ("status",))
@@ -102,7 +106,7 @@ class Batch:
 
     def __init__(self, envelopes: Iterable[Envelope]) -> None:
         self.runs: dict[str, tuple[int, int, int]] = {}  # first and last time, highest seq
-        self.events: list[tuple[str, Values]] = []  # with the run's name, which becomes its number in the store
+        self.events: list[tuple[str, Values]] = []  # with the run's name, see `numbered`
         self.started: list[tuple[str, Values]] = []
         self.completed: list[tuple[str, Values]] = []
         self.failed: list[tuple[str, Values]] = []
@@ -115,6 +119,13 @@ class Batch:
     def sessions(self) -> list[Values]:
         return [[session_id, *values] for session_id, values in self._sessions.items()]
 
+    @staticmethod
+    def numbered(rows: list[tuple[str, Values]], runs: Mapping[str, int], at: int) -> list[Values]:
+        """The rows with their run's number, which only the store knows, put in at its place."""
+        for run, values in rows:
+            values[at] = runs[run]
+        return [values for _, values in rows]
+
     def _add(self, envelope: Envelope) -> None:
         run = _text(envelope.run_id) or ""
         ts_us = envelope.ts_us
@@ -124,13 +135,21 @@ class Batch:
         ids: Values = [_text(envelope.session_id), _text(envelope.turn_id)]
         more: Values = [_text(envelope.message_id), _text(envelope.caused_by), tags]
         request_id = _text(envelope.request_id)
-        event: Values = [envelope.seq, _text(topic_of(envelope.data)), ts_us, envelope.mono_ns, *ids, request_id]
+        event: Values = [
+            None,
+            envelope.seq,
+            _text(topic_of(envelope.data)),
+            ts_us,
+            envelope.mono_ns,
+            *ids,
+            request_id,
+        ]
         data = encode_event(envelope.data).decode("utf-8", "replace")
         self.events.append((run, [*event, _integer(envelope.attempt), *more, data]))
         self._note_session(envelope, tags)
         if request_id is not None:
             attempt = 1 if envelope.attempt is None else envelope.attempt
-            self._note_call(envelope, run, [request_id, attempt], [*ids, *more])
+            self._note_call(envelope, run, [request_id, attempt, None], [*ids, *more])
 
     def _note_call(self, envelope: Envelope, run: str, key: Values, ids: Values) -> None:
         ts_us = envelope.ts_us
@@ -163,7 +182,7 @@ class Batch:
             case _:
                 return
         for tag, value in (envelope.tags or {}).items():
-            self.tags.append(_clean([tag, value, *key]))
+            self.tags.append(_clean([tag, value, *key[:2]]))
 
     def _note_session(self, envelope: Envelope, tags: str | None) -> None:
         session_id = _text(envelope.session_id)
@@ -241,4 +260,7 @@ def _integer(value: int | None) -> int | None:
 
 
 def _clean(values: Values) -> Values:
-    return [_text(value) if isinstance(value, str) else value for value in values]
+    for index, value in enumerate(values):
+        if type(value) is str and not value.isascii():
+            values[index] = value.encode("utf-8", "replace").decode()
+    return values

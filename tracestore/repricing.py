@@ -108,13 +108,22 @@ _TEMPORARY_TABLES = (
     )
     """,
     "CREATE INDEX IF NOT EXISTS temp.reprice_segment_key ON reprice_segment (key, since)",
+    """
+    CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
+        id      INTEGER PRIMARY KEY,
+        model   TEXT NOT NULL,
+        nano    INTEGER,
+        reason  TEXT
+    )
+    """,
     "DELETE FROM reprice_model",
     "DELETE FROM reprice_segment",
 )
 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
 # leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
-_PRICED = f"""
+_PRICE_CHUNK = f"""
+    INSERT INTO temp.reprice_cost (id, model, nano, reason)
     WITH counted AS (
         SELECT c.id, c.model, c.served_model, c.ts_us, c.provider,
                coalesce(c.input_tokens, 0) AS n_input,
@@ -169,38 +178,34 @@ _PRICED = f"""
                    + n_cache_write_1h * coalesce(r_cache_write_1h, 0)
                    + coalesce(r_request, 0) AS pico
           FROM matched
-    ),
-    priced AS (
-        SELECT id, model,
-               CASE WHEN missing IS NULL AND typeof(pico) = 'integer'
-                    THEN pico / 1000 + (pico % 1000 >= 500)
-               END AS nano,
-               CASE WHEN missing IS NULL AND typeof(pico) <> 'integer' THEN '{TOO_LARGE}'
-                    ELSE missing
-               END AS reason
-          FROM summed
     )
+    SELECT id, model,
+           CASE WHEN missing IS NULL AND typeof(pico) = 'integer'
+                THEN pico / 1000 + (pico % 1000 >= 500)
+           END,
+           CASE WHEN missing IS NULL AND typeof(pico) <> 'integer' THEN '{TOO_LARGE}'
+                ELSE missing
+           END
+      FROM summed
 """
 
-_INSERT_COSTS = """
+_KEEP_CHUNK = """
     INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
-    {priced}
-    SELECT ?, id, nano, reason FROM priced WHERE true
+    SELECT ?, id, nano, reason FROM temp.reprice_cost WHERE true
     ON CONFLICT (price_version, call_id) DO NOTHING
 """
 
 _WRITTEN = """
-    SELECT count(*), coalesce(sum(k.cost_nano), 0)
-      FROM calls AS c
-      JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = ?
-     WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({condition})
+    SELECT count(k.call_id), coalesce(sum(k.cost_nano), 0)
+      FROM temp.reprice_cost AS a
+      LEFT JOIN call_cost AS k ON k.call_id = a.id AND k.price_version = ?
 """
 
 _SUM_BY_MODEL = f"""
     SELECT a.model, count(*),
            sum(a.nano IS NULL), coalesce(sum(a.nano), 0),
            sum(b.nano IS NULL), coalesce(sum(b.nano), 0)
-      FROM after AS a
+      FROM temp.reprice_cost AS a
       JOIN (
             SELECT c.id, CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
               FROM calls AS c
@@ -298,28 +303,26 @@ class Repricing:
 
         return await self._database.write(work)
 
-    async def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
-        """Write the costs of one chunk, and check that what is there now is what was worked out."""
-        rows = await self._measure(statements, low, high)
-        priced = _PRICED.format(condition=self._condition)
-        version = self._table.version
+    async def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
+        """Work out the costs of one chunk; by model, what its calls cost now and what they would cost."""
+        await statements.run("DELETE FROM temp.reprice_cost")
         await statements.run(
-            _INSERT_COSTS.format(priced=priced), [low, high, *self._values, self._as_model, version]
+            _PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values, self._as_model]
         )
-        written = _WRITTEN.format(condition=self._condition)
-        ((calls, total),) = await statements.run(written, [version, low, high, *self._values])
+        return await statements.run(_SUM_BY_MODEL)
+
+    async def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
+        """Keep the costs of one chunk, and check that what is there now is what was worked out."""
+        rows = await self._measure(statements, low, high)
+        version = self._table.version
+        await statements.run(_KEEP_CHUNK, [version])
+        ((calls, total),) = await statements.run(_WRITTEN, [version])
         if (calls, total) != (sum(row[1] for row in rows), sum(row[3] for row in rows)):
             raise StoreError(
                 f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} to "
                 f"{high} are not what its prices give; nothing was changed"
             )
         return rows
-
-    async def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
-        """By model: what the calls of one chunk cost, and what they would cost."""
-        priced = _PRICED.format(condition=self._condition)
-        sql = f"{priced}, after AS (SELECT id, model, nano FROM priced) {_SUM_BY_MODEL}"
-        return await statements.run(sql, [low, high, *self._values, self._as_model])
 
     def _report(self, sums: _Sums, dry: bool, previous: str | None) -> RepriceReport:
         totals = [sum(column) for column in zip(*sums.values(), strict=True)] or [0] * 5

@@ -32,7 +32,6 @@ from .projection import (
     UPSERT_SESSION,
     UPSERT_STARTED,
     Batch,
-    Values,
 )
 from .queries import (
     US_PER_DAY,
@@ -71,6 +70,7 @@ class TraceStore:
         self._database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
         self._clock = clock
         self._runs: dict[str, int] = {}
+        self._opening = anyio.Lock()
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
     @classmethod
@@ -101,11 +101,12 @@ class TraceStore:
         async def prepare(database: Database) -> None:
             await migrate(database, self._clock.now_us())
 
-        if self._database.is_open:
-            return
-        if not self.readonly:
-            await inspect(self.path)
-        await self._database.open(prepare)
+        async with self._opening:
+            if self._database.is_open:
+                return
+            if not self.readonly:
+                await inspect(self.path)
+            await self._database.open(prepare)
 
     async def close(self) -> None:
         """Finish what is under way and close the file. Closing twice is harmless."""
@@ -146,17 +147,14 @@ class TraceStore:
         for run_id, (first_us, last_us, seq) in batch.runs.items():
             runs[run_id] = await self._note_run(statements, run_id, first_us, last_us, seq)
 
-        def numbered(rows: list[tuple[str, Values]], at: int) -> list[Values]:
-            return [[*values[:at], runs[run], *values[at:]] for run, values in rows]
-
-        await statements.run_many(INSERT_EVENT, numbered(batch.events, 0))
+        await statements.run_many(INSERT_EVENT, batch.numbered(batch.events, runs, 0))
         for sql, rows in (
             (UPSERT_STARTED, batch.started),
             (UPSERT_FAILED, batch.failed),
             (UPSERT_COMPLETED, batch.completed),
         ):
             if rows:
-                await statements.run_many(sql, numbered(rows, 2))
+                await statements.run_many(sql, batch.numbered(rows, runs, 2))
         if batch.tags:
             await statements.run_many(INSERT_TAG, batch.tags)
         if batch.sessions:

@@ -18,6 +18,7 @@ from adapters.transport import HttpReply, HttpRequest
 from bus.json_types import Json, JsonObject
 from bus.messages import Message
 from bus.usage import StopReason, TokenUsage
+import itertools
 
 HANG = float("inf")
 
@@ -157,7 +158,7 @@ def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
 def pieces(body: bytes, cuts: Sequence[int]) -> list[bytes]:
     """A body cut at the given places."""
     edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
-    return [body[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [body[start:end] for start, end in itertools.pairwise(edges)]
 
 
 TEXT = {"is": "text", "key": 0, "say": "Hel"}

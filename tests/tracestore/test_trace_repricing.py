@@ -135,7 +135,7 @@ async def test_what_would_it_have_cost_on_another_model(store: TraceStore, make:
 
 
 async def test_a_version_can_be_named(store: TraceStore, make: Maker) -> None:
-    """A table that was used once is in the file, whole; a version it doesn't know is refused with the known ones."""
+    """A table that was used once is in the file, whole; an unknown version is refused with the known ones."""
     await fill(store, make)
     await store.reprice(SECOND)
     await store.use_prices(None)
@@ -239,7 +239,7 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
         max_size=12,
     ),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_sql_and_table_agree_to_the_nano_dollar(
     tmp_path_factory: pytest.TempPathFactory,
     table: PriceTable,

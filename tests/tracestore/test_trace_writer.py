@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
+import anyio.lowlevel
 import pytest
 from trace_making import Maker
 
@@ -24,6 +25,13 @@ from tracestore.spill import SpillFile
 pytestmark = pytest.mark.anyio
 
 QUICK = WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=2, memory_events=4)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for something that has no event of its own."""
+    with anyio.fail_after(10):
+        while not condition():  # noqa: ASYNC110 - see above
+            await anyio.sleep(0.002)
 
 
 class FakeSource:
@@ -70,7 +78,7 @@ class FakeSink:
 
     async def write(self, envelopes: Sequence[Envelope], /) -> None:
         self.attempts += 1
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         if self.failure is not None:
             raise self.failure
         self.batches.append([envelope.seq for envelope in envelopes])
@@ -94,9 +102,7 @@ class Rig:
         self.source.put(*(self.make(ActorStarted(actor=f"a{n}")) for n in range(count)))
 
     async def until(self, state: str) -> None:
-        with anyio.fail_after(5):
-            while self.core.state != state:
-                await anyio.sleep(0.002)
+        await until(lambda: self.core.state == state)
 
     @property
     def path(self) -> list[str]:
@@ -114,11 +120,9 @@ async def test_events_that_come_together_are_committed_together(tmp_path: Path) 
     async with anyio.create_task_group() as group:
         group.start_soon(rig.core.run)
         rig.publish(25)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         rig.publish(3)
-        with anyio.fail_after(5):
-            while len(rig.sink.seqs) < 28:
-                await anyio.sleep(0.002)
+        await until(lambda: len(rig.sink.seqs) == 28)
         group.cancel_scope.cancel()
     assert rig.sink.seqs == list(range(1, 29))
     assert max(map(len, rig.sink.batches)) == 10
@@ -181,9 +185,7 @@ async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
         rig.publish(3)
         await rig.until("spilling")
         rig.publish(300)
-        with anyio.fail_after(5):
-            while rig.core.statistics().spilled < 303:
-                await anyio.sleep(0.002)
+        await until(lambda: rig.core.statistics().spilled == 303)
         assert stat.S_IMODE(rig.spill.stat().st_mode) == 0o600
         with pytest.raises(StoreError, match="303 events are not committed"):
             await rig.core.flush()
@@ -222,9 +224,7 @@ async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path
         group.start_soon(rig.core.run)
         rig.publish(50)
         await rig.until("dropping")
-        with anyio.fail_after(5):
-            while not rig.core.statistics().lost:
-                await anyio.sleep(0.002)
+        await until(lambda: rig.core.statistics().lost)
         lost = rig.core.statistics().lost
         assert 0 < lost < 50
         rig.sink.failure = None
@@ -253,9 +253,7 @@ async def test_a_spill_file_that_cannot_be_written_keeps_a_memoryful(
     async with anyio.create_task_group() as group:
         group.start_soon(rig.core.run)
         rig.publish(10)
-        with anyio.fail_after(5):
-            while rig.core.statistics().lost < 6:
-                await anyio.sleep(0.002)
+        await until(lambda: rig.core.statistics().lost == 6)
         assert any("No space left" in change.reason for change in rig.states)
         rig.sink.failure = None
         await rig.until("ok")
@@ -305,7 +303,7 @@ async def test_a_spill_file_that_is_taken_away_is_a_loss(rig: Rig) -> None:
 
 
 async def test_a_dead_process_s_spill_file_is_adopted(store: TraceStore, make: Maker) -> None:
-    """What another run had to leave is written at the next start, torn last line or not; a live one's is let be."""
+    """What another run had to leave is written at the next start, torn last line or not; a live one's is left."""
     dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
     dead.append([make.started(tags={"a": "b"}), make.completed()])
     dead.close()
