@@ -13,7 +13,7 @@ from collections.abc import Callable
 import anyio
 
 from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskCancelled, TaskHandle
-from bus.errors import CancelledError
+from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StreamEvent
 
 from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter
@@ -38,8 +38,11 @@ class AdapterActor(Actor):
         self._made = self._factory()
         initialize = getattr(self._made, "initialize", None)
         if initialize is not None:  # optional in the contract
-            with anyio.fail_after(INITIALIZE_SECONDS):
-                await initialize()
+            try:
+                with anyio.fail_after(INITIALIZE_SECONDS):
+                    await initialize()
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"the adapter did not start within {INITIALIZE_SECONDS:g} s") from error
 
     async def receive(self, message: object) -> object:
         raise TypeError(f"an adapter's actor takes no messages, got {type(message).__name__}")

@@ -72,11 +72,15 @@ class CallOutcome:
 
 @dataclass(eq=False)
 class Call:
-    """The state of one call. Run it once; `cancel()` from anywhere on the same loop."""
+    """The state of one call. Run it once; `cancel()` from anywhere on the same loop.
+
+    failure_cost: of what a failed or cancelled call had used, if that is known.
+    """
 
     request: CanonicalRequest
     scene: CallScene
     streamed: bool
+    failure_cost: Cost | None = None
     _attempt: int = 0
     _attempt_open: bool = False
     _started_ns: int = 0
@@ -222,6 +226,9 @@ class Call:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self.scene.routing
+        cost = self._price(routing.model, error.usage) if error.usage is not None else None
+        if not will_retry:
+            self.failure_cost = cost
         return LlmCallFailed(
             provider=routing.provider,
             model=routing.model,
@@ -236,7 +243,7 @@ class Call:
             provider_request_id=error.provider_request_id,
             retry_after_seconds=error.retry_after_seconds,
             usage=error.usage,
-            cost=self._price(routing.model, error.usage) if error.usage is not None else None,
+            cost=cost,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self._first_token_ms,
         )

@@ -125,6 +125,8 @@ class Engine:
     ) -> Session:
         """A new session. model: by any of its names; checked now. Raises ConfigurationError."""
         self.registry.resolve(model)
+        if session_id is not None and session_id in self._sessions:
+            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state = SessionState(session_id or self.clock.new_id("ses"), model, system_prompt, tools, tags or {})
         self._sessions[state.id] = state
         return Session(self, state)
@@ -161,8 +163,7 @@ class Engine:
         await hosted.flush()
         report = await self.store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
         if not dry_run and as_model is None:
-            if isinstance(version, PriceTable):
-                self.prices = version
+            self.prices = version if isinstance(version, PriceTable) else await self._stored_prices(version)
             await self._show_costs(hosted)
             self.bus.publish(
                 PricingRepriced(
@@ -174,6 +175,10 @@ class Engine:
                 )
             )
         return report
+
+    async def _stored_prices(self, version: str) -> PriceTable:
+        assert self.store is not None
+        return next(table for table in await self.store.price_tables() if table.version == version)
 
     async def _show_costs(self, hosted: _Hosted) -> None:
         assert self.store is not None

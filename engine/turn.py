@@ -20,10 +20,14 @@ from adapters import (
     MessageMetadata,
     Role,
     StopReason,
+    TokenUsage,
     ToolUseBlock,
+    UsageSource,
 )
 from bus import (
     CallboardError,
+    Cost,
+    CostSource,
     RoutingDecision,
     SessionBusy,
     SessionMessageAppended,
@@ -69,7 +73,7 @@ class Turn:
     ) -> None:
         self.id = engine.clock.new_id("trn")
         self.content = tuple(content)
-        self.log: StreamLog[TurnEvent] = engine.streams.open(self.id)
+        self.log: StreamLog[TurnEvent]  # from enter_queue on
         self.calls = 0
         self._engine = engine
         self._state = state
@@ -77,7 +81,7 @@ class Turn:
         self._options = options
         self._streamed = streamed
         self._status = "failed"
-        self._cost = 0
+        self._cost: int | None = 0
         self._cancelled = False
         self._over = False
         self._call: Call | None = None
@@ -85,13 +89,12 @@ class Turn:
         self._pending: list[Message] = []  # what this turn adds, until it may be committed
 
     def enter_queue(self) -> None:
-        """Take a place among the session's waiting turns. Raises SessionBusy if there is none."""
+        """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self._state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
-            self._over = True
-            self.log.close()
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.waiting += 1
+        self.log = self._engine.streams.open(self.id)
         self._engine.announce(state)
 
     def cancel(self) -> bool:
@@ -180,19 +183,19 @@ class Turn:
 
     async def _step(self, model: str, caused_by: str | None) -> tuple[Message, CallOutcome]:
         routing, request, scene = await self._prepare(model, caused_by)
-        self._call = Call(request, scene, self._streamed)
+        call = self._call = Call(request, scene, self._streamed)
         self.calls += 1
         if self._cancelled:
-            self._call.cancel()
+            call.cancel()
         try:
-            outcome = await self._call.run()
+            outcome = await call.run()
         except AdapterError as error:
-            self._keep_partial(request, routing, error)
+            self._keep_partial(request, routing, error, call.failure_cost)
             raise
         finally:
             self._call = None
         message = self._assemble(request, routing, outcome)
-        self._cost += outcome.cost.nano_usd or 0
+        self._add_cost(outcome.cost)
         self._append(message)
         return message, outcome
 
@@ -266,16 +269,27 @@ class Turn:
         )
         return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 
-    def _keep_partial(self, request: CanonicalRequest, routing: RoutingDecision, error: AdapterError) -> None:
+    def _add_cost(self, cost: Cost) -> None:
+        """One unpriced call makes the turn's cost unknown: a sum without it would look like the whole."""
+        known = self._cost is not None and cost.nano_usd is not None
+        self._cost = (self._cost or 0) + (cost.nano_usd or 0) if known else None
+
+    def _keep_partial(
+        self, request: CanonicalRequest, routing: RoutingDecision, error: AdapterError, cost: Cost | None
+    ) -> None:
         """What had arrived of a reply stays in the history, marked with how it ended."""
-        if not error.content or error.usage is None:
+        if cost is None and error.content:
+            cost = Cost(None, CostSource.UNPRICED, reason="the call ended before any usage was known")
+        if cost is not None:
+            self._add_cost(cost)
+        if not error.content or cost is None:
             return
         cancelled = isinstance(error, CancelledError)
         metadata = MessageMetadata(
             provider=routing.provider,
             model=routing.model,
-            usage=error.usage,
-            cost=self._engine.prices.price(routing.model, error.usage, self._engine.clock.now_us()),
+            usage=error.usage or TokenUsage(source=UsageSource.PARTIAL),
+            cost=cost,
             stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
             routing=routing,
             request_id=request.request_id,

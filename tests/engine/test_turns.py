@@ -145,6 +145,9 @@ async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
         assert [event.stop_reason for event in complete] == [StopReason.ERROR]
         assert complete[0].final_content == tuple(Message.assistant("ab").content)
         assert isinstance(seen[-1], TurnComplete)
+        assert session.messages[-1].text == "ab", "what had arrived is kept"
+        assert session.messages[-1].metadata is not None
+        assert session.messages[-1].metadata.cost_usd is None
         assert (await session.send("again")).text == "fine"
         calls = topics(events.take(), "llm.")
         assert calls == ["llm.call_started", "llm.call_failed", "llm.call_started", "llm.call_completed"]
