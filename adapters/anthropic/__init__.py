@@ -1,0 +1,5 @@
+"""Anthropic's Messages API."""
+
+from .adapter import AnthropicAdapter
+
+__all__ = ["AnthropicAdapter"]

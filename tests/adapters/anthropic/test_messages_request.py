@@ -1,0 +1,557 @@
+"""Requests on the wire. Expected bodies are written by hand from wire facts."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.anthropic.request import FAILED_SILENTLY, close_objects, write_request
+from adapters.contract import CanonicalRequest
+from adapters.history import NOT_EXECUTED
+from adapters.http_adapter import WireCall
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role, ToolChoice, ToolDefinition
+
+from ...support.fake_http import request
+from .wire_events import Reading, read_whole
+
+PNG = b"\x89PNG\r\n\x1a\n"
+READ_FILE = ToolDefinition("read_file", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}})
+
+
+def written(wire: WireCall) -> JsonObject:
+    body: JsonObject = msgspec.json.decode(wire.body)
+    return body
+
+
+def write(*messages: Message, **changes: object) -> WireCall:
+    asked: CanonicalRequest = request(
+        model="anthropic:claude-test", messages=messages or (Message.user("Hi"),), **changes
+    )
+    return write_request(asked, provider="anthropic", options={}, stream=False)
+
+
+def messages_of(wire: WireCall) -> list[Json]:
+    found = written(wire)["messages"]
+    assert isinstance(found, list)
+    return found
+
+
+def sent(*messages: Message, **changes: object) -> list[Json]:
+    """The messages on the wire."""
+    return messages_of(write(*messages, **changes))
+
+
+def codes(wire: WireCall) -> list[str]:
+    return [warning.code for warning in wire.warnings]
+
+
+def user(*blocks: JsonObject) -> JsonObject:
+    return {"role": "user", "content": list(blocks)}
+
+
+def assistant(*blocks: JsonObject) -> JsonObject:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def says(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def ours(**data: Json) -> ProviderRaw:
+    return ProviderRaw("anthropic", data, "claude-test")
+
+
+def opaque(kind: str, **data: Json) -> OpaqueBlock:
+    return OpaqueBlock(kind, ours(type=kind, **data))
+
+
+def test_the_contracts_first_example() -> None:
+    """Example 9.1 of the adapter contract, word for word."""
+    asked = CanonicalRequest(
+        request_id="req_01HZ",
+        model="anthropic:claude-sonnet-4-6",
+        messages=(Message.user("Read README.md and summarize"),),
+        tools=(READ_FILE,),
+        system_prompt="You are a helpful assistant.",
+        max_output_tokens=2048,
+        stream=True,
+    )
+    wire = write_request(asked, provider="anthropic", options={}, stream=True)
+    assert wire.path == "/v1/messages"
+    assert wire.headers == {"anthropic-version": "2023-06-01"}
+    assert wire.warnings == ()
+    assert written(wire) == {
+        "model": "claude-sonnet-4-6",
+        "max_tokens": 2048,
+        "system": "You are a helpful assistant.",
+        "messages": [user(says("Read README.md and summarize"))],
+        "tools": [{"name": "read_file", "description": "Reads.", "input_schema": READ_FILE.input_schema}],
+        "stream": True,
+    }
+
+
+def test_system_text_is_hoisted_and_joined() -> None:
+    """The prompt, then SYSTEM, then DEVELOPER messages, a blank line between them."""
+    wire = write(Message.developer("Three."), Message.user("Hi"), Message.system("Two."), system_prompt="One.")
+    assert written(wire)["system"] == "One.\n\nTwo.\n\nThree."
+    assert written(wire)["messages"] == [user(says("Hi"))]
+
+
+def test_all_results_of_a_turn_go_into_one_user_message_before_its_text() -> None:
+    """Split or late results are gathered directly after the calls; what the user says comes after them."""
+    call_1 = ToolUseBlock("tu_1", "f", {"a": 1}, provider_raw=ours(id="toolu_1", caller={"type": "direct"}))
+    call_2 = ToolUseBlock("tu_2", "g", {}, provider_raw=ProviderRaw("openai", {"id": "call_2"}))
+    assert sent(
+        Message.user("Go"),
+        Message.assistant((TextBlock("Both"), call_1, call_2)),
+        Message.tool_result("tu_2", "two"),
+        Message.tool_result("tu_1", (TextBlock("one"), ImageBlock(data=PNG), TextBlock(" "))),
+        Message.user("And now?"),
+    ) == [
+        user(says("Go")),
+        assistant(
+            says("Both"),
+            {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}},
+            {"type": "tool_use", "id": "tu_2", "name": "g", "input": {}},
+        ),
+        user(
+            {
+                "type": "tool_result",
+                "tool_use_id": "toolu_1",
+                "content": [
+                    says("one"),
+                    {
+                        "type": "image",
+                        "source": {
+                            "type": "base64",
+                            "media_type": "image/png",
+                            "data": base64.b64encode(PNG).decode(),
+                        },
+                    },
+                ],
+            },
+            {"type": "tool_result", "tool_use_id": "tu_2", "content": "two"},
+            says("And now?"),
+        ),
+    ]
+
+
+def test_a_call_without_a_result_is_answered() -> None:
+    """A cancelled call would make every later request fail."""
+    call = ToolUseBlock("tu_1", "f", {}, raw_arguments='{"a": ', incomplete=True)
+    _, _, answer = sent(Message.user("Go"), Message.assistant((call,)), Message.user("Hello?"))
+    assert answer == user(
+        {"type": "tool_result", "tool_use_id": "tu_1", "content": NOT_EXECUTED, "is_error": True}, says("Hello?")
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "is_error", "expected"),
+    [
+        ("", False, {}),
+        (" \n", False, {}),
+        ((TextBlock(""),), False, {}),
+        ("no such file", True, {"content": "no such file", "is_error": True}),
+        ("", True, {"content": FAILED_SILENTLY, "is_error": True}),
+        ((ImageBlock(data=PNG),), True, {"content": FAILED_SILENTLY, "is_error": True}),
+        ((TextBlock("bad"), ImageBlock(data=PNG)), True, {"content": [says("bad")], "is_error": True}),
+    ],
+)
+def test_a_results_content_is_what_the_wire_accepts(
+    content: str | tuple[TextBlock | ImageBlock, ...], is_error: bool, expected: JsonObject
+) -> None:
+    """Nothing is sent for no content, but a failure must say something, and only in text."""
+    call = ToolUseBlock("tu_1", "f", {})
+    messages = sent(
+        Message.user("Go"), Message.assistant((call,)), Message.tool_result("tu_1", content, is_error=is_error)
+    )
+    assert messages[-1] == user({"type": "tool_result", "tool_use_id": "tu_1", **expected})
+
+
+def test_reasoning_goes_back_word_for_word() -> None:
+    """Signed, redacted and omitted reasoning, in its place before the call."""
+    call = ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1"))
+    blocks = (
+        ThinkingBlock("Hm ", "c2ln", ours()),
+        ThinkingBlock("", "b21pdHRlZA", ours()),
+        RedactedThinkingBlock("ZGF0YQ", ours(type="redacted_thinking", data="ZGF0YQ")),
+        ThinkingBlock("of unstated origin", "c2ln"),
+        call,
+    )
+    assert sent(Message.user("Go"), Message.assistant(blocks))[1] == assistant(
+        {"type": "thinking", "thinking": "Hm ", "signature": "c2ln"},
+        {"type": "thinking", "thinking": "", "signature": "b21pdHRlZA"},
+        {"type": "redacted_thinking", "data": "ZGF0YQ"},
+        {"type": "thinking", "thinking": "of unstated origin", "signature": "c2ln"},
+        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}},
+    )
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ThinkingBlock("Hm", None, ours()),
+        ThinkingBlock("Hm", "", ours()),
+        ThinkingBlock("Hm", "c2ln", ProviderRaw("openai", {})),
+        RedactedThinkingBlock("x", ProviderRaw("gemini", {})),
+        OpaqueBlock("custom", ProviderRaw("openai", {"type": "custom"})),
+    ],
+)
+def test_reasoning_that_would_be_refused_is_left_out_and_reported(block: ContentBlock) -> None:
+    """Unsigned or foreign: the rest of the message stays, and the caller is told."""
+    wire = write(Message.user("Go"), Message.assistant((block, TextBlock("a"))), Message.user("On"))
+    assert written(wire)["messages"] == [user(says("Go")), assistant(says("a")), user(says("On"))]
+    assert codes(wire) == ["content_dropped"]
+
+
+def test_a_message_with_nothing_left_disappears() -> None:
+    """Its neighbours of the same role become one."""
+    wire = write(Message.user("Go"), Message.assistant((ThinkingBlock("Hm"),)), Message.user("On"))
+    assert written(wire)["messages"] == [user(says("Go"), says("On"))]
+
+
+def test_server_tools_go_back_without_the_replys_nulls() -> None:
+    """A reply's optional fields may be null, a request's may not; content may."""
+    found: JsonObject = {"type": "web_search_result", "url": "https://x.test", "page_age": None}
+    blocks = (
+        opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={"q": "x"}, caller=None),
+        opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[found], caller=None),
+        opaque("compaction", content=None),
+        TextBlock("Found.", ours(citations=[{"type": "page_location", "file_id": None, "document_title": None}])),
+        TextBlock("Plain.", ours(citations=None)),
+    )
+    wire = write(Message.user("Go"), Message.assistant(blocks), Message.user("On"))
+    assert messages_of(wire)[1] == assistant(
+        {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "x"}},
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]},
+        {"type": "compaction", "content": None},
+        {**says("Found."), "citations": [{"type": "page_location", "document_title": None}]},
+        says("Plain."),
+    )
+    assert wire.warnings == ()
+
+
+def test_a_paused_server_tool_waits_for_its_result_across_messages() -> None:
+    """The continuation begins with the result; both belong to one turn."""
+    call = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
+    result = opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[])
+    paused = (Message.user("Go"), Message.assistant((call,)))
+    assert sent(*paused)[1] == assistant(call.provider_raw.data)
+    assert sent(*paused, Message.assistant((result, TextBlock("Done"))))[1] == assistant(
+        call.provider_raw.data, result.provider_raw.data, says("Done")
+    )
+
+
+def test_a_server_tool_without_its_partner_is_left_out() -> None:
+    """A reply that was cancelled in between must not spoil every later request."""
+    call = opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={})
+    stray = opaque("web_fetch_tool_result", tool_use_id="srvtoolu_2", content={})
+    asked = request(
+        model="anthropic:x",
+        messages=(
+            Message.user("Go"),
+            Message(Role.ASSISTANT, (TextBlock("a"), call, stray), id="msg_7"),
+            Message.user("On"),
+        ),
+    )
+    wire = write_request(asked, provider="anthropic", options={}, stream=False)
+    assert written(wire)["messages"] == [user(says("Go")), assistant(says("a")), user(says("On"))]
+    assert codes(wire) == ["content_dropped", "content_dropped"]
+
+
+@pytest.mark.parametrize(
+    ("image", "source"),
+    [
+        (ImageBlock(url="https://x.test/a.png"), {"type": "url", "url": "https://x.test/a.png"}),
+        (ImageBlock(data=b"\xff\xd8\xffx"), {"type": "base64", "media_type": "image/jpeg", "data": "/9j/eA=="}),
+        (
+            ImageBlock(data=b"x", media_type="image/jpg"),
+            {"type": "base64", "media_type": "image/jpeg", "data": "eA=="},
+        ),
+        (
+            ImageBlock(url="data:image/png;base64,eA=="),
+            {"type": "base64", "media_type": "image/png", "data": "eA=="},
+        ),
+        (ImageBlock(url="data:image/gif,%78"), {"type": "base64", "media_type": "image/gif", "data": "eA=="}),
+    ],
+)
+def test_images_go_by_url_or_as_base64(image: ImageBlock, source: JsonObject) -> None:
+    """A data URL is taken apart, because the wire's url source is fetched."""
+    assert sent(Message.user((TextBlock("See"), image))) == [
+        user(says("See"), {"type": "image", "source": source})
+    ]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        ImageBlock(url="file:///etc/passwd"),
+        ImageBlock(url="/etc/passwd"),
+        ImageBlock(url="data:image/png;base64,e"),
+        ImageBlock(url="data:nothing"),
+        ImageBlock(data=b"x", media_type="image/tiff"),
+    ],
+)
+def test_an_image_that_would_spoil_the_history_is_left_out(image: ImageBlock) -> None:
+    """Nothing is read from disk for a URL, and the caller is told."""
+    wire = write(Message.user((TextBlock("See"), image)))
+    assert written(wire)["messages"] == [user(says("See"))]
+    assert codes(wire) == ["content_dropped"]
+
+
+def test_a_history_without_messages_is_refused_at_once() -> None:
+    """There is nothing to send."""
+    with pytest.raises(InvalidRequestError, match="no message"):
+        write(Message.user(" "))
+
+
+def test_a_reply_to_be_continued_may_not_end_in_white_space() -> None:
+    """Only the very last text is trimmed."""
+    messages = sent(Message.user("Go"), Message.assistant("a "), Message.user("On"), Message.assistant("b \n"))
+    assert messages == [user(says("Go")), assistant(says("a ")), user(says("On")), assistant(says("b"))]
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "expected"),
+    [
+        (None, None, None),
+        (None, True, None),
+        (None, False, {"type": "auto", "disable_parallel_tool_use": True}),
+        (ToolChoice("auto"), None, {"type": "auto"}),
+        (ToolChoice("none"), False, {"type": "none"}),
+        (ToolChoice("required"), True, {"type": "any"}),
+        (ToolChoice("required"), False, {"type": "any", "disable_parallel_tool_use": True}),
+        (ToolChoice("named", "read_file"), None, {"type": "tool", "name": "read_file"}),
+        (
+            ToolChoice("named", "read_file"),
+            False,
+            {"type": "tool", "name": "read_file", "disable_parallel_tool_use": True},
+        ),
+    ],
+)
+def test_tool_choice_in_all_its_modes(
+    choice: ToolChoice | None, parallel: bool | None, expected: JsonObject | None
+) -> None:
+    """Parallel calls are a part of the choice on this wire."""
+    wire = write(tools=(READ_FILE,), tool_choice=choice, parallel_tool_calls=parallel)
+    assert written(wire).get("tool_choice") == expected
+
+
+def test_a_choice_among_no_tools() -> None:
+    """One that changes nothing is not sent; one that can't be honoured is an error."""
+    assert "tool_choice" not in written(write(tool_choice=ToolChoice("none"), parallel_tool_calls=False))
+    for choice in (ToolChoice("required"), ToolChoice("named", "f")):
+        with pytest.raises(UnsupportedToolChoiceError):
+            write(tool_choice=choice)
+    with pytest.raises(UnsupportedToolChoiceError, match="'f'"):
+        write(tools=(READ_FILE,), tool_choice=ToolChoice("named", "f"))
+
+
+def test_strict_tools_get_closed_schemas() -> None:
+    """A schema is enforced only if its objects say that they are closed."""
+    loose: JsonObject = {"type": "object", "properties": {"o": {"type": "object"}}}
+    tools = (ToolDefinition("a", "", loose, strict=True), ToolDefinition("b", "", loose, strict=False))
+    closed = {"type": "object", "additionalProperties": False}
+    assert written(write(tools=tools))["tools"] == [
+        {"name": "a", "strict": True, "input_schema": {**closed, "properties": {"o": closed}}},
+        {"name": "b", "input_schema": loose},
+    ]
+
+
+def test_every_open_object_of_a_schema_is_closed() -> None:
+    """Wherever it stands; what a schema says itself is left alone, and the caller's schema too."""
+    schema: JsonObject = {
+        "type": ["object", "null"],
+        "properties": {
+            "type": {"enum": ["object"]},
+            "list": {"type": "array", "items": {"properties": {}}},
+            "open": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+        "$defs": {"n": {"anyOf": [{"type": "object"}, {"type": "null"}]}},
+    }
+    before = msgspec.json.encode(schema)
+    assert close_objects(schema) == {
+        "type": ["object", "null"],
+        "additionalProperties": False,
+        "properties": {
+            "type": {"enum": ["object"]},
+            "list": {"type": "array", "items": {"properties": {}, "additionalProperties": False}},
+            "open": {"type": "object", "additionalProperties": {"type": "string"}},
+        },
+        "$defs": {"n": {"anyOf": [{"type": "object", "additionalProperties": False}, {"type": "null"}]}},
+    }
+    assert msgspec.json.encode(schema) == before
+
+
+def test_output_schema_and_effort_share_one_object() -> None:
+    """Both live in output_config, beside what the caller puts there."""
+    wire = write(
+        output_schema={"type": "object", "properties": {}},
+        reasoning_effort="high",
+        provider_options={"anthropic": {"output_config": {"task_budget": {"type": "tokens", "total": 9}}}},
+    )
+    assert written(wire)["output_config"] == {
+        "effort": "high",
+        "format": {
+            "type": "json_schema",
+            "schema": {"type": "object", "properties": {}, "additionalProperties": False},
+        },
+        "task_budget": {"type": "tokens", "total": 9},
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "effort", "warned"),
+    [
+        ("none", "low", ["effort_changed"]),
+        ("minimal", "low", ["effort_changed"]),
+        ("low", "low", []),
+        ("medium", "medium", []),
+        ("high", "high", []),
+        ("xhigh", "xhigh", []),
+        ("max", "max", []),
+        ("heroic", None, ["effort_dropped"]),
+    ],
+)
+def test_effort_is_the_nearest_that_the_wire_has(asked: str, effort: str | None, warned: list[str]) -> None:
+    """A change is reported."""
+    wire = write(reasoning_effort=asked)
+    assert written(wire).get("output_config") == (None if effort is None else {"effort": effort})
+    assert codes(wire) == warned
+
+
+def test_sampling_and_stop_sequences() -> None:
+    """What this wire can't take is adapted with a warning."""
+    wire = write(temperature=1.5, top_p=0.9, stop_sequences=("END", "\n"))
+    body = written(wire)
+    assert (body["temperature"], body["top_p"], body["stop_sequences"]) == (1.0, 0.9, ["END"])
+    assert codes(wire) == ["stop_sequence_dropped", "temperature_lowered"]
+    plain = written(write())
+    assert not {"temperature", "top_p", "stop_sequences", "tools", "system", "output_config"} & plain.keys()
+
+
+def test_provider_options_are_merged_into_the_body() -> None:
+    """Tools are added to ours, other keys stand over ours, and beta names become a header."""
+    search: JsonObject = {"type": "web_search_20250305", "name": "web_search"}
+    asked = request(
+        model="claude-test",
+        tools=(READ_FILE,),
+        tool_choice=ToolChoice("named", "web_search"),
+        provider_options={
+            "anthropic": {
+                "tools": [search],
+                "thinking": {"type": "adaptive"},
+                "max_tokens": 9,
+                "beta_headers": ["b", "c", "b"],
+            },
+            "openai": {"store": True},
+        },
+    )
+    wire = write_request(asked, provider="anthropic", options={"beta_headers": "a, b"}, stream=False)
+    body = written(wire)
+    assert wire.headers["anthropic-beta"] == "a,b,c"
+    assert body["tools"] == [
+        {"name": "read_file", "description": "Reads.", "input_schema": READ_FILE.input_schema},
+        search,
+    ]
+    assert (body["thinking"], body["max_tokens"]) == ({"type": "adaptive"}, 9)
+    assert not {"beta_headers", "store"} & body.keys()
+
+
+def test_an_adapter_of_another_name_keeps_its_own_blocks_apart() -> None:
+    """A second server of this protocol doesn't get Anthropic's signatures, and has options of its own."""
+    thinking = ThinkingBlock("Hm", "c2ln", ours())
+    asked = request(
+        messages=(Message.user("Go"), Message.assistant((thinking, TextBlock("a"))), Message.user("On")),
+        provider_options={"anthropic": {"top_k": 1, "x": 1}, "kimi": {"top_k": 2}},
+    )
+    wire = write_request(asked, provider="kimi", options={}, stream=False)
+    assert messages_of(wire)[1] == assistant(says("a"))
+    assert (written(wire)["top_k"], written(wire)["x"]) == (2, 1)
+
+
+def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
+    """A tool's output may hold one; UTF-8 can't."""
+    call = ToolUseBlock("tu_1", "f", {"k\ud800": ["\udc00"]})
+    messages = sent(Message.user("Go"), Message.assistant((call,)), Message.tool_result("tu_1", "a\ud83d"))
+    assert "\ufffd" in str(messages)
+
+
+# -- there and back
+
+
+def back(blocks: tuple[ContentBlock, ...]) -> tuple[ContentBlock, ...]:
+    """An assistant message, sent and then read as if the provider had said it."""
+    wire = sent(Message.user("Go"), Message.assistant(blocks), Message.user("On"))[1]
+    assert isinstance(wire, dict)
+    reading: Reading = read_whole(wire["content"])
+    return reading.content
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        TextBlock("a\u2028☃😀"),
+        TextBlock("a", ours(citations=[{"type": "char_location", "cited_text": "a"}])),
+        ThinkingBlock("Hm", "c2ln", ours()),
+        ThinkingBlock("", "c2ln", ours()),
+        RedactedThinkingBlock("ZGF0YQ", ours(type="redacted_thinking", data="ZGF0YQ")),
+        opaque("container_upload", file_id="file_1"),
+    ],
+)
+def test_a_block_survives_the_way_there_and_back(block: ContentBlock) -> None:
+    """What the provider said comes back equal after it was sent again."""
+    assert back((block,)) == (block,)
+
+
+_VALUES: st.SearchStrategy[Json] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(), _VALUES, max_size=4))
+def test_a_calls_input_survives_the_way_there_and_back(arguments: JsonObject) -> None:
+    """Nested objects, arrays and every primitive; the provider's id stays its own."""
+    call = ToolUseBlock("tu_1", "f", arguments, provider_raw=ours(id="toolu_1"))
+    (found,) = back((call,))
+    assert isinstance(found, ToolUseBlock)
+    assert msgspec.structs.replace(found, id="tu_1") == call
+
+
+def test_results_keep_what_they_say() -> None:
+    """A result's text and image are on the wire as they were given."""
+    result = ToolResultBlock("tu_1", (TextBlock("one"), ImageBlock(url="https://x.test/a.png")))
+    messages = sent(
+        Message.user("Go"), Message.assistant((ToolUseBlock("tu_1", "f", {}),)), Message(Role.TOOL, (result,))
+    )
+    assert messages[-1] == user(
+        {
+            "type": "tool_result",
+            "tool_use_id": "tu_1",
+            "content": [says("one"), {"type": "image", "source": {"type": "url", "url": "https://x.test/a.png"}}],
+        }
+    )
