@@ -107,7 +107,7 @@ class Call:
         error: AdapterError = CancelledError("the call was cancelled", request_id=self.request.request_id)
         try:
             response = await self._converse()
-            cost = self._price(response.model, response.usage)
+            cost = self._price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
                 raise error
@@ -226,7 +226,7 @@ class Call:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self.scene.routing
-        cost = self._price(routing.model, error.usage) if error.usage is not None else None
+        cost = self._price(error.usage) if error.usage is not None else None
         if not will_retry:
             self.failure_cost = cost
         return LlmCallFailed(
@@ -248,14 +248,10 @@ class Call:
             first_token_ms=self._first_token_ms,
         )
 
-    def _price(self, served: str, usage: TokenUsage) -> Cost:
-        """Under the table in force when the attempt started; the served model, or else the one asked for."""
+    def _price(self, usage: TokenUsage, served: str | None = None) -> Cost:
+        """Under the table in force when the attempt started."""
         prices = self._prices or self.scene.prices()
-        cost = prices.price(served, usage, self._attempt_us)
-        if cost.nano_usd is None and served != self.scene.routing.model:
-            asked_for = prices.price(self.scene.routing.model, usage, self._attempt_us)
-            return cost if asked_for.nano_usd is None else asked_for
-        return cost
+        return prices.price(self.scene.routing.model, usage, self._attempt_us, served_model=served)
 
     def _elapsed_ms(self) -> int:
         return (self.scene.clock.monotonic_ns() - self._started_ns) // 1_000_000

@@ -184,7 +184,7 @@ class Engine:
         assert self.store is not None
         for session_id in list(self._sessions):
             costs: dict[str, Cost] = {}
-            for row in await self.store.calls(CallFilter(session_id=session_id)):
+            for row in await self.store.calls(CallFilter(session_id=session_id), limit=None):
                 if row.cost is not None:
                     costs[row.request_id] = row.cost
             await hosted.manager.ask(ApplyCosts(costs))

@@ -44,6 +44,7 @@ class ModelReprice(msgspec.Struct, frozen=True):
     unpriced: int
     before_nano_usd: int
     after_nano_usd: int
+    unpriced_before: int = 0
 
 
 class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,7 +328,7 @@ class Repricing:
     def _report(self, sums: _Sums, dry: bool, previous: str | None) -> RepriceReport:
         totals = [sum(column) for column in zip(*sums.values(), strict=True)] or [0] * 5
         calls, unpriced, after, unpriced_before, before = totals
-        models = [ModelReprice(model, n[0], n[1], n[4], n[2]) for model, n in sums.items()]
+        models = [ModelReprice(model, n[0], n[1], n[4], n[2], n[3]) for model, n in sums.items()]
         return RepriceReport(
             version=self._table.version,
             label=self._table.label,

@@ -265,6 +265,33 @@ def test_sql_and_table_agree_to_the_nano_dollar(
     anyio.run(check)
 
 
+@pytest.mark.parametrize(
+    ("usage", "nano"),
+    [
+        (TokenUsage(input_tokens=4), 0),  # 400 pico-USD
+        (TokenUsage(input_tokens=5), 1),  # 500
+        (TokenUsage(input_tokens=99_990, cached_input_tokens=10), 9_999),
+        (TokenUsage(input_tokens=99_991, cached_input_tokens=10), 19_998),
+        (TokenUsage(input_tokens=2**62, cache_creation_input_tokens=2**62), None),
+    ],
+)
+async def test_sql_and_table_agree_at_the_edges(
+    store: TraceStore, make: Maker, usage: TokenUsage, nano: int | None
+) -> None:
+    """Half a nano, the threshold of a tier and the end of 64 bits, which random calls seldom meet."""
+    rows = [
+        PriceRow(model="openai:*", input=100, cache_read=0),
+        PriceRow(model="openai:*", input=200, cache_read=0, above=100_000),
+    ]
+    table = PriceTable(rows)
+    await store.write([make.started(), make.completed(usage=usage)])
+    await store.reprice(table)
+    (row,) = await store.calls()
+    assert row.cost == table.price("openai:gpt-5", usage, T0)
+    assert row.cost is not None
+    assert row.cost.nano_usd == nano
+
+
 async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:
     """Price versions and costs are append-only for every tool that opens the file."""
     import sqlite3

@@ -1,0 +1,499 @@
+"""The file: private, refused when it isn't ours, whole after any death, and never in the way of an exit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+from trace_making import Maker
+
+from bus.errors import StoreError
+from tracestore import TraceStore, database, migrations
+from tracestore.database import Database, Statements
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(code: str, *arguments: object) -> subprocess.Popen[str]:
+    """A Python process that runs `code` and can import what we can."""
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},
+    )
+
+
+def fingerprint(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+async def refused(path: Path) -> str:
+    """What the store says when it refuses the file, which must be unchanged."""
+    before = fingerprint(path)
+    with pytest.raises(StoreError) as caught:
+        await TraceStore(path).open()
+    assert fingerprint(path) == before
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+async def test_the_file_is_its_owners_alone(tmp_path: Path, make: Maker) -> None:
+    """Mode 0600 for the file and what SQLite puts beside it, 0700 for a folder that we made."""
+    old = os.umask(0)
+    try:
+        async with TraceStore(tmp_path / "home" / "trace.db") as store:
+            await store.write([make.started()])
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in store.path.parent.iterdir()}
+    finally:
+        os.umask(old)
+    assert {"trace.db", "trace.db-wal", "trace.db-shm"} <= set(modes)
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "home").stat().st_mode) == 0o700
+
+
+async def test_a_symlink_is_refused(tmp_path: Path) -> None:
+    """Somebody else's link doesn't lead us to write where they want."""
+    target = tmp_path / "target"
+    target.write_bytes(b"")
+    (tmp_path / "trace.db").symlink_to(target)
+    with pytest.raises(StoreError, match="symbolic link"):
+        await TraceStore(tmp_path / "trace.db").open()
+    (tmp_path / "dangling.db").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StoreError, match="symbolic link"):
+        await TraceStore(tmp_path / "dangling.db").open()
+    assert not (tmp_path / "nowhere").exists()
+
+
+async def test_a_folder_is_refused(tmp_path: Path) -> None:
+    """A path that is no file is named as such."""
+    with pytest.raises(StoreError, match="not a regular file"):
+        await TraceStore(tmp_path).open()
+
+
+async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    """A text file of the same name stays as it is."""
+    path = tmp_path / "trace.db"
+    path.write_text("my diary")
+    assert "not a database" in await refused(path)
+
+
+async def test_another_applications_database_is_refused(tmp_path: Path) -> None:
+    """A SQLite file with tables that aren't ours stays as it is, whatever its journal mode."""
+    path = tmp_path / "trace.db"
+    with sqlite3.connect(path) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("CREATE TABLE recipes (name TEXT)")
+    other.close()
+    assert "another application" in await refused(path)
+
+
+async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
+    """A file from a later version is not guessed at; the error names both versions and says what to do."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as store:
+        await store.write([make.started()])
+    with sqlite3.connect(path) as later:
+        later.execute("PRAGMA user_version = 99")
+    later.close()
+    message = await refused(path)
+    assert "version 99" in message
+    assert f"up to {migrations.SCHEMA_VERSION}" in message
+    assert "update Callboard" in message
+    with pytest.raises(StoreError, match="version 99"):
+        await TraceStore.open_readonly(path).open()
+
+
+async def test_a_newer_file_with_a_live_log_is_refused(tmp_path: Path, make: Maker) -> None:
+    """Looking at a file that a later version has just been killed over doesn't fold its log into it."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as store:
+        await store.write([make.started()])
+    process = python(
+        """
+        import os, sqlite3, sys
+        later = sqlite3.connect(sys.argv[1])
+        later.execute("PRAGMA user_version = 99")
+        os._exit(0)
+        """,
+        path,
+    )
+    process.communicate()
+    assert path.with_name("trace.db-wal").stat().st_size > 0
+    assert "version 99" in await refused(path)
+
+
+async def test_a_store_can_be_made_before_there_is_a_loop(tmp_path: Path) -> None:
+    """A host configures first and runs later."""
+    store = await anyio.to_thread.run_sync(TraceStore, tmp_path / "trace.db")
+    async with store:
+        assert await store.calls() == []
+
+
+async def test_a_damaged_file_is_an_error_not_a_crash(tmp_path: Path) -> None:
+    """A file with our first bytes and rubbish behind them is named in a StoreError."""
+    path = tmp_path / "trace.db"
+    path.write_bytes(b"SQLite format 3\0" + b"rubbish" * 1000)
+    await refused(path)
+
+
+async def test_opening_twice_keeps_what_is_there(tmp_path: Path, make: Maker) -> None:
+    """Migrations run once; closing and opening again, also twice, is harmless."""
+    store = TraceStore(tmp_path / "trace.db")
+    for _ in range(2):
+        await store.open()
+        await store.open()
+        await store.write([make.started()])
+        await store.close()
+        await store.close()
+    async with store:
+        assert len(await store.events()) == 2
+    with pytest.raises(StoreError, match="not open"):
+        await store.events()
+
+
+async def test_a_failed_migration_leaves_no_trace(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that fails half-way is undone with its record, and the file still opens with the old code."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as store:
+        await store.write([make.started()])
+    second = ("broken", ("CREATE TABLE half (x INTEGER) STRICT", "CREATE TABLE half (x INTEGER) STRICT"))
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, second))
+        patch.setattr(migrations, "SCHEMA_VERSION", 2)
+        with pytest.raises(StoreError, match="half"):
+            await TraceStore(path).open()
+        with pytest.raises(StoreError, match="open it once for writing"):
+            await TraceStore.open_readonly(path).open()
+    async with TraceStore(path) as store:
+        assert len(await store.events()) == 1
+
+
+async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Maker) -> None:
+    """A reader makes no file, writes none, and sees what a living writer has committed."""
+    path = tmp_path / "trace.db"
+    with pytest.raises(StoreError, match="no trace file"):
+        await TraceStore.open_readonly(path).open()
+    assert os.listdir(tmp_path) == []
+    async with TraceStore(path) as store, TraceStore.open_readonly(path) as reader:
+        await store.write([make.started()])
+        assert len(await reader.calls()) == 1
+        with pytest.raises(StoreError, match="reading only"):
+            await reader.write([make.completed()])
+
+
+async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
+    """A process is killed right after flush() returned; every event published before it is in the file."""
+    process = python(
+        """
+        import anyio, sys, time
+        from bus.event_bus import Bus
+        from bus.events import ActorStarted
+        from tracestore import TraceStore, WriterCore
+
+        async def main():
+            store = TraceStore(sys.argv[1])
+            await store.open()
+            bus = Bus(run_id="run_killed")
+            core = WriterCore.for_bus(store, bus)
+            async with anyio.create_task_group() as group:
+                group.start_soon(core.run)
+                for n in range(5000):
+                    bus.publish(ActorStarted(actor=f"actor {n}"))
+                    if n % 7 == 0:
+                        await anyio.sleep(0)
+                await core.flush()
+                print("flushed", flush=True)
+                time.sleep(60)
+
+        anyio.run(main)
+        """,
+        tmp_path / "trace.db",
+    )
+    assert process.stdout is not None
+    assert await anyio.to_thread.run_sync(process.stdout.readline) == "flushed\n"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    async with TraceStore(tmp_path / "trace.db") as store:
+        assert await store.committed_seq("run_killed") == 5000
+        assert [e.seq for e in await store.events(limit=None)] == list(range(1, 5001))
+        assert await integrity(store) == "ok"
+
+
+async def integrity(store: TraceStore) -> str:
+    ((verdict,),) = await store._database.read("PRAGMA integrity_check")
+    return str(verdict)
+
+
+async def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path) -> None:
+    """Killed while it writes, a process leaves an unbroken row of events, and calls that agree with them."""
+    path = tmp_path / "trace.db"
+    for attempt in range(3):
+        process = python(
+            """
+            import anyio, sys
+            from tracestore import TraceStore
+            from trace_making import Maker
+
+            async def main():
+                make = Maker(sys.argv[2])
+                async with TraceStore(sys.argv[1]) as store:
+                    print("writing", flush=True)
+                    number = 0
+                    while True:
+                        number += 1
+                        request = f"{sys.argv[2]}-{number}"
+                        await store.write([make.started(request), make.completed(request)])
+
+            anyio.run(main)
+            """,
+            path,
+            f"run_{attempt}",
+        )
+        assert process.stdout is not None
+        await anyio.to_thread.run_sync(process.stdout.readline)
+        await anyio.sleep(0.1 + 0.05 * attempt)
+        process.kill()
+        process.communicate()
+        async with TraceStore(path) as store:
+            assert await integrity(store) == "ok"
+            seqs = [e.seq for e in await store.events(run_id=f"run_{attempt}", limit=None)]
+            assert seqs == list(range(1, len(seqs) + 1))
+            calls = [row for row in await store.calls(limit=None) if row.run_id == f"run_{attempt}"]
+            assert len(calls) * 2 == len(seqs) > 0
+            assert {row.status for row in calls} == {"completed"}
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "",
+        "raise SystemExit(3)",
+        "raise RuntimeError('boom')",
+    ],
+)
+async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, ending: str) -> None:
+    """However the program ends, it ends, within two seconds."""
+    process = python(
+        f"""
+        import asyncio, sys
+        from tracestore import TraceStore
+        kept = []
+
+        async def main():
+            store = TraceStore(sys.argv[1])
+            kept.append(store)
+            await store.open()
+            print("open", flush=True)
+            {ending}
+
+        asyncio.run(main())
+        """,
+        tmp_path / "trace.db",
+    )
+    assert process.stdout is not None
+    assert await anyio.to_thread.run_sync(process.stdout.readline) == "open\n"
+    began = time.monotonic()
+    process.communicate(timeout=10)
+    assert time.monotonic() - began < 2
+
+
+async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path) -> None:
+    """A host's own thread closes its store after the main thread is over; nothing is pulled from under it."""
+    process = python(
+        """
+        import asyncio, sys, threading
+        from trace_making import Maker
+        from tracestore import TraceStore
+
+        async def work():
+            async with TraceStore(sys.argv[1]) as store:
+                make = Maker()
+                for _ in range(20):
+                    await store.write([make.started()])
+                    await asyncio.sleep(0.01)
+
+        threading.Thread(target=lambda: asyncio.run(work())).start()
+        """,
+        tmp_path / "trace.db",
+    )
+    _, errors = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=20))
+    assert (process.returncode, errors) == (0, "")
+    async with TraceStore(tmp_path / "trace.db") as store:
+        assert len(await store.events()) == 20
+
+
+async def test_several_processes_write_one_file(tmp_path: Path) -> None:
+    """They take turns; none fails, nothing is lost, and the file is whole."""
+    path = tmp_path / "trace.db"
+    processes = [
+        python(
+            """
+            import anyio, sys
+            from trace_making import Maker
+            from tracestore import TraceStore
+
+            async def main():
+                make = Maker(sys.argv[2])
+                async with TraceStore(sys.argv[1]) as store:
+                    for n in range(60):
+                        await store.write([make.started(f"{sys.argv[2]}-{n}") for _ in range(5)])
+
+            anyio.run(main)
+            """,
+            path,
+            f"run_{number}",
+        )
+        for number in range(3)
+    ]
+    for process in processes:
+        _, errors = await anyio.to_thread.run_sync(lambda p=process: p.communicate(timeout=30))
+        assert errors == ""
+    async with TraceStore(path) as store:
+        assert len(await store.events(limit=None)) == 3 * 300
+        assert await integrity(store) == "ok"
+
+
+async def test_a_full_disk_is_an_error_and_passes(tmp_path: Path, make: Maker) -> None:
+    """SQLite's own limit stands for a full disk: the batch is refused whole, and goes in when there is room."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await store.write([make.started()])
+        ((pages,),) = await store._database.read("PRAGMA page_count")
+        await store._database.read(f"PRAGMA max_page_count = {pages}")
+        batch = [make.started(f"req_{n}", tags={"padding": "x" * 500}) for n in range(200)]
+        with pytest.raises(StoreError, match="full"):
+            await store.write(batch)
+        assert len(await store.events(limit=None)) == 1
+        await store._database.read("PRAGMA max_page_count = 100000")
+        await store.write(batch)
+        assert len(await store.events(limit=None)) == 201
+
+
+async def test_a_cancelled_write_is_whole(tmp_path: Path) -> None:
+    """Cancelled by anyio or by asyncio, at any moment, a transaction happens or doesn't; the next one works."""
+    make = Maker()
+    async with TraceStore(tmp_path / "trace.db") as store:
+        for step in range(12):
+            batch = [make.started(f"req_{step}"), make.completed(f"req_{step}")]
+            if step % 2:
+                with anyio.move_on_after(step * 0.0003):
+                    await store.write(batch)
+            else:
+                task = asyncio.ensure_future(store.write(batch))
+                await asyncio.sleep(step * 0.0003)
+                task.cancel()
+                await asyncio.wait([task])
+        events = len(await store.events())
+        assert events % 2 == 0
+        await store.write([make.started("last")])
+        assert len(await store.events()) == events + 1
+
+
+async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
+    """An exception in the middle leaves nothing behind, and the connection usable."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+
+        async def work(statements: Statements) -> None:
+            await statements.run(
+                "INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('x', 1, 1, 1)"
+            )
+            raise ValueError("changed my mind")
+
+        with pytest.raises(ValueError, match="changed my mind"):
+            await store._database.write(work)
+        assert await store.committed_seq("x") == 0
+
+
+async def test_a_lock_that_is_never_given_back_is_reported(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process that holds the lock makes writing fail in time, with the lock's name."""
+    monkeypatch.setattr(database, "_needs_file_lock", lambda: True)
+    async with TraceStore(tmp_path / "trace.db") as store:
+        holder = database._FileLock(store.path)
+        await holder.acquire()
+        monkeypatch.setattr(database, "_LOCK_TIMEOUT_SECONDS", 0.05)
+        with pytest.raises(StoreError, match=r"trace\.db\.lock.*locked by another process"):
+            await store.write([make.started()])
+        holder.release()
+        await store.write([make.started()])
+        holder.close()
+
+
+def test_importing_the_store_stays_light() -> None:
+    """Neither SQLite, YAML nor the logger is imported before it is needed; only one module knows each."""
+    process = python(
+        """
+        import sys, tracestore
+        tracestore.PriceTable.default()
+        print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx", "ulid"} & set(sys.modules)))
+        """
+    )
+    out, errors = process.communicate(timeout=20)
+    assert (out, errors) == ("[]\n", "")
+    users = {
+        name: {path.name for path in (ROOT / "tracestore").glob("*.py") if f"import {name}" in path.read_text()}
+        for name in ("sqlite3", "aiosqlite", "yaml")
+    }
+    assert users == {"sqlite3": {"database.py"}, "aiosqlite": {"database.py"}, "yaml": {"price_files.py"}}
+
+
+def test_a_shadowed_sibling_is_named(tmp_path: Path) -> None:
+    """Another package called `bus` before ours gives one error with both places and what to do."""
+    (tmp_path / "bus").mkdir()
+    (tmp_path / "bus" / "__init__.py").write_text("")
+    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import tracestore"
+    process = python(code)
+    _, errors = process.communicate(timeout=20)
+    assert "ImportError" in errors
+    for part in (str(ROOT / "tracestore" / "__init__.py"), str(tmp_path / "bus"), "sys.path"):
+        assert part in errors
+
+
+def test_everything_exported_exists() -> None:
+    """`__all__` is what the package offers, sorted, and all of it is documented."""
+    import tracestore
+
+    assert list(tracestore.__all__) == sorted(tracestore.__all__)
+    for name in tracestore.__all__:
+        exported = getattr(tracestore, name)
+        assert name == "Durability" or exported.__doc__, name
+
+
+def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The versions of SQLite with the WAL-reset bug, and no others."""
+    for version, needed in [
+        ((3, 40, 1), True),
+        ((3, 44, 5), True),
+        ((3, 44, 6), False),
+        ((3, 45, 0), True),
+        ((3, 50, 7), False),
+        ((3, 51, 2), True),
+        ((3, 51, 3), False),
+        ((3, 52, 0), False),
+    ]:
+        monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
+        assert database._needs_file_lock() is needed
+
+
+def test_durability_is_one_of_two() -> None:
+    """A misspelt durability is found at once."""
+    with pytest.raises(ValueError, match="'normal' or 'full'"):
+        Database("x", durability="fast")  # type: ignore[arg-type]
