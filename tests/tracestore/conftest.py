@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from trace_making import Maker
 
 from tracestore import TraceStore
+
+from .trace_making import Maker
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import anyio
 import pytest
-from trace_making import Maker
 
 from bus.errors import StoreError
 from tracestore import TraceStore, database, migrations
 from tracestore.database import Database, Statements
+
+from .trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -8,11 +8,12 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_making import T0, Maker
 
 from bus.errors import StoreError
 from bus.usage import Cost, CostSource, TokenUsage
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
+
+from .trace_making import T0, Maker
 
 pytestmark = pytest.mark.anyio
 

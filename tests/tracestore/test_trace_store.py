@@ -6,7 +6,6 @@ import sqlite3
 
 import msgspec
 import pytest
-from trace_making import DAY_US, T0, Maker
 
 from bus.events import (
     Event,
@@ -19,6 +18,8 @@ from bus.events import (
 from bus.messages import Message, RoutingDecision
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, TraceStore
+
+from .trace_making import DAY_US, T0, Maker
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 import pytest
-from trace_making import Maker
 
 from bus.actor import Actor
 from bus.errors import StoreError
@@ -21,6 +20,8 @@ from bus.restart import RestartPolicy
 from bus.supervisor import ChildSpec, Supervisor
 from tracestore import Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
 from tracestore.spill import SpillFile
+
+from .trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 
