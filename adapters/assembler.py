@@ -117,9 +117,7 @@ class Assembler:
 
     # -- what providers say
 
-    def text(
-        self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
-    ) -> None:
+    def text(self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None) -> None:
         """More text for a block. Empty fragments open nothing. raw: becomes the block's provider_raw."""
         if fragment:
             block = self._by_key.get(key)

@@ -10,6 +10,7 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 
 from .contract import AdapterConfig, ProviderAdapter
+from .transport import Transport
 
 ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
@@ -21,9 +22,17 @@ ADAPTER_TYPES: dict[str, str] = {
 
 
 def create_adapter(
-    type_name: str, config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK
+    type_name: str,
+    config: AdapterConfig,
+    *,
+    name: str,
+    clock: Clock = SYSTEM_CLOCK,
+    transport: Transport | None = None,
 ) -> ProviderAdapter:
-    """Make an adapter of a type. Raises ConfigurationError if there is no such type."""
+    """Make an adapter of a type. Raises ConfigurationError if there is no such type.
+
+    transport: replaces the network, for adapters over HTTP; others need not take it.
+    """
     target = ADAPTER_TYPES.get(type_name, type_name)
     module_name, colon, class_name = target.partition(":")
     if not colon:
@@ -33,4 +42,6 @@ def create_adapter(
         factory = cast("Callable[..., ProviderAdapter]", getattr(import_module(module_name), class_name))
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
-    return factory(config, name=name, clock=clock)
+    if transport is None:
+        return factory(config, name=name, clock=clock)
+    return factory(config, name=name, clock=clock, transport=transport)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import anyio
 import msgspec
@@ -85,11 +86,24 @@ class _Client:
         self.single_use = single_use
 
 
+class _Kind(NamedTuple):
+    """What a client is made for."""
+
+    secure: bool
+    loopback: bool
+
+
+def _kind_of(url: str) -> _Kind:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return _Kind(parts.scheme == "https", host in ("localhost", "::1") or host.startswith("127."))
+
+
 class HttpxTransport:
     """Connections kept alive in httpx clients: one for each 16 calls at once, opened as needed."""
 
     def __init__(self) -> None:
-        self._clients: dict[bool, list[_Client]] = {True: [], False: []}
+        self._clients: dict[_Kind, list[_Client]] = {}
         self._context: ssl.SSLContext | None = None
         self._closed = False
 
@@ -98,14 +112,14 @@ class HttpxTransport:
 
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)
-        secure = request.url.startswith("https:")
         try:
+            kind = _kind_of(request.url)
             try:
-                return await self._send_on(self._pick(secure), request)
+                return await self._send_on(self._pick(kind), request)
             except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
                 # The server dropped a kept-alive connection before a byte of the reply came: once more, on a
                 # connection of its own, because the pool may hold several that are just as dead.
-                return await self._send_on(_Client(self._open_client(secure), single_use=True), request)
+                return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
         except Exception as error:
             failure, cause = translate(error), _harmless(error)
         raise failure from cause  # out here, or the original would stay attached as its context
@@ -127,28 +141,30 @@ class HttpxTransport:
             await _release(home)
             raise
 
-    def _pick(self, secure: bool) -> _Client:
-        clients = self._clients[secure]
+    def _pick(self, kind: _Kind) -> _Client:
+        clients = self._clients.setdefault(kind, [])
         for home in clients:
             if home.calls < CALLS_PER_CLIENT:
                 return home
-        home = _Client(self._open_client(secure))
+        home = _Client(self._open_client(kind))
         clients.append(home)
         return home
 
-    def _open_client(self, secure: bool) -> httpx.AsyncClient:
+    def _open_client(self, kind: _Kind) -> httpx.AsyncClient:
         import httpx
 
+        secure, loopback = kind
         if secure and self._context is None:
             self._context = httpx.create_ssl_context()
         verify = self._context if secure and self._context is not None else False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
+        # no proxy of the environment can reach this machine's own servers
+        return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False, trust_env=not loopback)
 
     async def aclose(self) -> None:
         self._closed = True
         homes = [home for clients in self._clients.values() for home in clients]
-        self._clients = {True: [], False: []}
+        self._clients = {}
         for home in homes:
             await home.client.aclose()
 

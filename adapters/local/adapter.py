@@ -1,0 +1,205 @@
+"""LocalAdapter: a model on this machine, by any of the three protocols that llama.cpp speaks.
+
+It has no wire format of its own. The adapter of the chosen protocol is made by name, with the quirks of llama.cpp,
+and works on a transport that starts the server when it is needed. What this file adds is what the model and the
+server can really do, which their protocols do not tell (all found by trying, with no warning from the server):
+
+* Tools: a 135M model calls none, whatever `tool_choice` says, so `supports_tools` is False. With
+  ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces; ``tools: native`` is for a
+  larger model whose template knows tools. Both by chat only.
+* Structured output: chat enforces a schema; messages and responses take one and ignore it, so they refuse.
+* The context is what the server gives each request, not what the model was trained for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import msgspec
+
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    ProviderAdapter,
+)
+from adapters.registry import create_adapter
+from adapters.transport import Transport
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import CapabilityError, ConfigurationError
+from bus.messages import Message, ToolDefinition
+
+from .process import LocalServer
+from .settings import LocalServerSettings, choose_model
+from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport
+
+ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
+
+SLOW_MACHINE_SECONDS = 300.0
+"""How long a reply may keep us waiting where the configuration leaves the default: a CPU reads a prompt slowly."""
+
+
+class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`AdapterConfig.options` of type ``local``; the numbers are those of LocalServerSettings."""
+
+    protocol: Literal["chat", "messages", "responses"] = "chat"
+    model_path: str | None = None
+    context_tokens: int = 4096
+    slots: int = 4
+    port: int = 0
+    threads: int = 0
+    tools: Literal["emulate", "native"] | None = None
+
+
+class LocalAdapter:
+    """A ProviderAdapter over a llama.cpp server that it starts, shares and stops.
+
+    Raises ConfigurationError for options that can't be. The model file is looked for when the server is needed:
+    by `initialize()`, or else by the first call.
+    """
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str = "local",
+        clock: Clock = SYSTEM_CLOCK,
+        transport: Transport | None = None,
+    ) -> None:
+        self.name = name
+        self.options = read_options(config, name)
+        self._settings = LocalServerSettings(
+            Path(), self.options.context_tokens, self.options.slots, self.options.port, self.options.threads
+        )
+        self._transport = LocalTransport(self._find_settings, transport)
+        self._inner = create_inner(config, self.options, name=name, clock=clock, transport=self._transport)
+
+    @property
+    def server(self) -> LocalServer | None:
+        """The server, for its address and statistics; None before it was needed and after `close()`."""
+        return self._transport.server
+
+    @property
+    def capabilities(self) -> AdapterCapabilities:
+        server = self.server
+        context = server.context_tokens if server is not None else self._settings.context_tokens
+        return AdapterCapabilities(
+            supports_tools=self.options.tools is not None,
+            supports_structured_output=self.options.protocol == "chat",
+            max_context_tokens=context,
+            max_output_tokens=context,
+        )
+
+    async def initialize(self) -> None:
+        """Start the server, or join the one that others with the same options use. Idempotent.
+
+        Raises ConfigurationError that says what to install or mend, or AdapterError when the server won't start.
+        """
+        await self._transport.acquire()
+
+    async def health_check(self) -> bool:
+        """Whether the server runs and answers; starts nothing. Never raises."""
+        server = self.server
+        return server is not None and await server.health()
+
+    async def complete(
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> CanonicalResponse:
+        self._check(request)
+        return await self._inner.complete(request, on_attempt=on_attempt)
+
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
+        self._check(request)
+        return self._inner.stream(request, on_attempt=on_attempt)
+
+    async def cancel(self, request_id: str) -> bool:
+        return await self._inner.cancel(request_id)
+
+    def estimate_input_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        system_prompt: str | None = None,
+        *,
+        model: str | None = None,
+    ) -> int:
+        return self._inner.estimate_input_tokens(messages, tools, system_prompt, model=model)
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        return self.capabilities  # the server has one model, and answers to any name
+
+    async def close(self) -> None:
+        """Cancel what runs and give the server back; the last adapter that uses it stops it. Idempotent."""
+        await self._inner.close()
+
+    def _find_settings(self) -> LocalServerSettings:
+        return msgspec.structs.replace(self._settings, model_path=choose_model(self.options.model_path))
+
+    def _check(self, request: CanonicalRequest) -> None:
+        """Refuse what the server would take and silently not do. Raises CapabilityError."""
+        if request.tools and self.options.tools is None:
+            raise CapabilityError(
+                f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+        if request.output_schema is not None and self.options.protocol != "chat":
+            raise CapabilityError(
+                f"{self.name}: llama.cpp ignores an output schema in the {self.options.protocol} protocol; "
+                "use `options: {protocol: chat}`",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+
+
+class _Factory(Protocol):
+    """What the adapters of the three protocols have in common, beyond what the registry calls."""
+
+    def __call__(
+        self, config: AdapterConfig, *, name: str, clock: Clock, transport: Transport
+    ) -> ProviderAdapter: ...
+
+
+def read_options(config: AdapterConfig, name: str) -> LocalOptions:
+    """The options, checked. Raises ConfigurationError that names the key."""
+    if config.base_url is not None:
+        raise ConfigurationError(
+            f"{name}: type local starts its own server and takes no base_url; "
+            "for one that runs already use type openai_compatible"
+        )
+    try:
+        options = msgspec.convert(dict(config.options), LocalOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(LocalOptions.__struct_fields__)
+        raise ConfigurationError(f"{name}: options of type local: {error}; known are {known}") from error
+    if options.tools is not None and options.protocol != "chat":
+        raise ConfigurationError(
+            f"{name}: options.tools needs protocol: chat, where alone llama.cpp enforces anything"
+        )
+    return options
+
+
+def create_inner(
+    config: AdapterConfig, options: LocalOptions, *, name: str, clock: Clock, transport: Transport
+) -> ProviderAdapter:
+    """The adapter of the protocol, on our transport, as the provider `name`. Raises ConfigurationError."""
+    inner_options: dict[str, object] = {"quirks": "llama.cpp"}
+    if options.tools == "emulate":
+        inner_options["tools"] = "emulate"
+    default = AdapterConfig()
+    patience = {
+        field: SLOW_MACHINE_SECONDS
+        for field in ("first_event_timeout", "stream_read_timeout")
+        if getattr(config, field) == getattr(default, field)
+    }
+    inner_config = msgspec.structs.replace(
+        config, api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options, **patience
+    )
+    # by the registry's name, because provider folders never import each other
+    kind = ADAPTER_OF_PROTOCOL[options.protocol]
+    return create_adapter(kind, inner_config, name=name, clock=clock, transport=transport)

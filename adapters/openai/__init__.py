@@ -1,0 +1,5 @@
+"""OpenAI's Responses API."""
+
+from .adapter import OpenAIAdapter
+
+__all__ = ["OpenAIAdapter"]

@@ -1,0 +1,111 @@
+"""OpenAI's Responses API, stateless, and servers that speak the same protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.assembler import Assembler
+from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
+from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.normaliser import StreamNormaliser
+from adapters.transport import Transport
+from bus.clock import SYSTEM_CLOCK, Clock
+
+from . import response
+from .data import family
+from .errors import CODES
+from .quirks import choose_quirks
+from .request import build_request, input_cleaner
+from .stream import ResponsesNormaliser
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+class OpenAIAdapter(HttpAdapter):
+    """Speaks the Responses API.
+
+    `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
+    `adapters.openai.quirks`), by default judged by the address. Raises ConfigurationError for an unknown name.
+    """
+
+    default_name = "openai"
+    default_base_url = "https://api.openai.com"
+    error_codes = CODES
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(config, name=name, transport=transport, clock=clock)
+        self.quirks = choose_quirks(config.options.get("quirks"), self.base_url)
+        self.capabilities = AdapterCapabilities(
+            supports_images=self.quirks.images,
+            supports_thinking=self.quirks.reasoning,
+            supports_tools=self.quirks.tools,
+            supports_structured_output=self.quirks.structured_output,
+            supports_streaming_tool_calls=self.quirks.tools,
+            supports_parallel_tool_calls=self.quirks.tools,
+            supports_prompt_caching=True,
+            accepted_image_media_types=IMAGE_TYPES,
+        )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        row = family(model.removeprefix(f"{self.name}:"))
+        if row is None:
+            return self.capabilities
+        return msgspec.structs.replace(
+            self.capabilities,
+            supports_thinking=self.quirks.reasoning and bool(row.efforts),
+            max_context_tokens=row.max_context_tokens,
+            max_output_tokens=row.max_output_tokens,
+        )
+
+    def auth_headers(self) -> Mapping[str, str]:
+        headers: dict[str, str] = {}
+        if self.config.api_key:
+            headers["authorization"] = f"Bearer {self.config.api_key}"
+        for option, header in (("organization", "openai-organization"), ("project", "openai-project")):
+            value = self.config.options.get(option)
+            if isinstance(value, str) and value:
+                headers[header] = value
+        return headers
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
+        built.history.log()
+        return WireCall("/v1/responses", msgspec.json.encode(built.body), warnings=built.warnings)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        self._prepare(assembler)
+        response.read_reply(body, assembler, self.quirks)
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        self._prepare(assembler)
+        return ResponsesNormaliser(assembler, self.quirks)
+
+    def _prepare(self, assembler: Assembler) -> None:
+        if assembler.request is not None:
+            assembler.clean_input = input_cleaner(assembler.request, self.quirks)
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        info = RateLimitInfo(
+            requests_limit=_count(headers.get("x-ratelimit-limit-requests")),
+            requests_remaining=_count(headers.get("x-ratelimit-remaining-requests")),
+            tokens_limit=_count(headers.get("x-ratelimit-limit-tokens")),
+            tokens_remaining=_count(headers.get("x-ratelimit-remaining-tokens")),
+            reset_at=headers.get("x-ratelimit-reset-requests") or headers.get("x-ratelimit-reset-tokens"),
+        )
+        return None if info == RateLimitInfo() else info
+
+
+def _count(text: str | None) -> int | None:
+    try:
+        return int(text) if text is not None else None
+    except ValueError:
+        return None

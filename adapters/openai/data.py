@@ -1,0 +1,61 @@
+"""What OpenAI's models accept, as data: it changes monthly, and code must not.
+
+Effort decides the rest: a model that can't reason takes no reasoning options and no reasoning items, and one that
+is reasoning refuses sampling parameters. Models that match no row get everything that was asked for.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""All efforts, weakest first."""
+
+
+class Family(msgspec.Struct, frozen=True):
+    """A family of models. pattern: of the name's beginning, first match wins.
+
+    efforts: what it accepts, weakest first; none at all if it can't reason. default: what it does unasked.
+    Limits are in tokens.
+    """
+
+    pattern: str
+    efforts: tuple[str, ...]
+    default: str | None = None
+    max_context_tokens: int = 400_000
+    max_output_tokens: int = 128_000
+
+
+FAMILIES = (
+    Family(r"gpt-4\.1", (), None, 1_047_576, 32_768),
+    Family(r"(?:gpt-4o|chatgpt-4o|gpt-5-chat)", (), None, 128_000, 16_384),
+    Family(r"(?:gpt-4|gpt-3\.5)", (), None, 128_000, 4_096),
+    Family(r"o\d", ("low", "medium", "high"), "medium", 200_000, 100_000),
+    Family(r"gpt-\d[\d.]*-chat", ("medium",), "medium", 128_000, 16_384),
+    Family(r"gpt-5-pro", ("high",), "high", 400_000, 272_000),
+    Family(r"gpt-\d[\d.]*-pro", ("medium", "high", "xhigh"), "medium"),
+    Family(r"gpt-5\.\d-codex", ("low", "medium", "high", "xhigh"), "medium"),
+    Family(r"gpt-5(?:-|$)", ("minimal", "low", "medium", "high"), "medium"),
+    Family(r"gpt-5\.1", ("none", "low", "medium", "high"), "none"),
+    Family(r"gpt-5\.[2-4]", ("none", "low", "medium", "high", "xhigh"), "none", 1_050_000),
+    Family(r"gpt-5\.5", ("none", "low", "medium", "high", "xhigh"), "medium", 1_050_000),
+    Family(r"gpt-5\.6", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
+    Family(r"(?:gpt-6-astra|gpt-6\.1-sol)", ("low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
+    Family(r"gpt-6", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
+)
+
+
+def family(model: str) -> Family | None:
+    """The family of a model, with or without a vendor's prefix; None if no row matches."""
+    name = model.rpartition("/")[2].removeprefix("openai.")
+    return next((row for row in FAMILIES if re.match(row.pattern, name)), None)
+
+
+def nearest_effort(asked: str, efforts: tuple[str, ...]) -> str:
+    """The effort of those that is nearest to the one asked for; the weaker of two. Unknown ones are kept."""
+    if asked in efforts or asked not in EFFORTS:
+        return asked
+    wanted = EFFORTS.index(asked)
+    return min(efforts, key=lambda effort: abs(EFFORTS.index(effort) - wanted))

@@ -1,0 +1,40 @@
+"""Real llama.cpp processes: nothing here is simulated, so nothing here asserts a time."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from adapters.local.process import LocalServer
+from adapters.local.settings import INSTALL_RUNTIME, INSTALL_WEIGHTS, LocalServerSettings, find_model
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The weights; skips where they, or llama.cpp, are not installed."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip(f"no local model runtime: {INSTALL_RUNTIME}")
+    found = find_model()
+    if found is None:
+        pytest.skip(f"no local model weights: {INSTALL_WEIGHTS}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def settings(model: Path) -> LocalServerSettings:
+    return LocalServerSettings(model, context_tokens=1024, slots=2)
+
+
+@pytest.fixture(scope="module")
+async def server(settings: LocalServerSettings) -> AsyncIterator[LocalServer]:
+    """One running server for a module's tests that only talk to it."""
+    async with LocalServer(settings) as server:
+        yield server

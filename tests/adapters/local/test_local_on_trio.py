@@ -1,0 +1,35 @@
+"""The life of a server on the other event loop."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from adapters.local.process import LocalServer
+from adapters.local.settings import LocalServerSettings
+
+from .local_processes import process_gone, wait_until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "trio"
+
+
+async def test_a_server_lives_on_trio_too(settings: LocalServerSettings) -> None:
+    """Start, health and stop are the same on trio, and a cancelled start leaves no process."""
+    server = LocalServer(settings)
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.start)
+        await wait_until(lambda: server.pid is not None)
+        pid = server.pid
+        group.cancel_scope.cancel()
+    assert pid is not None
+    assert process_gone(pid)
+    async with LocalServer.shared(settings) as shared:
+        pid = shared.pid
+        assert pid is not None
+        assert await shared.health()
+    assert process_gone(pid)

@@ -1,0 +1,462 @@
+"""What goes over the wire: a request is a pure function of the canonical one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import CanonicalRequest
+from adapters.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from adapters.openai.request import BuiltRequest, build_request
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolChoice, ToolDefinition
+
+from .wire_events import call, message, read_whole, reasoning, request
+
+PNG = b"\x89PNG\r\n\x1a\n..."
+WEATHER = ToolDefinition(
+    "weather",
+    "The weather.",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    },
+)
+SEARCH: JsonObject = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}}
+
+
+def build(asked: CanonicalRequest, quirks: Quirks = OPENAI, *, stream: bool = False) -> BuiltRequest:
+    return build_request(asked, provider="openai", quirks=quirks, stream=stream)
+
+
+def body(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> JsonObject:
+    return build(asked, quirks).body
+
+
+def items(*messages: Message, quirks: Quirks = OPENAI, model: str = "openai:gpt-test") -> list[JsonObject]:
+    found = body(request(*messages, model=model), quirks)["input"]
+    assert isinstance(found, list)
+    return [item for item in found if isinstance(item, dict)]
+
+
+def tools(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[JsonObject]:
+    found = body(asked, quirks)["tools"]
+    assert isinstance(found, list)
+    return [tool for tool in found if isinstance(tool, dict)]
+
+
+def codes(asked: CanonicalRequest, quirks: Quirks = OPENAI) -> list[str]:
+    return [warning.code for warning in build(asked, quirks).warnings]
+
+
+def test_smallest_request() -> None:
+    """Nothing is sent that was not asked for, but that nothing be stored."""
+    assert body(request()) == {
+        "model": "gpt-test",
+        "input": [{"role": "user", "content": "Hi"}],
+        "max_output_tokens": 1000,
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+    }
+    assert "stream" in build(request(), stream=True).body
+
+
+def test_empty_input_is_an_empty_user_message() -> None:
+    """The API refuses an empty input."""
+    assert items(Message.user(" ")) == [{"role": "user", "content": ""}]
+
+
+def test_system_text_is_instructions_and_developer_text_stays() -> None:
+    """System messages are hoisted and joined; developer messages keep their place."""
+    asked = request(
+        Message.system("A"), Message.user("u"), Message.developer("d"), Message.system("B"), system_prompt="S"
+    )
+    assert body(asked)["instructions"] == "S\n\nA\n\nB"
+    assert body(asked)["input"] == [{"role": "user", "content": "u"}, {"role": "developer", "content": "d"}]
+    assert body(asked, QUIRKS["llama.cpp"])["instructions"] == "S\n\nA\n\nB\n\nd"
+
+
+def test_images() -> None:
+    """An image is a URL, a data URL if need be, as a plain string."""
+    said = Message.user(
+        [TextBlock("see"), ImageBlock(data=PNG), ImageBlock(url="https://x.org/i.png", detail="low")]
+    )
+    assert items(said)[0]["content"] == [
+        {"type": "input_text", "text": "see"},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgouLi4="},
+        {"type": "input_image", "image_url": "https://x.org/i.png", "detail": "low"},
+    ]
+
+
+def test_call_and_result() -> None:
+    """A call and its output are paired by call id; a foreign call's id is ours where that is legal."""
+    found = items(
+        Message.user("?"),
+        Message.assistant([ToolUseBlock("tu_1", "weather", {"city": "Köln"})]),
+        Message.tool_result("tu_1", "12°", is_error=True),
+    )
+    assert found[1:] == [
+        {"type": "function_call", "call_id": "tu_1", "name": "weather", "arguments": '{"city":"Köln"}'},
+        {"type": "function_call_output", "call_id": "tu_1", "output": "Error: 12°"},
+    ]
+
+
+def test_image_in_a_result() -> None:
+    """Results may hold images, and still say that they are errors."""
+    content: list[TextBlock | ImageBlock] = [TextBlock("bad"), ImageBlock(data=PNG)]
+    found = items(
+        Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.tool_result("tu_1", content, is_error=True)
+    )
+    output = found[-1]["output"]
+    assert isinstance(output, list)
+    assert [part["type"] for part in output if isinstance(part, dict)] == [
+        "input_text",
+        "input_text",
+        "input_image",
+    ]
+
+
+def test_names_that_the_model_made_up_are_made_legal() -> None:
+    """A dot in a name would be refused on replay."""
+    made_up = ToolUseBlock("tu_1", "multi_tool_use.parallel", {}, incomplete=True)
+    assert items(Message.assistant([made_up]))[0]["name"] == "multi_tool_use_parallel"
+
+
+def replay(*output: Json) -> list[JsonObject]:
+    """The items of a reply, read and written back."""
+    return items(Message.user("?"), Message.assistant(read_whole(*output).content), Message.user("!"))[1:-1]
+
+
+def test_reasoning_goes_back_whole_with_what_it_preceded() -> None:
+    """The item as it came, and then the very item that followed, by its own id."""
+    item = reasoning("Why", status=None)
+    said = message("Hello", phase="final_answer")
+    assert replay(item, said) == [
+        reasoning("Why"),
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Hello", "annotations": []}],
+            "phase": "final_answer",
+        },
+    ]
+    thought, made, answer = replay(item, call("f", '{"a":1}'))
+    assert (thought["id"], made["id"], made["call_id"]) == ("rs_1", "fc_1", "call_1")
+    assert answer["call_id"] == "call_1"
+
+
+def test_reasoning_without_encryption_takes_ids_away() -> None:
+    """An id alone means nothing to a server that stores nothing; then the next item's id stays behind as well."""
+    plain = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": [{"type": "reasoning_text", "text": "Hm"}],
+    }
+    thought, said = replay(plain, message("Hello"))
+    assert thought == {"type": "reasoning", "summary": [], "content": plain["content"]}
+    assert "id" not in said
+    (bare, *_) = replay({"type": "reasoning", "id": "rs_1", "summary": []}, call("f", "{}"))
+    assert (bare["type"], "id" in bare) == ("function_call", False)
+
+
+def test_reasoning_without_its_follower_is_dropped() -> None:
+    """A reasoning item that nothing follows is refused by the API."""
+    content = read_whole(reasoning("Why")).content
+    asked = request(Message.user("?"), Message.assistant(content), Message.user("!"))
+    assert body(asked)["input"] == [{"role": "user", "content": "?"}, {"role": "user", "content": "!"}]
+    assert codes(asked) == ["content_dropped"]
+
+
+def test_reasoning_goes_to_nobody_else() -> None:
+    """Foreign reasoning, and any reasoning for a model that can't reason, stays behind with a warning."""
+    foreign = Message.assistant([ThinkingBlock("hm", "sig"), TextBlock("Hello")])
+    ours = Message.assistant(read_whole(reasoning("Why"), message("Hello")).content)
+    for asked in (
+        request(foreign),
+        request(ours, model="gpt-4o"),
+        request(msgspec.structs.replace(ours), model="gpt-4.1"),
+    ):
+        found = body(asked)["input"]
+        assert isinstance(found, list)
+        assert [item["type"] for item in found if isinstance(item, dict)] == ["message"]
+        assert "id" not in found[0]
+        assert codes(asked) == ["content_dropped"]
+    assert "include" not in body(request(model="gpt-4o"))
+
+
+def test_two_parts_of_one_message_stay_one_item() -> None:
+    """Parts that came under one id go back under one id."""
+    _, said = replay(reasoning(), message("a", "b"))
+    content = said["content"]
+    assert isinstance(content, list)
+    assert [part["text"] for part in content if isinstance(part, dict)] == ["a", "b"]
+
+
+def test_refusal_goes_back_as_one() -> None:
+    """A refusal is replayed as the refusal that it was."""
+    (said,) = replay(message(content=[{"type": "refusal", "refusal": "No."}]))
+    assert said["content"] == [{"type": "refusal", "refusal": "No."}]
+
+
+@pytest.mark.parametrize(
+    ("output", "kept"),
+    [
+        ([SEARCH], True),
+        ([{"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}], True),
+        ([{"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "i"}], False),
+        ([{"type": "mcp_approval_request", "id": "m"}], False),
+        ([{"type": "invented", "id": "i"}], False),
+        ([{"type": "tool_search_call", "call_id": None}, {"type": "tool_search_output", "call_id": None}], True),
+        ([{"type": "tool_search_call", "call_id": "c", "execution": "client"}], False),
+        ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "c"}], True),
+        ([{"type": "shell_call", "call_id": "c"}, {"type": "shell_call_output", "call_id": "d"}], False),
+    ],
+)
+def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept: bool) -> None:
+    """Self-contained items and whole pairs go back verbatim; what waits for an output stays behind."""
+    content = read_whole(*output, message("Hello")).content
+    asked = request(Message.user("?"), Message.assistant(content))
+    found = body(asked)["input"]
+    assert isinstance(found, list)
+    assert found[1:-1] == (output if kept else [])
+    assert codes(asked) == ([] if kept else ["content_dropped"] * len(output))
+
+
+def test_reasoning_before_a_dropped_item_is_dropped_too() -> None:
+    """What the reasoning led to can't go back, so neither can it."""
+    foreign = OpaqueBlock("server_tool_use", ProviderRaw("anthropic", {"type": "server_tool_use"}))
+    thought = read_whole(reasoning("Why")).content[0]
+    asked = request(Message.user("?"), Message.assistant([thought, foreign]), Message.user("!"))
+    assert len(items(*asked.messages)) == 2
+    assert codes(asked) == ["content_dropped"] * 2
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from(["reasoning", "text", "call", "search"]), max_size=6), st.booleans())
+def test_round_trip(kinds: list[str], encrypted: bool) -> None:
+    """What goes back is read again as what it was; a reasoning item is always followed by its item."""
+    output: list[Json] = []
+    for number, kind in enumerate(kinds):
+        match kind:
+            case "reasoning":
+                fields: JsonObject = {} if encrypted else {"encrypted_content": None}
+                output.append(reasoning("Why", number=number, **fields))
+            case "text":
+                output.append(message(f"text {number}", item_id=f"msg_{number}"))
+            case "call":
+                output.append(call("f", f'{{"n":{number}}}', number))
+            case _:
+                output.append({**SEARCH, "id": f"ws_{number}"})
+    content = read_whole(*output).content
+    back = [item for item in items(Message.assistant(content)) if item.get("type", "user") != "user"]
+    again = read_whole(*[item for item in back if item["type"] != "function_call_output"]).content
+    for position, item in enumerate(back):
+        if item["type"] == "reasoning":
+            assert back[position + 1]["type"] != "function_call_output"
+    sent = [block for block in content if not isinstance(block, ThinkingBlock)]
+    received = [block for block in again if not isinstance(block, ThinkingBlock)]
+    assert [_plain(block) for block in received] == [_plain(block) for block in sent]
+    if encrypted and kinds and kinds[-1] != "reasoning":
+        assert [_plain(block) for block in again] == [_plain(block) for block in content]
+
+
+def _plain(block: ContentBlock) -> tuple[object, ...]:
+    match block:
+        case TextBlock():
+            return ("text", block.text)
+        case ToolUseBlock():
+            assert block.provider_raw is not None
+            return ("call", block.name, block.input, block.provider_raw.data["id"])
+        case ThinkingBlock():
+            assert block.provider_raw is not None
+            return ("thinking", block.text, block.signature, block.provider_raw.data["id"])
+        case OpaqueBlock():
+            return ("opaque", block.kind, block.provider_raw.data)
+        case _:
+            raise AssertionError(block)
+
+
+def test_tools_are_strict_where_that_loses_nothing() -> None:
+    """Strict mode is said explicitly: on for OpenAI, off elsewhere, off with a warning where it can't be."""
+    (tool,) = tools(request(tools=(WEATHER,)))
+    assert tool == {
+        "type": "function",
+        "name": "weather",
+        "description": "The weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": ["integer", "null"]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    }
+    (tool,) = tools(request(tools=(WEATHER,)), COMPATIBLE)
+    assert (tool["parameters"], tool["strict"]) == (WEATHER.input_schema, False)
+    free = ToolDefinition("free", input_schema={"type": "object", "properties": {"x": {"type": "object"}}})
+    assert codes(request(tools=(free,))) == ["tool_not_strict"]
+    (tool,) = tools(request(tools=(free,)))
+    assert tool["strict"] is False
+    with pytest.raises(InvalidRequestError, match=r"'free'.*properties\.x.*strict=False"):
+        body(request(tools=(msgspec.structs.replace(free, strict=True),)))
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (ToolChoice("auto"), "auto"),
+        (ToolChoice("none"), "none"),
+        (ToolChoice("required"), "required"),
+        (ToolChoice("named", "weather"), {"type": "function", "name": "weather"}),
+    ],
+)
+def test_tool_choice(choice: ToolChoice, expected: Json) -> None:
+    """Four modes, the named one flat."""
+    asked = request(tools=(WEATHER,), tool_choice=choice, parallel_tool_calls=False)
+    assert body(asked)["tool_choice"] == expected
+    assert body(asked)["parallel_tool_calls"] is False
+
+
+@pytest.mark.parametrize("choice", [ToolChoice("required"), ToolChoice("named", "nobody")])
+def test_impossible_tool_choice(choice: ToolChoice) -> None:
+    """A choice that can't be honoured is an error before the network."""
+    with pytest.raises(UnsupportedToolChoiceError):
+        body(request(tool_choice=choice))
+
+
+def test_output_schema() -> None:
+    """A schema goes flat into `text.format`, strict only if it is strict as it stands; its title is its name."""
+    schema: JsonObject = {
+        "title": "My Reply!",
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "required": ["a"],
+    }
+    written = body(request(output_schema=schema))["text"]
+    assert isinstance(written, dict)
+    form = written["format"]
+    assert isinstance(form, dict)
+    assert (form["type"], form["name"], form["strict"]) == ("json_schema", "My_Reply_", True)
+    loose = {**schema, "required": []}
+    assert body(request(output_schema=loose))["text"] == {
+        "format": {"type": "json_schema", "name": "My_Reply_", "schema": loose, "strict": False}
+    }
+
+
+def test_json_mode_mentions_json() -> None:
+    """The API refuses JSON mode unless an input item says the word."""
+    found = body(request(output_schema={"type": "object"}))
+    assert found["text"] == {"format": {"type": "json_object"}}
+    assert found["input"] == [
+        {"role": "developer", "content": "Answer with a JSON object."},
+        {"role": "user", "content": "Hi"},
+    ]
+    said = body(request(Message.user("As JSON, please"), output_schema={"type": "object"}))["input"]
+    assert said == [{"role": "user", "content": "As JSON, please"}]
+
+
+def test_schema_where_the_server_ignores_it() -> None:
+    """llama.cpp takes a schema on this API and does nothing with it."""
+    with pytest.raises(CapabilityError):
+        body(request(output_schema={"type": "object"}), QUIRKS["llama.cpp"])
+
+
+@pytest.mark.parametrize(
+    ("model", "effort", "sent"),
+    [
+        ("gpt-4o", None, True),
+        ("my-deployment", None, True),
+        ("o3-mini", None, False),
+        ("gpt-5", None, False),
+        ("gpt-5-mini-2025-08-07", None, False),
+        ("openai/gpt-5", "low", False),
+        ("gpt-5.1", None, True),
+        ("gpt-5.4", "none", True),
+        ("gpt-5.4", "high", False),
+        ("gpt-5.6", None, False),
+        ("gpt-5.6", "none", True),
+    ],
+)
+def test_sampling_while_reasoning(model: str, effort: str | None, sent: bool) -> None:
+    """Models refuse sampling parameters while they reason; then they are left out with a warning."""
+    asked = request(model=model, reasoning_effort=effort, temperature=0.5, top_p=0.9)
+    assert ("temperature" in body(asked), "top_p" in body(asked)) == (sent, sent)
+    assert codes(asked) == ([] if sent else ["parameter_dropped"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "sent"),
+    [
+        ("gpt-5", "none", "minimal"),
+        ("gpt-5.6", "max", "max"),
+        ("o3", "xhigh", "high"),
+        ("unknown", "max", "max"),
+        ("gpt-4o", "low", None),
+    ],
+)
+def test_effort_is_the_nearest(model: str, asked: str, sent: str | None) -> None:
+    """An effort that the model lacks becomes its nearest, with a warning."""
+    found = request(model=model, reasoning_effort=asked)
+    assert body(found).get("reasoning") == (None if sent is None else {"effort": sent})
+    assert len(codes(found)) == (sent != asked)
+
+
+def test_what_the_api_lacks_is_left_out_with_a_warning() -> None:
+    """There are no stop sequences, and fewer than 16 tokens are refused."""
+    asked = request(stop_sequences=("X",), max_output_tokens=3)
+    assert body(asked)["max_output_tokens"] == 16
+    assert codes(asked) == ["parameter_changed", "parameter_dropped"]
+    assert body(asked, QUIRKS["llama.cpp"])["max_output_tokens"] == 3
+
+
+def test_provider_options_go_into_the_body() -> None:
+    """They stand over ours; objects are merged, tools and includes added."""
+    options: JsonObject = {
+        "reasoning": {"summary": "auto"},
+        "tools": [{"type": "web_search"}],
+        "include": ["web_search_call.action.sources"],
+        "store": True,
+        "metadata": {"a": "b"},
+    }
+    found = body(request(tools=(WEATHER,), reasoning_effort="low", provider_options={"openai": options}))
+    assert found["reasoning"] == {"effort": "low", "summary": "auto"}
+    assert found["include"] == ["reasoning.encrypted_content", "web_search_call.action.sources"]
+    assert (found["store"], found["metadata"]) == (True, {"a": "b"})
+    assert isinstance(found["tools"], list)
+    assert len(found["tools"]) == 2
+    with pytest.raises(InvalidRequestError):
+        body(request(provider_options={"openai": "x"}))
+
+
+def test_llama_cpp_gets_only_what_it_takes() -> None:
+    """Typed assistant items, and none of the fields that it knows nothing about."""
+    asked = request(Message.user("a"), Message.assistant("b"), Message.user("c"), reasoning_effort="low")
+    assert body(asked, QUIRKS["llama.cpp"]) == {
+        "model": "gpt-test",
+        "input": [
+            {"role": "user", "content": "a"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "b", "annotations": []}],
+            },
+            {"role": "user", "content": "c"},
+        ],
+        "max_output_tokens": 1000,
+    }

@@ -1,0 +1,232 @@
+"""Strict schemas: what the rewriting adds, it takes back out; what it can't say, it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.strict_schema import NotStrict, to_strict, without_added_nulls
+from bus.json_types import Json, JsonObject
+
+
+def an_object(properties: JsonObject, *required: str, **fields: Json) -> JsonObject:
+    return {"type": "object", "properties": properties, "required": list(required), **fields}
+
+
+def prop(schema: JsonObject, **fields: Json) -> Json:
+    """What an optional property of that schema becomes."""
+    strict = to_strict(an_object({"p": schema}, **fields)).schema
+    properties = strict["properties"]
+    assert isinstance(properties, dict)
+    return properties["p"]
+
+
+DEFINITION: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+CLOSED: JsonObject = {**DEFINITION, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string", "title": "P", "default": "x"}, {"type": ["string", "null"]}),
+        ({"type": ["string", "integer"]}, {"anyOf": [{"type": ["string", "integer"]}, {"type": "null"}]}),
+        ({"type": ["string", "null"]}, {"type": ["string", "null"]}),
+        ({"enum": ["a", "b"]}, {"type": ["string", "null"], "enum": ["a", "b", None]}),
+        ({"enum": ["a", None]}, {"type": ["null", "string"], "enum": ["a", None]}),
+        ({"const": 1}, {"anyOf": [{"const": 1, "type": "integer"}, {"type": "null"}]}),
+        ({"$ref": "#/$defs/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
+        ({"$ref": "#/definitions/d"}, {"anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]}),
+        (
+            {"$ref": "#/$defs/d", "description": "D"},
+            {"description": "D", "anyOf": [{"$ref": "#/$defs/d"}, {"type": "null"}]},
+        ),
+        ({"oneOf": [{"type": "string"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}),
+        ({"allOf": [{"type": "string"}], "description": "D"}, {"description": "D", "type": ["string", "null"]}),
+        (DEFINITION, {"anyOf": [CLOSED, {"type": "null"}]}),
+        (
+            {"type": "array", "items": DEFINITION},
+            {"anyOf": [{"type": "array", "items": CLOSED}, {"type": "null"}]},
+        ),
+    ],
+)
+def test_optional_becomes_nullable(schema: JsonObject, expected: JsonObject) -> None:
+    """Every kind of schema can say null, references, enums and alternatives included."""
+    assert prop(schema, **{"$defs": {"d": DEFINITION}}) == expected
+
+
+def test_definitions_are_strict_too() -> None:
+    """Definitions are rewritten like the rest, under their newer name, and may refer to themselves."""
+    node = an_object({"next": {"$ref": "#/definitions/node"}}, **{"$anchor": "x", "~note": 1})
+    strict = to_strict(an_object({"head": {"$ref": "#/definitions/node"}}, "head", definitions={"node": node}))
+    assert strict.schema["$defs"] == {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]}},
+            "required": ["next"],
+            "additionalProperties": False,
+        }
+    }
+    assert "definitions" not in strict.schema
+
+
+def test_a_schema_that_is_strict_already_gains_nothing() -> None:
+    """Then nothing needs to be taken back out."""
+    assert not to_strict(an_object({"a": {"type": "string"}}, "a")).adds_nulls
+    assert not to_strict(an_object({})).adds_nulls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "additionalProperties": True},
+        {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
+        {"type": "object", "patternProperties": {"^x": {"type": "string"}}},
+        {"type": "array"},
+        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+        {},
+        True,
+        {"type": "string", "format": "uri"},
+        {"type": "string", "pattern": "^(?!x)"},
+        {"not": {"type": "string"}},
+        {"allOf": [{"type": "string"}, {"minLength": 1}]},
+        {"allOf": [{"type": "string"}], "type": "integer"},
+        {"anyOf": [{"type": "string"}], "minLength": 1},
+        {"$ref": "https://example.org/x"},
+        {"$ref": "#/$defs/d/properties/n"},
+        {"$ref": "#/$defs/d", "minLength": 1},
+        {"type": "string", "enum": [str(number) for number in range(1001)]},
+    ],
+)
+def test_what_strict_mode_can_not_say(schema: Json) -> None:
+    """It is refused with its path, so that the tool can be sent without strict mode."""
+    with pytest.raises(NotStrict, match=r"^\$"):
+        to_strict({"type": "object", "properties": {"p": schema}, "$defs": {"d": DEFINITION}})
+
+
+def test_too_deep() -> None:
+    """More than ten levels are refused by the provider."""
+    schema: JsonObject = {"type": "string"}
+    for _ in range(11):
+        schema = an_object({"p": schema}, "p")
+    with pytest.raises(NotStrict, match="levels"):
+        to_strict(schema)
+
+
+def test_alternatives_are_told_apart() -> None:
+    """A null is judged by the alternative that the value follows."""
+    circle = an_object({"kind": {"const": "circle"}, "label": {"type": "string"}}, "kind")
+    square = an_object({"kind": {"const": "square"}, "label": {"type": ["string", "null"]}}, "kind")
+    schema = an_object({"shapes": {"type": "array", "items": {"anyOf": [circle, square]}}}, "shapes")
+    given_: JsonObject = {"shapes": [{"kind": "circle", "label": None}, {"kind": "square", "label": None}]}
+    assert without_added_nulls(given_, schema) == {
+        "shapes": [{"kind": "circle"}, {"kind": "square", "label": None}]
+    }
+
+
+def test_arguments_that_follow_no_schema_pass() -> None:
+    """A model that ignores the schema is the host's business, not ours."""
+    schema = an_object({"a": {"type": "array", "items": {"type": "string"}}, "b": {"$ref": "#/$defs/none"}})
+    for value in ({"a": {"x": None}}, {"x": None, "a": [None]}, {"b": {"c": None}}):
+        assert without_added_nulls(value, schema) == value
+
+
+@st.composite
+def schemas(draw: st.DrawFn, depth: int = 3) -> JsonObject:
+    """A schema that strict mode can say."""
+    simple: list[JsonObject] = [
+        {"type": "string"},
+        {"type": "integer"},
+        {"type": ["boolean", "null"]},
+        {"enum": ["a", "b"]},
+        {"const": "c"},
+        {"$ref": "#/$defs/d"},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    ]
+    if depth == 0:
+        return draw(st.sampled_from(simple))
+    match draw(st.integers(0, 3)):
+        case 0:
+            return draw(st.sampled_from(simple))
+        case 1:
+            return {"type": "array", "items": draw(schemas(depth - 1))}
+        case 2:
+            return {"oneOf": [{"type": "integer"}, draw(objects(depth - 1))]}
+        case _:
+            return draw(objects(depth - 1))
+
+
+@st.composite
+def objects(draw: st.DrawFn, depth: int = 3) -> JsonObject:
+    properties = draw(st.dictionaries(st.sampled_from("pqr"), schemas(depth), max_size=3))
+    return an_object(
+        properties, *draw(st.sets(st.sampled_from(sorted(properties) or ["none"])) if properties else st.just(()))
+    )
+
+
+def value_of(draw: st.DrawFn, schema: JsonObject) -> tuple[Json, Json]:
+    """A value for the original schema, and the same as a model says it under the strict one."""
+    if "$ref" in schema:
+        return value_of(draw, DEFINITION)
+    if "oneOf" in schema or "anyOf" in schema:
+        alternatives = schema.get("oneOf", schema.get("anyOf"))
+        return value_of(draw, draw(st.sampled_from(alternatives)))
+    if "enum" in schema or "const" in schema:
+        simple = draw(st.sampled_from(schema["enum"])) if "enum" in schema else schema["const"]
+        return simple, simple
+    match schema["type"]:
+        case "object":
+            plain: JsonObject = {}
+            strict: JsonObject = {}
+            for name, inner in schema["properties"].items():
+                if name in schema["required"] or draw(st.booleans()):
+                    plain[name], strict[name] = value_of(draw, inner)
+                elif not _nullable(inner):
+                    strict[name] = None
+                else:
+                    plain[name] = strict[name] = None
+            return plain, strict
+        case "array":
+            pairs = [value_of(draw, schema["items"]) for _ in range(draw(st.integers(0, 2)))]
+            return [plain for plain, _ in pairs], [strict for _, strict in pairs]
+        case "string":
+            text = draw(st.sampled_from(["", "x"]))
+            return text, text
+        case "integer":
+            return 3, 3
+        case "null":
+            return None, None
+        case _:
+            return (None, None) if draw(st.booleans()) else (True, True)
+
+
+def _nullable(schema: Json) -> bool:
+    assert isinstance(schema, dict)
+    return schema.get("type") == ["boolean", "null"] or "anyOf" in schema
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_there_and_back(data: st.DataObject) -> None:
+    """What the model says under the strict schema is read as what it means under the original."""
+    schema = {**data.draw(objects()), "$defs": {"d": DEFINITION}}
+    strict = to_strict(schema)
+    plain, said = data.draw(st.composite(lambda draw: value_of(draw, schema))())
+    assert isinstance(said, dict)
+    assert without_added_nulls(said, schema) == plain
+    assert strict.adds_nulls or said == plain
+    assert without_added_nulls(without_added_nulls(said, schema), schema) == plain
+    _check_strict(strict.schema)
+
+
+def _check_strict(schema: Json) -> None:
+    """Every object is closed, and requires all its properties."""
+    match schema:
+        case {"properties": dict() as properties}:
+            assert schema["additionalProperties"] is False
+            assert schema["required"] == list(properties)
+    inner = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
+    for value in inner:
+        _check_strict(value)

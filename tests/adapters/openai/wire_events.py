@@ -1,0 +1,252 @@
+"""The Responses API's events, written by hand from wire facts; and the ways to read them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from adapters.assembler import Assembler
+from adapters.contract import CanonicalRequest
+from adapters.openai.quirks import OPENAI, Quirks
+from adapters.openai.request import input_cleaner
+from adapters.openai.response import read_reply
+from adapters.openai.stream import ResponsesNormaliser
+from bus.content import ContentBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import AdapterError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message
+from bus.stream_events import MessageComplete, StreamEvent
+from bus.usage import TokenUsage, UsageSource
+
+from ...support.fake_http import pieces
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
+
+ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
+USAGE: JsonObject = {
+    "input_tokens": 100,
+    "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
+    "output_tokens": 20,
+    "output_tokens_details": {"reasoning_tokens": 5},
+    "total_tokens": 120,
+}
+
+
+def event(kind: str, **fields: Json) -> JsonObject:
+    return {"type": f"response.{kind}", **fields}
+
+
+def response(status: str | None = "completed", **fields: Json) -> JsonObject:
+    """A response object; `output` is empty, as one backend leaves it at the end of a stream."""
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "model": "gpt-test-2026",
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": USAGE,
+        **fields,
+    }
+
+
+CREATED = event("created", response=response("in_progress", usage=None))
+
+
+def ending(status: str = "completed", **fields: Json) -> JsonObject:
+    return event(status, response=response(status, **fields))
+
+
+def message(*texts: str, item_id: str = "msg_1", **fields: Json) -> JsonObject:
+    parts: list[Json] = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+    return {
+        "type": "message",
+        "id": item_id,
+        "role": "assistant",
+        "status": "completed",
+        "content": parts,
+        **fields,
+    }
+
+
+def call(name: str, arguments: str, number: int = 1, **fields: Json) -> JsonObject:
+    return {
+        "type": "function_call",
+        "id": f"fc_{number}",
+        "call_id": f"call_{number}",
+        "name": name,
+        "arguments": arguments,
+        "status": "completed",
+        **fields,
+    }
+
+
+def reasoning(*summary: str, number: int = 1, **fields: Json) -> JsonObject:
+    parts: list[Json] = [{"type": "summary_text", "text": text} for text in summary]
+    return {
+        "type": "reasoning",
+        "id": f"rs_{number}",
+        "summary": parts,
+        "encrypted_content": f"secret {number}",
+        **fields,
+    }
+
+
+def added(index: int, item: JsonObject) -> JsonObject:
+    """An item is announced: without what comes later."""
+    empty: JsonObject = {"content": [], "summary": [], "arguments": ""}
+    start = {**item, **{name: value for name, value in empty.items() if name in item}, "status": "in_progress"}
+    if "encrypted_content" in item:
+        start["encrypted_content"] = "shorter"
+    return event("output_item.added", output_index=index, item=start)
+
+
+def done(index: int, item: JsonObject) -> JsonObject:
+    return event("output_item.done", output_index=index, item=item)
+
+
+def text_delta(index: int, delta: Json, part: int = 0, **fields: Json) -> JsonObject:
+    return event(
+        "output_text.delta",
+        item_id="msg_1",
+        output_index=index,
+        content_index=part,
+        delta=delta,
+        logprobs=[],
+        **fields,
+    )
+
+
+def arguments_delta(index: int, delta: Json, number: int = 1) -> JsonObject:
+    return event("function_call_arguments.delta", item_id=f"fc_{number}", output_index=index, delta=delta)
+
+
+def summary_delta(index: int, delta: str, part: int = 0) -> JsonObject:
+    return event(
+        "reasoning_summary_text.delta", item_id="rs_1", output_index=index, summary_index=part, delta=delta
+    )
+
+
+def body(events: Iterable[JsonObject | bytes], *, named: bool = True, line_end: bytes = b"\n") -> bytes:
+    """A streamed body. Bytes stand for an event's data as it is. named: with `event:` lines."""
+    parts: list[bytes] = []
+    for item in events:
+        data = item if isinstance(item, bytes) else msgspec.json.encode(item)
+        name = str(item.get("type")).encode() if isinstance(item, dict) else b"other"
+        lines = [b"event: " + name] if named else []
+        parts.append(line_end.join([*lines, b"data: " + data, b"", b""]))
+    return b"".join(parts)
+
+
+class Reading:
+    """What became of a reply. events: all of them, if it was streamed. error: what it ended in."""
+
+    def __init__(self, assembler: Assembler, events: Sequence[StreamEvent], error: AdapterError | None) -> None:
+        self.assembler = assembler
+        self.events = events
+        self.error = error
+
+    @property
+    def complete(self) -> MessageComplete:
+        assert self.error is None, self.error
+        return check_stream(self.events)
+
+    @property
+    def content(self) -> tuple[ContentBlock, ...]:
+        return self.complete.final_content
+
+    @property
+    def kinds(self) -> list[str]:
+        return [event.type for event in self.events]
+
+    @property
+    def calls(self) -> list[ToolUseBlock]:
+        return [block for block in self.content if isinstance(block, ToolUseBlock)]
+
+    @property
+    def thinking(self) -> str:
+        return "".join(block.text for block in self.content if isinstance(block, ThinkingBlock))
+
+
+def request(*messages: Message, model: str = "openai:gpt-test", **fields: object) -> CanonicalRequest:
+    """A small request; `fields` are CanonicalRequest's own."""
+    base = CanonicalRequest(
+        request_id="req_1", messages=messages or (Message.user("Hi"),), model=model, max_output_tokens=1000
+    )
+    return msgspec.structs.replace(base, **fields)
+
+
+def new_assembler(asked: CanonicalRequest | None = None, quirks: Quirks = OPENAI) -> Assembler:
+    asked = asked or request()
+    assembler = Assembler(
+        message_id="msg",
+        provider="openai",
+        requested_model="gpt-test",
+        clock=FakeClock(),
+        estimate_usage=lambda text: ESTIMATE,
+        request=asked,
+    )
+    assembler.clean_input = input_cleaner(asked, quirks)
+    return assembler
+
+
+def read_pieces(
+    chunks: Iterable[bytes], quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None
+) -> Reading:
+    """Read a streamed body that arrives in these pieces."""
+    assembler = new_assembler(asked, quirks)
+    normaliser = ResponsesNormaliser(assembler, quirks)
+    events: list[StreamEvent] = []
+    for chunk in chunks:
+        events += normaliser.feed(chunk)
+    events += normaliser.close()
+    return Reading(assembler, events, normaliser.error)
+
+
+def read(*events: JsonObject | bytes, quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None) -> Reading:
+    """Read events whole, byte by byte, at random cuts, with CRLF and without names; all must say the same."""
+    streamed = body(events)
+    reading = read_pieces([streamed], quirks, asked)
+    cuts = random.Random(7).sample(range(len(streamed)), k=min(len(streamed), 12))
+    variants: list[list[bytes]] = [
+        [streamed[at : at + 1] for at in range(len(streamed))],
+        pieces(streamed, cuts),
+        pieces(body(events, line_end=b"\r\n"), cuts),
+        [body(events, named=False)],
+    ]
+    for chunks in variants:
+        other = read_pieces(chunks, quirks, asked)
+        assert without_raw(other.events) == without_raw(reading.events)
+        assert str(other.error) == str(reading.error)
+        assert other.assembler.warnings == reading.assembler.warnings
+    return reading
+
+
+def without_raw(events: Sequence[StreamEvent]) -> list[StreamEvent]:
+    """Events without the usage's raw JSON, which is no value to compare."""
+    plain: list[StreamEvent] = []
+    for item in events:
+        if isinstance(item, MessageComplete):
+            item = msgspec.structs.replace(item, usage=msgspec.structs.replace(item.usage, raw=None))
+        plain.append(item)
+    return plain
+
+
+def read_whole(
+    *output: Json, quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None, **fields: Json
+) -> Reading:
+    """Read a reply that was not streamed. fields: of the response object."""
+    return read_whole_bytes(msgspec.json.encode(response(**{"output": list(output), **fields})), quirks, asked)
+
+
+def read_whole_bytes(reply: bytes, quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None) -> Reading:
+    assembler = new_assembler(asked, quirks)
+    error: AdapterError | None = None
+    try:
+        read_reply(reply, assembler, quirks)
+    except AdapterError as raised:
+        error = raised
+    return Reading(assembler, assembler.take(), error)
