@@ -11,9 +11,14 @@ no times:
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from .support.virtual_time import Backend, FakeClock, backend
+
+# The same examples in every run, and no example fails for the machine's being busy.
+hypothesis.settings.register_profile("callboard", derandomize=True, deadline=None, database=None)
+hypothesis.settings.load_profile("callboard")
 
 
 @pytest.fixture(params=["virtual-asyncio", "virtual-trio"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -18,7 +19,6 @@ from adapters.transport import HttpReply, HttpRequest
 from bus.json_types import Json, JsonObject
 from bus.messages import Message
 from bus.usage import StopReason, TokenUsage
-import itertools
 
 HANG = float("inf")
 
@@ -37,6 +37,7 @@ class FakeReply:
         self.wait = wait  # before the reply's head
         self.steps = list(steps)
         self.read = 0
+        self.handed_over = False
         self.closed = False
 
     async def chunk(self) -> bytes | None:
@@ -73,6 +74,7 @@ class FakeTransport:
         if isinstance(reply, Exception):
             raise reply
         await anyio.sleep(reply.wait)
+        reply.handed_over = True
         return reply
 
     async def aclose(self) -> None:
@@ -80,8 +82,8 @@ class FakeTransport:
 
     @property
     def all_closed(self) -> bool:
-        sent = self.replies[: len(self.requests)]
-        return all(reply.closed for reply in sent if isinstance(reply, FakeReply))
+        """Whether every reply that the adapter got was closed by it."""
+        return all(reply.closed for reply in self.replies if isinstance(reply, FakeReply) and reply.handed_over)
 
 
 class _ToyNormaliser(SseNormaliser):

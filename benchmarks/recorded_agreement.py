@@ -1,0 +1,328 @@
+"""How far the adapters agree with recorded traffic of real providers.
+
+    python benchmarks/recorded_agreement.py FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+
+FOLDER holds one JSON-lines file for each protocol: an exchange as it was recorded, and what a correct reader
+understands of it (its "oracle"). Every reliable exchange goes through the real adapter, over a transport that
+answers with the recorded body: whole, byte by byte (streams), and cut at random places, always the same ones.
+Compared are text, tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an
+exchange agrees if all of them do. Two readings are open: what joins the parts of one reasoning summary, and
+whether reasoning inside `<think>` tags counts as text; there only the words are compared. What is no reply of its
+protocol must raise. Anything raised that is no AdapterError, any broken stream invariant, and any stream whose
+events depend on the cuts is a failure of its own.
+
+Prints a table and each disagreement; exits with 1 below 98 % for a protocol, or at any failure. Says what it
+skips when there is no such folder or file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import itertools
+
+import structlog
+
+from adapters import AdapterConfig, AdapterError, CanonicalRequest, MessageComplete, create_adapter
+from adapters.http_adapter import HttpAdapter
+from adapters.transport import HttpReply, HttpRequest
+from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.messages import Message
+from bus.stream_events import StreamEvent
+from bus.usage import StopReason, TokenUsage
+from tests.support.invariants import check_stream
+
+PROTOCOLS = {"anthropic": "anthropic", "openai_responses": "openai", "openai_chat": "openai_compatible"}
+"""The file's name, and the type of the adapter."""
+
+THRESHOLD = 98.0
+LARGEST_BY_BYTE = 64 * 1024
+"""Larger streams are cut at random only: byte by byte they would take most of the time."""
+BUCKETS = ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens")
+
+
+class CountingClock:
+    """The same ids in every run, and no time."""
+
+    def __init__(self) -> None:
+        self.ids = 0
+
+    def now_us(self) -> int:
+        return 0
+
+    def monotonic_ns(self) -> int:
+        return 0
+
+    def random(self) -> float:
+        return 0.5
+
+    def new_id(self, prefix: str) -> str:
+        self.ids += 1
+        return f"{prefix}_{self.ids:026d}"
+
+
+class Recording:
+    """A transport that answers every request with one recorded reply, and is that reply."""
+
+    def __init__(self, case: Mapping[str, Any], chunks: Sequence[bytes]) -> None:
+        self.status: int = case["response_status"]
+        self.headers = {name.lower(): value for name, value in case["response_headers"].items()}
+        self._chunks = iter(chunks)
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        return self
+
+    async def chunk(self) -> bytes | None:
+        return next(self._chunks, None)
+
+    async def aclose(self) -> None:
+        pass
+
+
+@dataclass
+class Outcome:
+    """What an adapter made of an exchange. failure: what no adapter may do."""
+
+    content: tuple[ContentBlock, ...] = ()
+    stop_reason: StopReason | None = None
+    usage: TokenUsage | None = None
+    error: AdapterError | None = None
+    failure: str | None = None
+    events: list[StreamEvent] = field(default_factory=list)
+
+
+@dataclass
+class Tally:
+    exchanges: int = 0
+    disagreements: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    disagreeing: set[str] = field(default_factory=set)
+
+    @property
+    def percent(self) -> float:
+        return 100.0 * (1 - len(self.disagreeing) / self.exchanges) if self.exchanges else 100.0
+
+
+def fragments(body: bytes, mode: str) -> list[bytes]:
+    """The body in pieces: "whole", "byte", or "random-SEED", which also cuts inside characters and line ends."""
+    if mode == "whole":
+        return [body] if body else []
+    if mode == "byte":
+        return [body[at : at + 1] for at in range(len(body))]
+    dice = random.Random(f"{mode} {len(body)}")
+    cuts = {found.start() + 1 for found in re.finditer(rb"[\xc0-\xff][\x80-\xbf]|\r\n|\n\n", body)}
+    at = 0
+    while at < len(body):
+        cuts.add(at := at + dice.randint(1, 197))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
+    return [body[start:end] for start, end in itertools.pairwise(edges)]
+
+
+def make_adapter(kind: str, case: Mapping[str, Any], chunks: Sequence[bytes]) -> HttpAdapter:
+    host = case["provider_host"]
+    scheme = "http" if host.startswith("localhost") else "https"
+    config = AdapterConfig(api_key="recorded-traffic-key", base_url=f"{scheme}://{host}", max_retries=0)
+    adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
+    assert isinstance(adapter, HttpAdapter)
+    adapter._transport = Recording(case, chunks)
+    return adapter
+
+
+async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
+    """One exchange through the adapter, as it was asked for then."""
+    body = case["response_body"].encode()
+    adapter = make_adapter(kind, case, fragments(body, mode))
+    model = case["request_body"].get("model") or "unknown"
+    request = CanonicalRequest(
+        request_id="req_1",
+        messages=(Message.user("?"),),
+        model=f"{kind}:{model}",
+        max_output_tokens=1024,
+        message_id="msg_1",
+    )
+    outcome = Outcome()
+    try:
+        if case["streamed"] or case.get("request_streamed"):
+            await _stream(adapter, request, outcome)
+        else:
+            response = await adapter.complete(request)
+            outcome.content, outcome.stop_reason = response.content, response.stop_reason
+            outcome.usage = response.usage
+    except AdapterError as error:
+        outcome.error = error
+    except Exception as error:
+        outcome.failure = f"raised {type(error).__name__}: {error}"
+    return outcome
+
+
+async def _stream(adapter: HttpAdapter, request: CanonicalRequest, outcome: Outcome) -> None:
+    try:
+        async with adapter.stream(request) as stream:
+            async for event in stream:
+                outcome.events.append(event)
+    finally:
+        if outcome.events and isinstance(last := outcome.events[-1], MessageComplete):
+            outcome.content, outcome.stop_reason, outcome.usage = last.final_content, last.stop_reason, last.usage
+            try:
+                check_stream(outcome.events)
+            except AssertionError as error:
+                outcome.failure = f"a stream invariant is broken: {error}"
+
+
+def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
+    """Each field in which the outcome differs from what is known to be true."""
+    oracle = case["oracle"]
+    if oracle.get("must_not_succeed"):
+        if outcome.error is None:
+            yield "must_not_succeed: a response was returned"
+        return
+    contract = oracle["contract"]
+    wanted, also = contract["error_class"], contract["error_class_also_ok"]
+    found = outcome.error.error_class.value if outcome.error is not None else None
+    if found != wanted and found not in also:
+        yield f"error class: {found} ({outcome.error}), not {wanted}"
+    if outcome.error is not None and not outcome.events:
+        return
+    text = "".join(block.text for block in outcome.content if isinstance(block, TextBlock))
+    thinking = "".join(block.text for block in outcome.content if isinstance(block, ThinkingBlock))
+    if "inline_think_tags" in oracle.get("flags", ()):
+        said = re.sub(r"</?think>", "", oracle["final_text"])
+        yield from _differs("thinking and text", _words(thinking + text), _words(said))
+    else:
+        yield from _differs("text", text, oracle["final_text"])
+        if len(oracle.get("thinking_parts") or ()) > 1:
+            yield from _differs("thinking", _words(thinking), _words(oracle["thinking_text"]))
+        else:
+            yield from _differs("thinking", thinking, oracle["thinking_text"])
+    yield from _compare_calls(outcome.content, oracle["tool_calls"])
+    reason, reasons = contract["stop_reason"], contract["stop_reason_also_ok"]
+    if reason is not None and outcome.stop_reason != reason and outcome.stop_reason not in reasons:
+        yield f"stop reason: {outcome.stop_reason}, not {reason}"
+    if contract["usage"] is not None:
+        for bucket in BUCKETS:
+            yield from _differs(bucket, getattr(outcome.usage, bucket), contract["usage"][bucket])
+
+
+def _compare_calls(content: Sequence[ContentBlock], wanted: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    calls = [block for block in content if isinstance(block, ToolUseBlock)]
+    yield from _differs("names of calls", [block.name for block in calls], [call["name"] for call in wanted])
+    for number, (block, call) in enumerate(zip(calls, wanted, strict=False)):
+        arguments = call["arguments"]
+        yield from _differs(f"arguments of call {number}", block.input, arguments if arguments is not None else {})
+        if call.get("id"):
+            own = block.provider_raw.data.get("id") if block.provider_raw is not None else None
+            yield from _differs(f"id of call {number}", own, call["id"])
+
+
+def _words(text: str) -> str:
+    return re.sub(r"\s+", "", text)
+
+
+def _differs(name: str, found: object, wanted: object) -> Iterator[str]:
+    if found != wanted:
+        yield f"{name}: {_short(found)}, not {_short(wanted)}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 120 else f"{text[:70]} … {text[-45:]}"
+
+
+def read_cases(path: Path) -> list[dict[str, Any]]:
+    """The exchanges that are certain: what they mean, or that they mean nothing."""
+    with path.open(encoding="utf-8") as lines:
+        cases = [json.loads(line) for line in lines if line.strip()]
+    return [case for case in cases if case["oracle"].get("reliable") or case["oracle"].get("must_not_succeed")]
+
+
+async def measure(path: Path, kind: str) -> dict[str, Tally]:
+    """The tally of each mode: of plain replies and of streams."""
+    tallies: dict[str, Tally] = {}
+    for case in read_cases(path):
+        streamed = case["streamed"] or case.get("request_streamed")
+        modes = ("whole", "random-1", "random-2") if streamed else ("whole", "random-1")
+        if streamed and len(case["response_body"]) <= LARGEST_BY_BYTE:
+            modes = (*modes, "byte")
+        reference: list[StreamEvent] | None = None
+        for mode in modes:
+            tally = tallies.setdefault(f"{'streamed' if streamed else 'plain'} {mode}", Tally())
+            outcome = await play(kind, case, mode)
+            tally.exchanges += 1
+            if reference is None:
+                reference = outcome.events
+            elif outcome.events != reference:
+                outcome.failure = outcome.failure or "the events depend on how the body was cut"
+            if outcome.failure is not None:
+                tally.failures.append(f"{case['id']}: {outcome.failure}")
+                tally.disagreeing.add(case["id"])
+            for difference in compare(case, outcome):
+                tally.disagreements.append(f"{case['id']}: {difference}")
+                tally.disagreeing.add(case["id"])
+    return tallies
+
+
+def report(results: Mapping[str, Mapping[str, Tally]]) -> tuple[str, bool]:
+    """The table and the disagreements as text, and whether all is well."""
+    lines = [f"{'protocol':<18}{'mode':<20}{'exchanges':>10}{'agree':>8}{'%':>8}"]
+    good = True
+    for protocol, tallies in results.items():
+        for mode, tally in sorted(tallies.items()):
+            agreeing = tally.exchanges - len(tally.disagreeing)
+            lines.append(f"{protocol:<18}{mode:<20}{tally.exchanges:>10}{agreeing:>8}{tally.percent:>8.1f}")
+            good = good and not tally.failures
+        checked = sum(tally.exchanges for tally in tallies.values())
+        wrong = sum(len(tally.disagreeing) for tally in tallies.values())
+        share = 100.0 * (1 - wrong / checked) if checked else 0.0
+        good = good and share >= THRESHOLD
+        lines.append(f"{protocol:<18}{'all':<20}{checked:>10}{checked - wrong:>8}{share:>8.1f}")
+    for protocol, tallies in results.items():
+        seen: dict[str, list[str]] = {}
+        for mode, tally in tallies.items():
+            for line in [*[f"FAILURE {failure}" for failure in tally.failures], *tally.disagreements]:
+                seen.setdefault(line, []).append(mode)
+        lines += [f"{protocol}: {line}  [{', '.join(modes)}]" for line, modes in seen.items()]
+    return "\n".join(lines), good
+
+
+def run(folder: Path) -> tuple[str, bool]:
+    """Measure every protocol whose file is in the folder."""
+    results: dict[str, dict[str, Tally]] = {}
+    skipped: list[str] = []
+    for protocol, kind in PROTOCOLS.items():
+        path = folder / f"{protocol}.jsonl"
+        if path.exists():
+            results[protocol] = asyncio.run(measure(path, kind))
+        else:
+            skipped.append(f"skipped {protocol}: {path} does not exist")
+    text, good = report(results)
+    return "\n".join([text, *skipped]), good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Agreement of the adapters with recorded traffic.")
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
+    folder = parser.parse_args().folder
+    if folder is None or not Path(folder).is_dir():
+        print(f"skipped: no folder of recorded traffic ({folder}); give one, or set CALLBOARD_RECORDED")
+        return 0
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    text, good = run(Path(folder))
+    print(text)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,450 @@
+"""The assembler makes the stream invariants true, whatever order a provider sends its blocks in."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from adapters.assembler import Assembler, parse_object
+from bus.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.stream_events import (
+    MessageComplete,
+    MessageStart,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+)
+from bus.usage import StopReason, TokenUsage, UsageSource
+
+from ..support.invariants import check_stream
+from ..support.virtual_time import FakeClock
+
+ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
+
+
+def make() -> Assembler:
+    return Assembler(
+        message_id="msg_1",
+        provider="toy",
+        requested_model="one",
+        clock=FakeClock(),
+        estimate_usage=lambda output: ESTIMATE,
+    )
+
+
+def kinds(events: list[StreamEvent]) -> list[str]:
+    return [event.type for event in events]
+
+
+KEYS = st.sampled_from([0, 1, 2, "item_a", ("t", 3)])
+TEXTS = st.sampled_from(["a", "bc", "☃", " ", "\n"])
+ARGUMENTS = st.sampled_from(["{}", "{", '"a"', ": 1", "}", "[1]", '{"b": "\\ud83d"}', "null", " ", ""])
+
+
+class AnyProvider(RuleBasedStateMachine):
+    """Says anything about any block at any time, ends or breaks off whenever it likes, and goes on talking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assembler = make()
+        self.events: list[StreamEvent] = []
+        self.text = ""
+        self.thinking = ""
+        self.arguments = ""
+        self.tools: list[str] = []
+        self.whole = 0
+
+    @property
+    def talking(self) -> bool:
+        return not self.assembler.complete
+
+    @rule(key=KEYS, fragment=TEXTS | st.just(""), implicit_end=st.booleans())
+    def says_text(self, key: object, fragment: str, implicit_end: bool) -> None:
+        if self.talking:
+            self.text += fragment
+        self.assembler.text(key, fragment, implicit_end=implicit_end)
+
+    @rule(
+        key=KEYS, fragment=TEXTS | st.just(""), implicit_end=st.booleans(), raw=st.none() | st.just({"id": "rs"})
+    )
+    def thinks(self, key: object, fragment: str, implicit_end: bool, raw: dict[str, object] | None) -> None:
+        if self.talking:
+            self.thinking += fragment
+        self.assembler.thinking(key, fragment, implicit_end=implicit_end, raw=raw)
+
+    @rule(key=KEYS, signature=st.sampled_from(["sig", ""]))
+    def signs(self, key: object, signature: str) -> None:
+        self.assembler.signature(key, signature)
+
+    @rule(key=KEYS, name=st.sampled_from(["read", "write"]), implicit_end=st.booleans())
+    def calls(self, key: object, name: str, implicit_end: bool) -> None:
+        if self.talking:
+            self.tools.append(name)
+        self.assembler.tool_start(key, name, raw={"id": "x"}, implicit_end=implicit_end)
+
+    @rule(key=KEYS, fragment=ARGUMENTS)
+    def argues(self, key: object, fragment: str) -> None:
+        warned = len(self.assembler.warnings)
+        self.assembler.tool_arguments(key, fragment)
+        if self.talking and len(self.assembler.warnings) == warned and (fragment.strip() or self._open_tool(key)):
+            self.arguments += fragment
+
+    def _open_tool(self, key: object) -> bool:
+        block = self.assembler._by_key.get(key)  # blank arguments for a closed call are neither kept nor warned of
+        return block is not None and not block.closed
+
+    @rule(key=KEYS)
+    def gives_input(self, key: object) -> None:
+        self.assembler.tool_input(key, {"given": True})
+
+    @rule(key=KEYS)
+    def names_call_late(self, key: object) -> None:
+        self.assembler.tool_raw(key, {"id": "late"})
+
+    @rule(key=KEYS)
+    def sends_unknown_block(self, key: object) -> None:
+        self.whole += self.talking
+        self.assembler.whole(key, "citation", {"type": "citation"})
+
+    @rule(key=KEYS)
+    def hides_thinking(self, key: object) -> None:
+        self.whole += self.talking
+        self.assembler.redacted_thinking(key, "opaque")
+
+    @rule(key=KEYS)
+    def ends_block(self, key: object) -> None:
+        self.assembler.end(key)
+
+    @rule()
+    def takes(self) -> None:
+        self.events += self.assembler.take()
+
+    @rule()
+    def reports_usage(self) -> None:
+        if self.talking:
+            self.assembler.usage = TokenUsage(3, 2)
+
+    @precondition(lambda self: self.talking)
+    @rule(reason=st.sampled_from([StopReason.END_TURN, StopReason.TOOL_USE, StopReason.MAX_TOKENS]))
+    def finishes(self, reason: StopReason) -> None:
+        self.assembler.finish(reason, reason.value)
+
+    @precondition(lambda self: self.talking)
+    @rule(reason=st.sampled_from([StopReason.CANCELLED, StopReason.ERROR]))
+    def breaks_off(self, reason: StopReason) -> None:
+        self.assembler.abort(reason)
+
+    @invariant()
+    def one_block_is_open_at_a_time(self) -> None:
+        indexes = [event.content_block_index for event in self.events if hasattr(event, "content_block_index")]
+        assert all(later - earlier in (0, 1) or later > earlier for earlier, later in pairwise(indexes))
+
+    def teardown(self) -> None:
+        self.assembler.abort(StopReason.CANCELLED)  # does nothing if it had ended
+        self.events += self.assembler.take()
+        last = check_stream(self.events)
+        assert self.assembler.take() == []
+        assert last.final_content == self.assembler.final_content
+        self._nothing_is_lost(last)
+
+    def _nothing_is_lost(self, last: MessageComplete) -> None:
+        blocks = last.final_content
+        said = "".join(event.text for event in self.events if isinstance(event, TextDelta))
+        thought = "".join(event.text for event in self.events if isinstance(event, ThinkingDelta))
+        sent = "".join(event.partial_json for event in self.events if isinstance(event, ToolUseInputDelta))
+        assert sorted(said) == sorted(self.text)
+        assert sorted(thought) == sorted(self.thinking)
+        assert sorted(sent) == sorted(self.arguments)
+        assert sorted(block.name for block in blocks if isinstance(block, ToolUseBlock)) == sorted(self.tools)
+        assert sum(isinstance(block, OpaqueBlock | RedactedThinkingBlock) for block in blocks) == self.whole
+        if last.stop_reason in (StopReason.CANCELLED, StopReason.ERROR):
+            assert last.usage.source is not UsageSource.REPORTED
+
+
+AnyProvider.TestCase.settings = settings(max_examples=100, stateful_step_count=25)
+TestAnyProvider = AnyProvider.TestCase
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), TEXTS), min_size=1), st.randoms())
+def test_interleaved_calls_come_one_after_another_with_their_own_fragments(
+    pieces: list[tuple[int, str]], random: object
+) -> None:
+    """Fragments of parallel calls in any order reach each call unmerged and in their order."""
+    assembler = make()
+    order: list[int] = []
+    for key, fragment in pieces:
+        if key not in order:
+            order.append(key)
+            assembler.tool_start(key, f"tool{key}")
+        assembler.tool_arguments(key, fragment)
+    assembler.finish(StopReason.TOOL_USE, "tool_use", TokenUsage(1, 1))
+    events = assembler.take()
+    last = check_stream(events)
+    assert [block.name for block in last.final_content if isinstance(block, ToolUseBlock)] == [
+        f"tool{key}" for key in order
+    ]
+    for index, key in enumerate(order):
+        fragments = [
+            event.partial_json
+            for event in events
+            if isinstance(event, ToolUseInputDelta) and event.content_block_index == index
+        ]
+        assert fragments == [fragment for other, fragment in pieces if other == key]
+
+
+def test_message_start_waits_for_content() -> None:
+    """An attempt that says nothing leaves no trace."""
+    assembler = make()
+    assembler.text(0, "")
+    assembler.thinking(0, "")
+    assembler.usage = TokenUsage(1, 0)
+    assert assembler.take() == []
+    assembler.text(0, "x")
+    assert kinds(assembler.take()) == ["message.start", "text.delta"]
+
+
+def test_an_empty_reply_is_a_start_and_an_end() -> None:
+    """No content is a message too."""
+    assembler = make()
+    assembler.finish(StopReason.END_TURN, "stop", TokenUsage(5, 0))
+    events = assembler.take()
+    assert kinds(events) == ["message.start", "message.complete"]
+    assert check_stream(events).final_content == ()
+
+
+def test_text_closes_when_the_next_block_begins() -> None:
+    """Where the protocol has no end for a block, the next one is it."""
+    assembler = make()
+    assembler.text("text", "a", implicit_end=True)
+    assembler.tool_start(0, "read", implicit_end=True)
+    assembler.tool_arguments(0, '{"x":1}')
+    assembler.tool_start(1, "read", implicit_end=True)
+    ready = kinds(assembler.take())
+    assert ready == [
+        "message.start",
+        "text.delta",
+        "tool.use_start",
+        "tool.use_input_delta",
+        "tool.use_end",
+        "tool.use_start",
+    ]
+
+
+def test_a_half_argument_keeps_the_next_call_back() -> None:
+    """A call whose arguments are no object yet can't be over."""
+    assembler = make()
+    assembler.tool_start(0, "read", implicit_end=True)
+    assembler.tool_arguments(0, '{"x":')
+    assembler.tool_start(1, "write", implicit_end=True)
+    assembler.tool_arguments(1, "{}")
+    assembler.tool_arguments(0, "1}")
+    names = [event.tool_name for event in assembler.take() if isinstance(event, ToolUseStart)]
+    assert names == ["read"]
+    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
+    assembler_events = assembler.take()
+    ends = [event for event in assembler_events if isinstance(event, ToolUseEnd)]
+    assert [(end.final_input, end.incomplete) for end in ends] == [({"x": 1}, False), ({}, False)]
+
+
+@pytest.mark.parametrize(
+    ("fragments", "final_input", "raw", "incomplete"),
+    [
+        ([], {}, None, False),
+        (["  "], {}, None, False),
+        (['{"a"', ": [1, 2]}"], {"a": [1, 2]}, None, False),
+        (["null"], {}, "null", True),
+        (["[1]"], {}, "[1]", True),
+        (['"text"'], {}, '"text"', True),
+        (['{"a": '], {}, '{"a": ', True),
+        (['{"a": NaN}'], {}, '{"a": NaN}', True),
+        (['{"a": "line\nbreak"}'], {"a": "line\nbreak"}, None, False),
+        (["{" * 100_000], {}, "{" * 100_000, True),
+        (['{"a": ' + "9" * 5000 + "}"], {}, '{"a": ' + "9" * 5000 + "}", True),
+    ],
+    ids=["none", "blank", "whole", "null", "array", "string", "cut", "nan", "raw newline", "deep", "huge number"],
+)
+def test_arguments_that_are_no_object_are_kept_and_never_executed(
+    fragments: list[str], final_input: object, raw: str | None, incomplete: bool
+) -> None:
+    """A call runs only with the arguments that the model meant."""
+    assembler = make()
+    assembler.tool_start(0, "read")
+    for fragment in fragments:
+        assembler.tool_arguments(0, fragment)
+    assembler.end(0)
+    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
+    last = check_stream(assembler.take())
+    (block,) = last.final_content
+    assert isinstance(block, ToolUseBlock)
+    assert (block.input, block.raw_arguments, block.incomplete) == (final_input, raw, incomplete)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), JSON), st.booleans(), st.integers(1, 5))
+def test_input_survives_any_fragmentation(value: dict[str, object], ascii_only: bool, size: int) -> None:
+    """Nested objects, arrays and every primitive, cut anywhere."""
+    assembler = make()
+    assembler.tool_start(0, "read")
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    for at in range(0, len(text), size):
+        assembler.tool_arguments(0, text[at : at + size])
+    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
+    (block,) = check_stream(assembler.take()).final_content
+    assert isinstance(block, ToolUseBlock)
+    assert block.input == value
+    assert not block.incomplete
+
+
+def test_the_providers_own_input_stands_over_the_fragments() -> None:
+    """An authoritative object is better than what was pieced together."""
+    assembler = make()
+    assembler.tool_start(0, "read")
+    assembler.tool_arguments(0, '{"a": 1')
+    assembler.tool_input(0, {"a": 12})
+    assembler.end(0)
+    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
+    (block,) = check_stream(assembler.take()).final_content
+    assert isinstance(block, ToolUseBlock)
+    assert block.input == {"a": 12}
+    assert block.raw_arguments is None
+
+
+def test_the_token_limit_makes_the_last_call_incomplete() -> None:
+    """Also when what arrived happens to parse, and in the event as well as in the block."""
+    assembler = make()
+    assembler.tool_start(0, "read")
+    assembler.tool_arguments(0, "{}")
+    assembler.end(0)
+    assembler.tool_start(1, "delete")
+    assembler.tool_arguments(1, '{"path": "/"}')
+    assembler.finish(StopReason.MAX_TOKENS, "length", TokenUsage(1, 1))
+    events = assembler.take()
+    last = check_stream(events)
+    assert [block.incomplete for block in last.final_content if isinstance(block, ToolUseBlock)] == [False, True]
+    assert [event.incomplete for event in events if isinstance(event, ToolUseEnd)] == [False, True]
+
+
+def test_a_cancelled_call_ends_with_what_parses() -> None:
+    """`final_input` is what parses, else empty; it is marked either way."""
+    for text, expected in (('{"path": "a', {}), ('{"path": "a"}', {"path": "a"}), ("", {})):
+        assembler = make()
+        assembler.tool_start(0, "read")
+        assembler.tool_arguments(0, text)
+        assembler.abort(StopReason.CANCELLED)
+        *_, end, last = assembler.take()
+        assert isinstance(end, ToolUseEnd)
+        assert (end.final_input, end.incomplete) == (expected, True)
+        assert isinstance(last, MessageComplete)
+        assert last.usage == ESTIMATE
+
+
+def test_usage_seen_before_the_break_is_partial() -> None:
+    """What the provider had reported is kept, and marked as a lower bound."""
+    assembler = make()
+    assembler.text(0, "x")
+    assembler.usage = TokenUsage(10, 1)
+    assembler.abort(StopReason.ERROR)
+    last = check_stream(assembler.take())
+    assert last.usage == TokenUsage(10, 1, source=UsageSource.PARTIAL)
+
+
+def test_missing_usage_is_estimated_and_said_so() -> None:
+    """An unknown count is marked, never zero."""
+    assembler = make()
+    assembler.text(0, "x")
+    assembler.finish(StopReason.END_TURN, "stop")
+    assert check_stream(assembler.take()).usage == ESTIMATE
+    assert [warning.code for warning in assembler.warnings] == ["usage_estimated"]
+
+
+def test_a_key_used_for_another_kind_begins_another_block() -> None:
+    """Text never lands in a block of reasoning, and the first block can still end."""
+    assembler = make()
+    assembler.thinking(0, "hm")
+    assembler.text(0, "so")
+    assembler.tool_start(0, "read")
+    assembler.tool_arguments(0, "{}")
+    assembler.tool_start(0, "write")
+    assert kinds(assembler.take())[1:] == [
+        "thinking.delta",
+        "text.delta",
+        "tool.use_start",
+        "tool.use_input_delta",
+        "tool.use_end",
+        "tool.use_start",
+    ]
+    assembler.finish(StopReason.TOOL_USE, None, TokenUsage(1, 1))
+    assert [type(block) for block in assembler.final_content] == [
+        ThinkingBlock,
+        TextBlock,
+        ToolUseBlock,
+        ToolUseBlock,
+    ]
+
+
+def test_late_and_stray_arguments_are_reported() -> None:
+    """What can't be delivered is said, not swallowed."""
+    assembler = make()
+    assembler.tool_arguments(9, "{}")
+    assembler.tool_start(0, "read")
+    assembler.end(0)
+    assembler.tool_arguments(0, "{}")
+    assert [warning.code for warning in assembler.warnings] == ["stray_tool_arguments", "late_tool_arguments"]
+
+
+def test_nothing_follows_the_end() -> None:
+    """A provider that talks on after its end is not heard."""
+    assembler = make()
+    assembler.finish(StopReason.END_TURN, "stop", TokenUsage(1, 1))
+    assembler.take()
+    assembler.text(0, "more")
+    assembler.tool_start(1, "read")
+    assembler.end(1)
+    assembler.finish(StopReason.END_TURN, "stop")
+    assembler.abort(StopReason.ERROR)
+    assert assembler.take() == []
+
+
+def test_the_signature_is_on_the_last_delta() -> None:
+    """And in the block, with the data that only its provider understands."""
+    assembler = make()
+    assembler.thinking(0, "a")
+    assembler.signature(0, "sig", raw={"id": "rs_1"})
+    assembler.thinking(0, "b")
+    assembler.end(0)
+    assembler.finish(StopReason.END_TURN, None, TokenUsage(1, 1))
+    events = assembler.take()
+    (block,) = check_stream(events).final_content
+    assert isinstance(block, ThinkingBlock)
+    assert (block.text, block.signature) == ("ab", "sig")
+    assert block.provider_raw is not None
+    assert (block.provider_raw.provider, block.provider_raw.model) == ("toy", "one")
+    assert isinstance(events[0], MessageStart)
+
+
+@given(st.text())
+def test_parse_object_never_fails(text: str) -> None:
+    """Whatever is no object is None, and what is one can be written again."""
+    for candidate in (text, "{" + text + "}", '{"a": "' + text + '"}'):
+        value = parse_object(candidate)
+        if value is not None:
+            msgspec.json.encode(value)

@@ -1,0 +1,291 @@
+"""Recorded HTTP replays exactly, holds no secret, and says what differs when a request has changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from adapters.cassette import (
+    VOLATILE_FIELDS,
+    CassetteMiss,
+    CassetteTransport,
+    RecordingTransport,
+    load_cassette,
+    number_ids,
+)
+from adapters.contract import AdapterConfig
+from adapters.transport import HttpReply, HttpRequest, Transport, read_body
+from bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
+
+from ..support.fake_http import (
+    EVERYTHING,
+    HELLO,
+    TEXT,
+    FakeReply,
+    FakeTransport,
+    ToyAdapter,
+    failing,
+    pieces,
+    request,
+    sse,
+    whole,
+)
+from ..support.invariants import check_stream
+from ..support.virtual_time import FakeClock, run_virtual
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-very-secret-0123456789"
+
+
+def post(body: object = None, path: str = "/v1/talk", host: str = "https://a.test", **headers: str) -> HttpRequest:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return HttpRequest("POST", host + path, named, json.dumps(body or {"a": 1}).encode())
+
+
+async def read(reply: HttpReply) -> list[bytes]:
+    chunks = []
+    while (chunk := await reply.chunk()) is not None:
+        chunks.append(chunk)
+    await reply.aclose()
+    return chunks
+
+
+async def record(path: Path, *exchanges: tuple[HttpRequest, FakeReply], secrets: tuple[str, ...] = ()) -> None:
+    via = RecordingTransport(
+        FakeTransport(*[reply for _, reply in exchanges]), path, scenario="a test", secrets=secrets
+    )
+    for asked, _ in exchanges:
+        await read(await via.send(asked))
+    await via.aclose()
+
+
+async def test_a_call_replays_as_it_was(tmp_path: Path) -> None:
+    """The same response and the same events, through the adapter, from the file alone."""
+    path = tmp_path / "toy.json"
+    transport: Transport = RecordingTransport(
+        FakeTransport(whole(*EVERYTHING), FakeReply(*pieces(sse(*EVERYTHING), [5, 90, 91, 200]))), path
+    )
+    config = AdapterConfig(api_key=KEY)
+    results = []
+    for _ in range(2):
+        toy = ToyAdapter(config, transport=transport, clock=FakeClock())
+        response = await toy.complete(request())
+        events = [event async for event in toy.stream(request())]
+        check_stream(events)
+        results.append((response, events))
+        await toy.close()
+        transport = CassetteTransport(path)
+    assert results[0] == results[1]
+    assert KEY not in path.read_text()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(st.lists(st.binary(min_size=1), max_size=5), st.integers(200, 599))
+def test_replies_are_byte_for_byte_and_piece_for_piece(tmp_path: Path, chunks: list[bytes], status: int) -> None:
+    """Whatever the bytes are, and wherever the network cut them."""
+
+    async def there_and_back() -> None:
+        path = tmp_path / "any.json"
+        await record(path, (post(), FakeReply(*chunks, status=status)))
+        reply = await CassetteTransport(path).send(post())
+        assert reply.status == status
+        assert await read(reply) == chunks
+
+    run_virtual(there_and_back)
+
+
+async def test_a_character_cut_in_two_stays_cut(tmp_path: Path) -> None:
+    """Only such a piece is written as base64."""
+    body = "data: ☃\n\n".encode()
+    await record(tmp_path / "c.json", (post(), FakeReply(body[:7], body[7:])))
+    assert await read(await CassetteTransport(tmp_path / "c.json").send(post())) == [body[:7], body[7:]]
+    chunks = json.loads((tmp_path / "c.json").read_text())["exchanges"][0]["reply"]["chunks"]
+    assert [type(chunk) for chunk in chunks] == [dict, dict]
+
+
+async def test_no_secret_is_written(tmp_path: Path) -> None:
+    """Not in headers, address, body or reply, not even cut in two, and pieces keep their length."""
+    path = tmp_path / "c.json"
+    other = "another-secret"
+    asked = post(
+        {"note": f"my key is {KEY}"},
+        f"/v1/talk?key={KEY}&x=1",
+        authorization=f"Bearer {KEY}",
+        x_goog_api_key="goog-secret",
+        cookie="session=cookie-secret",
+        content_type="application/json",
+        x_mine="not on the list",
+    )
+    reply = FakeReply(f"you sent {KEY[:9]}".encode(), f"{KEY[9:]} goog-secret {other}".encode())
+    reply.headers = {**reply.headers, "set-cookie": "s=1", "x-request-id": KEY, "server": "x"}
+    await record(path, (asked, reply), secrets=(other,))
+    text = path.read_text()
+    for secret in (KEY, KEY[9:], "goog-secret", "cookie-secret", other, "not on the list", "set-cookie"):
+        assert secret not in text
+    (exchange,) = load_cassette(path).exchanges
+    assert exchange.request.headers == {"content-type": "application/json"}
+    assert exchange.request.path == "/v1/talk?key=***&x=1"
+    assert exchange.reply.headers == {"content-type": "text/event-stream", "x-request-id": "***"}
+    replayed = await read(await CassetteTransport(path).send(asked))
+    assert [len(chunk) for chunk in replayed] == [len(step) for step in reply.steps if isinstance(step, bytes)]
+
+
+async def test_the_file_is_for_reading(tmp_path: Path) -> None:
+    """Indented JSON with its scenario and the body as an object; the same recording gives the same file."""
+    for name in ("one.json", "two.json"):
+        await record(tmp_path / name, (post({"text": "☃"}), FakeReply(b"data: 1\n\n")))
+    text = (tmp_path / "one.json").read_text()
+    assert text == (tmp_path / "two.json").read_text()
+    assert text.endswith("}\n")
+    assert '"scenario": "a test"' in text
+    assert '"text": "☃"' in text
+    assert text.count("\n") > 20
+
+
+async def test_requests_are_matched_by_what_they_ask(tmp_path: Path) -> None:
+    """Host, headers, order of fields and who asks don't matter; path and body do."""
+    path = tmp_path / "c.json"
+    await record(path, (post({"a": 1, "b": [True, None]}, authorization="Bearer x"), FakeReply(b"yes")))
+    volatile = dict.fromkeys(VOLATILE_FIELDS, "someone")
+    same = post({"b": [True, None], "a": 1, **volatile}, host="http://other.test:1")
+    assert await read(await CassetteTransport(path).send(same)) == [b"yes"]
+    for other in (
+        post({"a": 1, "b": [True, None]}, "/v2/talk"),
+        post({"a": 2, "b": [True, None]}),
+        post({"a": 1, "b": [1, None]}),
+        post({"a": 1.5, "b": [True, None]}),
+        post({"a": 1}),
+    ):
+        with pytest.raises(CassetteMiss):
+            await CassetteTransport(path).send(other)
+
+
+async def test_equal_requests_are_answered_in_their_order_and_others_in_any(tmp_path: Path) -> None:
+    """Retries meet their failures first; calls side by side don't depend on who is quicker."""
+    path = tmp_path / "c.json"
+    await record(
+        path,
+        (post({"q": "one"}), FakeReply(b"1a")),
+        (post({"q": "two"}), FakeReply(b"2")),
+        (post({"q": "one"}), FakeReply(b"1b")),
+    )
+    via = CassetteTransport(path)
+    answers = []
+    for question in ("two", "one", "one"):
+        answers += await read(await via.send(post({"q": question})))
+    assert answers == [b"2", b"1a", b"1b"]
+    assert via.unplayed == 0
+    with pytest.raises(CassetteMiss, match="recorded 2 times, and all have been played"):
+        await via.send(post({"q": "one"}))
+
+
+async def test_a_miss_names_the_nearest_recording_and_what_differs(tmp_path: Path) -> None:
+    """Loud, never retried, and nobody's failure."""
+    path = tmp_path / "c.json"
+    await record(
+        path,
+        (
+            post({"model": "m", "messages": [{"role": "user", "content": "Hello"}], "stream": True}),
+            FakeReply(b"1"),
+        ),
+        (post({"wholly": "different"}), FakeReply(b"2")),
+    )
+    with pytest.raises(CassetteMiss) as raised:
+        await CassetteTransport(path).send(
+            post({"model": "m", "messages": [{"role": "user", "content": "Hullo"}, {}], "top": 1})
+        )
+    error = raised.value
+    assert (error.error_class, error.retryable) == (ErrorClass.OTHER, False)
+    for part in (
+        str(path),
+        "Nearest is exchange 0",
+        'messages[0].content was "Hello" and is "Hullo"',
+        "messages had 1 entries and has 2",
+        "stream was recorded (true) and is not sent",
+        "top is sent (1) and was not recorded",
+    ):
+        assert part in str(error)
+
+
+async def test_an_adapter_passes_a_miss_on_without_retrying(tmp_path: Path) -> None:
+    """It is an AdapterError, so the contract holds in tests, too."""
+    path = tmp_path / "c.json"
+    await record(path)
+    toy = ToyAdapter(AdapterConfig(), transport=CassetteTransport(path), clock=FakeClock())
+    with pytest.raises(CassetteMiss, match="the cassette is empty"):
+        await toy.complete(request())
+
+
+async def test_our_random_ids_match_by_their_order(tmp_path: Path) -> None:
+    """A conversation with tool calls has other ids in every run."""
+    assert number_ids("tu_01HZZZZZZZZZZZZZZZZZZZZZZZ tu_x") == "tu_1 tu_x"
+    path = tmp_path / "c.json"
+
+    def asked(first: str, second: str) -> HttpRequest:
+        return post({"calls": [f"tu_{first * 26}", f"tu_{second * 26}"], "answers": [f"tu_{first * 26}"]})
+
+    await record(path, (asked("A", "B"), FakeReply(b"1")))
+    assert '"tu_2"' in path.read_text()
+    assert await read(await CassetteTransport(path).send(asked("C", "D"))) == [b"1"]
+    crossed = post({"calls": ["tu_" + "C" * 26, "tu_" + "D" * 26], "answers": ["tu_" + "D" * 26]})
+    with pytest.raises(CassetteMiss):
+        await CassetteTransport(path).send(crossed)
+
+
+async def test_broken_and_abandoned_replies_end_where_they_did(tmp_path: Path) -> None:
+    """An error replays as an error; reading beyond what was read is one, too."""
+    path = tmp_path / "c.json"
+    via = RecordingTransport(FakeTransport(FakeReply(b"a", StreamError("reset")), FakeReply(b"b", b"c")), path)
+    reply = await via.send(post({"n": 1}))
+    assert await reply.chunk() == b"a"
+    with pytest.raises(StreamError):
+        await reply.chunk()
+    reply = await via.send(post({"n": 2}))
+    assert await reply.chunk() == b"b"
+    await reply.aclose()
+    await via.aclose()
+    replay = CassetteTransport(path)
+    for number, first, said in ((1, b"a", "reset"), (2, b"b", "reader left")):
+        reply = await replay.send(post({"n": number}))
+        assert await reply.chunk() == first
+        with pytest.raises(StreamError, match=said):
+            await reply.chunk()
+
+
+async def test_failures_replay_with_their_hints(tmp_path: Path) -> None:
+    """Status and the headers that a retry needs."""
+    path = tmp_path / "c.json"
+    await record(path, (post(), failing(429, b"{}", retry_after="7", x_ratelimit_limit_requests="9")))
+    reply = await CassetteTransport(path).send(post())
+    assert reply.status == 429
+    assert (reply.headers["retry-after"], reply.headers["x-ratelimit-limit-requests"]) == ("7", "9")
+    clock = FakeClock()
+    toy = ToyAdapter(
+        AdapterConfig(max_retries=0), transport=FakeTransport(failing(429, retry_after="7")), clock=clock
+    )
+    with pytest.raises(RateLimitError):
+        await toy.complete(request())
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 99, "scenario": "", "exchanges": []}', "\xff"])
+def test_a_file_that_is_no_cassette_is_named(tmp_path: Path, text: str) -> None:
+    """At once, not at the first request."""
+    path = tmp_path / "c.json"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(ConfigurationError, match=r"c\.json"):
+        CassetteTransport(path)
+    with pytest.raises(FileNotFoundError):
+        CassetteTransport(tmp_path / "none.json")
+
+
+async def test_a_recording_can_be_saved_before_its_end(tmp_path: Path) -> None:
+    """For a program that never closes anything."""
+    via = RecordingTransport(FakeTransport(FakeReply(sse(*HELLO)), FakeReply(sse(TEXT))), tmp_path / "c.json")
+    await read_body(await via.send(post()))
+    via.save()
+    assert len(load_cassette(tmp_path / "c.json").exchanges) == 1

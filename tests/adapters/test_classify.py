@@ -1,0 +1,305 @@
+"""Every error body seen in the wild becomes the most specific exception."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.classify import ErrorBody, ErrorType, build_error, read_error
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    ContentFilterError,
+    ContextOverflowError,
+    ErrorClass,
+    InvalidRequestError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+)
+
+
+def classify(status: int | None, body: object, headers: dict[str, str] | None = None) -> AdapterError:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return build_error(
+        read_error(raw),
+        status=status,
+        headers=headers or {},
+        codes={},
+        provider="toy",
+        request_id="req_1",
+        now_us=0,
+    )
+
+
+SHAPES: dict[str, tuple[object, ErrorBody]] = {
+    "object": (
+        {"error": {"type": "t", "code": "c", "message": "m", "param": "p"}},
+        ErrorBody(type="t", code="c", message="m", param="p"),
+    ),
+    "string": ({"error": "m"}, ErrorBody(message="m")),
+    "anthropic": (
+        {"type": "error", "error": {"type": "t", "message": "m"}, "request_id": "r"},
+        ErrorBody(type="t", message="m", request_id="r"),
+    ),
+    "anthropic details": (
+        {"type": "error", "error": {"type": "t", "message": "m", "details": {"error_code": "d"}}},
+        ErrorBody(type="t", message="m", detail_code="d"),
+    ),
+    "list": ([{"error": {"code": 429, "message": "m", "status": "X"}}], ErrorBody(code="429", message="m")),
+    "flat": (
+        {"object": "error", "message": "m", "type": "t", "code": 400},
+        ErrorBody(type="t", code="400", message="m"),
+    ),
+    "message only": ({"message": "m"}, ErrorBody(message="m")),
+    "detail": ({"detail": "m"}, ErrorBody(message="m")),
+    "detail list": ({"detail": [{"msg": "x"}]}, ErrorBody(message='[{"msg":"x"}]')),
+    "tgi": ({"error": "m", "error_type": "t"}, ErrorBody(type="t", message="m")),
+    "nulls": ({"error": {"type": None, "code": None, "message": None, "param": None}}, ErrorBody()),
+    "null error": ({"error": None, "message": "m"}, ErrorBody(message="m")),
+    "object message": ({"error": {"message": {"a": 1}}}, ErrorBody(message='{"a":1}')),
+    "upstream": (
+        {"error": {"message": "Provider returned error", "code": 400, "metadata": {"raw": '{"e": 1}'}}},
+        ErrorBody(code="400", message='Provider returned error: {"e": 1}'),
+    ),
+    "html": (b"<html><h1>502 Bad\n Gateway</h1></html>", ErrorBody(message="502 Bad Gateway")),
+    "text": (b"upstream\tconnect  error", ErrorBody(message="upstream connect error")),
+    "empty": (b"", ErrorBody()),
+    "string body": (b'"broken"', ErrorBody(message="broken")),
+    "number": (b"1", ErrorBody(message="1")),
+    "empty list": (b"[]", ErrorBody(message="[]")),
+    "latin-1": (b"d\xe9sol\xe9", ErrorBody(message="d\ufffdsol\ufffd")),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_error_is_found_wherever_a_body_has_it(shape: str) -> None:
+    """Every provider and proxy has its own place for it."""
+    body, expected = SHAPES[shape]
+    assert read_error(body if isinstance(body, bytes) else json.dumps(body).encode()) == expected
+
+
+@given(st.binary() | st.recursive(st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(
+    st.sampled_from(["error", "message", "detail", "type", "code", "metadata", "raw", "details"]), x)).map(
+    lambda value: json.dumps(value).encode()), st.none() | st.integers(100, 599))  # fmt: skip
+def test_any_body_gives_an_error_and_never_fails(body: bytes, status: int | None) -> None:
+    """Classification is total."""
+    error = build_error(
+        read_error(body), status=status, headers={}, codes={}, provider="toy", request_id="r", now_us=0
+    )
+    assert isinstance(error, AdapterError)
+    assert str(error)
+
+
+def test_a_body_nested_without_end_is_only_a_text() -> None:
+    """A hundred thousand brackets are a message, not a crash."""
+    assert read_error(b"[" * 100_000).message.startswith("[[[")
+
+
+STATUS: list[tuple[int, ErrorType, bool]] = [
+    (301, InvalidRequestError, False),
+    (400, InvalidRequestError, False),
+    (401, AuthError, False),
+    (402, QuotaExceededError, False),
+    (403, AccessDeniedError, False),
+    (404, NotFoundError, False),
+    (405, InvalidRequestError, False),
+    (408, RequestTimeoutError, True),
+    (409, InvalidRequestError, True),
+    (413, InvalidRequestError, False),
+    (422, InvalidRequestError, False),
+    (424, ServerError, True),
+    (429, RateLimitError, True),
+    (498, OverloadedError, True),
+    (500, ServerError, True),
+    (502, ServerError, True),
+    (503, ServerError, True),
+    (504, ServerError, True),
+    (520, ServerError, True),
+    (529, OverloadedError, True),
+]
+
+
+@pytest.mark.parametrize(("status", "kind", "retryable"), STATUS)
+def test_a_status_alone_is_enough(status: int, kind: ErrorType, retryable: bool) -> None:
+    """An empty body leaves only the status."""
+    error = classify(status, b"")
+    assert type(error) is kind
+    assert error.retryable is retryable
+    assert error.provider_status == status
+
+
+CODES: list[tuple[int | None, object, ErrorType]] = [
+    (429, {"error": {"code": "insufficient_quota", "type": "insufficient_quota"}}, QuotaExceededError),
+    (429, {"error": {"message": "You exceeded your current quota, please check your plan and billing details."}},
+     QuotaExceededError),
+    (429, {"error": {"code": "rate_limit_exceeded", "type": "tokens"}}, RateLimitError),
+    (400, {"error": {"type": "invalid_request_error", "message": "Your credit balance is too low to access"}},
+     QuotaExceededError),
+    (400, {"type": "error", "error": {"type": "invalid_request_error", "message": "x", "details": {
+        "error_code": "enforced_spend_limit_reached"}}}, QuotaExceededError),
+    (400, {"type": "error", "error": {"type": "x", "details": {"error_code": "contract_spend_limit_reached"}}},
+     QuotaExceededError),
+    (403, {"error": {"type": "billing_error", "message": "x"}}, QuotaExceededError),
+    (429, {"error": {"code": "billing_hard_limit_reached"}}, QuotaExceededError),
+    (429, {"error": {"code": "credit_balance_exhausted"}}, QuotaExceededError),
+    (429, {"error": {"code": "monthly_spend_limit_exceeded"}}, QuotaExceededError),
+    (429, {"error": {"type": "exceeded_current_quota_error", "message": "x"}}, QuotaExceededError),
+    (402, {"error": {"message": "Insufficient Balance"}}, QuotaExceededError),
+    (429, {"error": {"message": "Rate limit reached for TPM: too many tokens per day"}}, RateLimitError),
+    (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, OverloadedError),
+    (500, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, OverloadedError),
+    (503, {"error": {"code": "server_is_overloaded"}}, OverloadedError),
+    (400, {"error": {"code": "invalid_api_key"}}, AuthError),
+    (401, {"type": "error", "error": {"type": "authentication_error"}}, AuthError),
+    (403, {"type": "error", "error": {"type": "permission_error"}}, AccessDeniedError),
+    (404, {"type": "error", "error": {"type": "not_found_error"}}, NotFoundError),
+    (400, {"error": {"code": "model_not_found"}}, NotFoundError),
+    (400, {"error": {"code": "content_filter"}}, ContentFilterError),
+    (400, {"error": {"code": "content_policy_violation"}}, ContentFilterError),
+    (500, {"type": "error", "error": {"type": "api_error", "message": "Internal server error"}}, ServerError),
+    (400, {"error": {"message": "No tool output found for function call call_1."}}, InvalidRequestError),
+    (400, {"error": {"message": "The parameter does not exist"}}, InvalidRequestError),
+    (None, {"type": "error", "error": {"type": "overloaded_error"}}, OverloadedError),
+    (None, {"type": "error", "error": {"type": "rate_limit_error"}}, RateLimitError),
+    (None, {"error": {"code": "rate_limit_exceeded"}}, RateLimitError),
+    (None, {"type": "error", "error": {"type": "api_error"}}, ServerError),
+    (None, {"error": {"type": "server_error"}}, ServerError),
+    (None, {"error": {"type": "invalid_request_error", "message": "x"}}, InvalidRequestError),
+    (None, {"error": {"code": 429, "message": "x"}}, RateLimitError),
+    (None, {"error": {"code": 502, "message": "x"}}, ServerError),
+    (None, {"error": {"code": 400, "message": "Token limit reached"}}, InvalidRequestError),
+    (None, {"error": {"message": "something"}}, AdapterError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "body", "kind"), CODES)
+def test_codes_go_before_the_status(status: int | None, body: object, kind: ErrorType) -> None:
+    """Type and code first, then the status, the message last."""
+    assert type(classify(status, body)) is kind
+
+
+OVERFLOWS = [
+    "prompt is too long: 213462 tokens > 200000 maximum",
+    "input length and `max_tokens` exceed context limit: 199211 + 20000 > 200000",
+    "Input is too long for requested model.",
+    "Your input exceeds the context window of this model. Please adjust your input and try again.",
+    "This model's maximum context length is 8192 tokens. However, your messages resulted in 10001 tokens.",
+    "This endpoint's maximum context length is 131,072 tokens. However, you requested about 200,000 tokens",
+    "maximum context length of 4096 tokens",
+    "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+    "This model's maximum prompt length is 131072 but the request contains 537812 tokens.",
+    "Please reduce the length of the messages or completion.",
+    "Please reduce the length of the prompt",
+    "prompt token count of 130000 exceeds the limit of 128000",
+    "the request exceeds the available context size. try increasing the context size",
+    "The number of tokens to keep from the initial prompt is greater than the context length.",
+    "invalid params, context window exceeds limit",
+    "Invalid request: Your request exceeded model token limit: 8192 (requested: 9000)",
+    "Prompt contains 40000 tokens, too large for model with 32768 maximum context length",
+    "Please reduce the length of the input. Current length is 9000 while limit is 8192",
+    "Current length is 9000 while limit is 8192",
+    "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens",
+    "Input validation error: `inputs` must have less than 4095 tokens. Given: 5000",
+    "prompt is longer than the context length",
+    "input length (9000) exceeds the model's maximum context length (8192)",
+    "the input length exceeds the context length",
+    "The prompt is longer than the model's context length",
+    "This prompt of 9000 tokens is longer than the model's context length",
+    "input tokens exceed the configured limit",
+    "token limit exceeded",
+    "input tokens exceeded",
+    "messages exceed context limit",
+]
+
+
+@pytest.mark.parametrize("message", OVERFLOWS)
+def test_each_providers_overflow_is_one(message: str) -> None:
+    """On every status that providers use for it, in a stream too, and in any case; never on 429."""
+    for status in (400, 413, 422, 424, 500, None):
+        error = classify(status, {"error": {"message": message.upper(), "type": "invalid_request_error"}})
+        assert type(error) is ContextOverflowError, status
+        assert not error.retryable
+    assert type(classify(429, {"error": {"message": message}})) is RateLimitError
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"error": {"code": "context_length_exceeded", "message": "x"}},
+        {"error": {"type": "exceed_context_size_error", "code": 400, "n_prompt_tokens": 9, "n_ctx": 8}},
+    ],
+)
+def test_overflow_by_code_needs_no_message(body: object) -> None:
+    """OpenAI and llama.cpp say it in a code."""
+    assert type(classify(400, body)) is ContextOverflowError
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (400, {"error": {"code": "string_above_max_length", "message":
+            "Invalid 'messages[1].tool_calls[0].id': string too long. Expected a string with maximum length 40"}},
+         InvalidRequestError),
+        (429, {"error": {"code": "rate_limit_exceeded", "type": "tokens", "message":
+            "Request too large for model on tokens per min (TPM): Limit 6000, Requested 9000. Please reduce the "
+            "length of the messages"}}, RateLimitError),
+        (429, {"error": {"message": "Rate limit reached: too many tokens per day"}}, RateLimitError),
+        (413, {"type": "error", "error": {"type": "request_too_large", "message":
+            "Request exceeds the maximum size"}}, InvalidRequestError),
+        (429, {"message": "Too many tokens, please wait before trying again."}, RateLimitError),
+        (400, {"error": {"message": "'max_tokens' or 'max_completion_tokens' is too large: 99999"}},
+         InvalidRequestError),
+    ],
+)  # fmt: skip
+def test_what_only_sounds_like_overflow_is_none(status: int, body: object, kind: ErrorType) -> None:
+    """Limits on ids, bytes, rates and outputs are others."""
+    assert type(classify(status, body)) is kind
+
+
+def test_the_providers_own_codes_go_first() -> None:
+    """A table of its own stands over the common one."""
+    error = build_error(
+        ErrorBody(code="1113", message="x"),
+        status=429,
+        headers={},
+        codes={"1113": QuotaExceededError},
+        provider="zai",
+        request_id="r",
+        now_us=0,
+    )
+    assert type(error) is QuotaExceededError
+
+
+def test_a_verdict_of_the_provider_decides_on_retrying() -> None:
+    """`x-should-retry` is heard in both directions, but not for spent credit."""
+    assert classify(500, b"", {"x-should-retry": "false"}).retryable is False
+    assert classify(400, b"", {"x-should-retry": "true"}).retryable is True
+    assert classify(402, b"", {"x-should-retry": "true"}).retryable is False
+    assert classify(None, {"error": {"message": "?"}}).retryable is True
+    assert classify(None, {"error": {"message": "?"}}, {"x-should-retry": "false"}).retryable is False
+
+
+def test_an_error_carries_what_support_needs() -> None:
+    """Status, code, message, parameter, ids and hint."""
+    error = classify(
+        429,
+        {"error": {"type": "rate_limit_error", "code": None, "message": "slow", "param": "n"}},
+        {"retry-after": "3", "request-id": "req_theirs"},
+    )
+    assert error.error_class is ErrorClass.RATE_LIMIT
+    assert (error.provider, error.provider_status, error.provider_code) == ("toy", 429, "rate_limit_error")
+    assert (error.provider_message, error.provider_param) == ("slow", "n")
+    assert (error.request_id, error.provider_request_id, error.retry_after_seconds) == ("req_1", "req_theirs", 3.0)
+
+
+def test_a_hint_on_a_lasting_error_is_none() -> None:
+    """Waiting does not mend a bad request."""
+    assert classify(400, b"", {"retry-after": "3"}).retry_after_seconds is None

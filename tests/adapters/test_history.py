@@ -1,0 +1,331 @@
+"""A history fitted to any target is one that it accepts, and what is missing from it is said."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+import structlog.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import CanonicalRequest
+from adapters.history import NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.messages import Message, Role
+
+PNG = ImageBlock(data=b"\x89PNG\r\n\x1a\n")
+HOME = Target(provider="home", replays_thinking=True)
+ABROAD = Target(provider="abroad")
+
+
+def request(*messages: Message, system_prompt: str | None = None) -> CanonicalRequest:
+    return CanonicalRequest(
+        request_id="req_1",
+        messages=messages,
+        model="home:one",
+        max_output_tokens=10,
+        system_prompt=system_prompt,
+        session_id="ses_1",
+    )
+
+
+def fit(*messages: Message, target: Target = HOME, system_prompt: str | None = None) -> FittedHistory:
+    return fit_history(request(*messages, system_prompt=system_prompt), target)
+
+
+def call(call_id: str = "tu_1", name: str = "read", wire_id: str | None = None, **more: Any) -> ToolUseBlock:
+    raw = None if wire_id is None else ProviderRaw("home", {"id": wire_id})
+    return ToolUseBlock(call_id, name, {}, provider_raw=raw, **more)
+
+
+USER = Message.user("Hello")
+
+
+def test_a_call_without_a_result_is_answered_with_an_error() -> None:
+    """Providers refuse a history with an open call."""
+    fitted = fit(USER, Message.assistant([call()]), Message.user("and?"))
+    assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER]
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", NOT_EXECUTED, is_error=True),)
+
+
+def test_results_stand_directly_after_their_call_in_its_order() -> None:
+    """Wherever they stood before: later, in several messages, in another order."""
+    fitted = fit(
+        USER,
+        Message.assistant([call("tu_1"), call("tu_2"), TextBlock("wait")]),
+        Message.user("yes"),
+        Message.tool_result("tu_2", "two"),
+        Message.tool_result("tu_1", "one"),
+    )
+    assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER]
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", "one"), ToolResultBlock("tu_2", "two"))
+    assert fitted.losses == ()
+
+
+def test_a_result_without_a_call_is_left_out_and_reported() -> None:
+    """As is a second result of one call."""
+    fitted = fit(
+        USER,
+        Message.assistant([call()]),
+        Message(Role.TOOL, (ToolResultBlock("tu_1", "first"), ToolResultBlock("tu_1", "second"))),
+        Message(Role.TOOL, (ToolResultBlock("tu_9", "orphan"),), id="msg_9"),
+    )
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", "first"),)
+    assert [(loss.message_id, loss.block_type, loss.reason) for loss in fitted.losses] == [
+        ("", "tool_result", "the call that it answers has a result already"),
+        ("msg_9", "tool_result", "no message has the call that it answers"),
+    ]
+
+
+def test_one_call_is_sent_once() -> None:
+    """A second call of the same id would be answered by the same result."""
+    fitted = fit(USER, Message.assistant([call()]), Message.tool_result("tu_1", "x"), Message.assistant([call()]))
+    assert len(fitted.messages) == 3
+    assert [loss.reason for loss in fitted.losses] == ["a tool call of the same id came before it"]
+
+
+def thinking(provider: str | None) -> ThinkingBlock:
+    raw = None if provider is None else ProviderRaw(provider, {}, "one")
+    return ThinkingBlock("hm", "sig", raw)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        thinking("elsewhere"),
+        thinking(None),
+        RedactedThinkingBlock("x", ProviderRaw("elsewhere", {})),
+        RedactedThinkingBlock("x"),
+        OpaqueBlock("citation", ProviderRaw("elsewhere", {})),
+    ],
+)
+def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock) -> None:
+    """One WARN each, which says where it was and why, and never what it said."""
+    message = Message(Role.ASSISTANT, (block, TextBlock("so")), id="msg_7")
+    with structlog.testing.capture_logs() as lines:
+        fitted = fit(USER, message)
+        fitted.log()
+    assert fitted.messages[1].content == (TextBlock("so"),)
+    (loss,) = fitted.losses
+    assert isinstance(loss, Loss)
+    assert (loss.session_id, loss.message_id, loss.adapter) == ("ses_1", "msg_7", "home")
+    assert loss.block_type == type(block).__struct_config__.tag
+    assert "belongs to" in loss.reason
+    assert lines == [{"event": "content_dropped", "log_level": "warning", **msgspec.structs.asdict(loss)}]
+    assert [warning.code for warning in fitted.warnings] == ["content_dropped"]
+
+
+def test_its_own_reasoning_goes_back_to_a_provider_that_wants_it() -> None:
+    """Unchanged; but not over a protocol that takes none."""
+    message = Message.assistant([thinking("home"), TextBlock("so")])
+    assert fit(message).messages == (message,)
+    fitted = fit(message, target=Target(provider="home"))
+    assert fitted.messages[0].content == (TextBlock("so"),)
+    assert [loss.reason for loss in fitted.losses] == ["this protocol takes no reasoning back"]
+
+
+def test_a_signature_of_unstated_origin_is_adopted_but_nothing_unsigned() -> None:
+    """Reasoning that no one signed would be refused."""
+    target = Target(provider="home", replays_thinking=True, adopts_signatures=True)
+    signed, unsigned = ThinkingBlock("a", "sig"), ThinkingBlock("b")
+    fitted = fit(Message.assistant([signed, unsigned, TextBlock("so")]), target=target)
+    assert fitted.messages[0].content == (signed, TextBlock("so"))
+
+
+def test_system_text_is_prompt_then_system_then_developer() -> None:
+    """Joined by a blank line, wherever the messages stood; a role that the target has stays in place."""
+    messages = (Message.developer("D"), USER, Message.system("S1"), Message.assistant("a"), Message.system("S2"))
+    assert fit(*messages, system_prompt="P").system == "P\n\nS1\n\nS2\n\nD"
+    kept = fit(*messages, system_prompt="P", target=Target(provider="home", keeps_developer=True))
+    assert kept.system == "P\n\nS1\n\nS2"
+    assert [message.role for message in kept.messages] == [Role.DEVELOPER, Role.USER, Role.ASSISTANT]
+    assert fit(USER).system is None
+
+
+def test_neighbours_of_one_role_are_merged() -> None:
+    """Also when what stood between them was left out."""
+    fitted = fit(USER, Message.assistant([thinking("elsewhere")]), Message.user("again"), Message.user(" "))
+    assert fitted.messages == (Message.user([TextBlock("Hello"), TextBlock("again")]),)
+
+
+def test_images_stay_away_from_a_model_that_takes_none() -> None:
+    """Also those in a tool's result, whose text stays."""
+    blind = Target(provider="home", accepts_images=False)
+    result = ToolResultBlock("tu_1", (TextBlock("see"), PNG))
+    messages = (
+        Message.user([TextBlock("look"), PNG]),
+        Message.assistant([call()]),
+        Message(Role.TOOL, (result,), id="msg_3"),
+    )
+    fitted = fit(*messages, target=blind)
+    assert fitted.messages[0].content == (TextBlock("look"),)
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", (TextBlock("see"),)),)
+    assert [(loss.message_id, loss.block_type) for loss in fitted.losses] == [("", "image"), ("msg_3", "image")]
+    assert fit(*messages).messages == (messages[0], messages[1], Message(Role.TOOL, (result,)))
+
+
+def test_half_a_surrogate_pair_does_not_poison_the_history() -> None:
+    """It would make every later request unwritable."""
+    fitted = fit(
+        Message.system("\ud83d"),
+        Message.user("a\ud83db"),
+        Message.assistant([call(), TextBlock("ok \ude00")]),
+        Message.tool_result("tu_1", "name\udce4"),
+        system_prompt="\ud83d\ude00",
+    )
+    assert fitted.system == "😀\n\n\ufffd"
+    msgspec.json.encode(fitted.messages)
+    assert fitted.messages[0].text == "a\ufffdb"
+
+
+def test_a_providers_own_id_returns_verbatim() -> None:
+    """Even one that its own rule would not allow us to make up."""
+    fitted = fit(USER, Message.assistant([call("tu_1", wire_id="functions.read:0")]))
+    assert fitted.tool_ids == {"tu_1": "functions.read:0"}
+    assert fitted.tool_names == {"tu_1": "read"}
+
+
+def test_a_foreign_id_is_kept_where_it_is_legal_and_derived_where_it_is_not() -> None:
+    """The same from send to send."""
+    nine = Target(provider="abroad", tool_ids=ToolIdRule(9, "[A-Za-z0-9]", ""))
+    message = Message.assistant([call("tu_1", wire_id="functions.read:0")])
+    assert fit(USER, message, target=ABROAD).tool_ids == {"tu_1": "tu_1"}
+    derived = fit(USER, message, target=nine).tool_ids["tu_1"]
+    assert nine.tool_ids.allows(derived)
+    longer = fit(Message.user("other"), message, Message.assistant([call("tu_2")]), target=nine)
+    assert longer.tool_ids["tu_1"] == derived
+
+
+def test_calls_that_share_a_wire_id_get_different_ones() -> None:
+    """Some models number their calls anew in every turn."""
+    fitted = fit(
+        USER, Message.assistant([call("tu_1", wire_id="0")]), Message.assistant([call("tu_2", wire_id="0")])
+    )
+    assert fitted.tool_ids == {"tu_1": "0", "tu_2": "tu_2"}
+
+
+CALL_IDS = st.sampled_from(["tu_1", "tu_2", "tu_3", "call_x", "no good", "0", "ü"])
+PROVIDERS = st.sampled_from([None, "home", "abroad"])
+RAWS = PROVIDERS.flatmap(
+    lambda name: (
+        st.none()
+        if name is None
+        else st.builds(
+            ProviderRaw, st.just(name), st.sampled_from([{}, {"id": "0"}, {"id": "tu_1"}, {"id": "call_x"}])
+        )
+    )
+)
+TEXT_BLOCKS = st.builds(TextBlock, st.sampled_from(["", " ", "a", "b\n", "\ud800"]))
+IMAGES = st.just(PNG)
+ASSISTANT_BLOCKS = st.one_of(
+    TEXT_BLOCKS,
+    IMAGES,
+    st.builds(ToolUseBlock, CALL_IDS, st.just("read"), st.just({}), provider_raw=RAWS),
+    st.builds(ThinkingBlock, st.just("hm"), st.sampled_from([None, "sig"]), RAWS),
+    st.builds(RedactedThinkingBlock, st.just("x"), RAWS),
+    st.builds(OpaqueBlock, st.just("k"), RAWS.filter(bool)),
+)
+RESULTS = st.builds(
+    ToolResultBlock,
+    CALL_IDS,
+    st.sampled_from(["", "ok"]) | st.lists(TEXT_BLOCKS | IMAGES, max_size=2).map(tuple),
+    st.booleans(),
+)
+
+
+def of_role(role: Role, blocks: st.SearchStrategy[Any]) -> st.SearchStrategy[Message]:
+    return st.lists(blocks, max_size=3).map(lambda content: Message(role, tuple(content)))
+
+
+HISTORIES = st.lists(
+    st.one_of(
+        of_role(Role.SYSTEM, TEXT_BLOCKS),
+        of_role(Role.DEVELOPER, TEXT_BLOCKS),
+        of_role(Role.USER, TEXT_BLOCKS | IMAGES),
+        of_role(Role.ASSISTANT, ASSISTANT_BLOCKS),
+        of_role(Role.TOOL, RESULTS),
+    ),
+    max_size=10,
+)
+TARGETS = st.builds(
+    Target,
+    provider=st.sampled_from(["home", "abroad"]),
+    tool_ids=st.sampled_from([ToolIdRule(), ToolIdRule(9, "[A-Za-z0-9]", ""), ToolIdRule(40)]),
+    accepts_images=st.booleans(),
+    replays_thinking=st.booleans(),
+    keeps_developer=st.booleans(),
+    adopts_signatures=st.booleans(),
+)
+
+
+@settings(max_examples=150)
+@given(HISTORIES, TARGETS)
+def test_any_history_becomes_one_that_a_provider_accepts(history: list[Message], target: Target) -> None:
+    """Every call answered once and at once, nothing empty, roles alternate, ids differ, and it is writable."""
+    fitted = fit(*history, target=target, system_prompt=None)
+    for message, following in itertools.pairwise((*fitted.messages, None)):
+        assert message is not None
+        assert message.content
+        assert message.role is not Role.SYSTEM
+        assert message.role is not Role.DEVELOPER or target.keeps_developer
+        assert following is None or following.role is not message.role
+        calls = [block.id for block in message.tool_uses]
+        answers = []
+        if following is not None and following.role is Role.TOOL:
+            answers = [block.tool_use_id for block in following.content if isinstance(block, ToolResultBlock)]
+        assert calls == answers
+        for block in message.content:
+            assert not isinstance(block, TextBlock) or block.text.strip()
+            assert not isinstance(block, ImageBlock) or target.accepts_images
+            if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+                assert target.replays_thinking
+            raw = getattr(block, "provider_raw", None)
+            if isinstance(block, OpaqueBlock | ThinkingBlock | RedactedThinkingBlock):
+                assert raw is None or raw.provider == target.provider
+    assert not fitted.messages or fitted.messages[0].role is not Role.TOOL
+    wire_ids = list(fitted.tool_ids.values())
+    assert len(set(wire_ids)) == len(wire_ids)
+    assert list(fitted.tool_ids) == [block.id for message in fitted.messages for block in message.tool_uses]
+    msgspec.json.encode((fitted.system, fitted.messages))
+
+
+@given(HISTORIES, TARGETS)
+def test_fitting_twice_changes_nothing_more(history: list[Message], target: Target) -> None:
+    """What is fitted fits."""
+    once = fit(*history, target=target)
+    twice = fit(*once.messages, target=target, system_prompt=once.system)
+    assert twice.messages == once.messages
+    assert twice.system == once.system
+    assert twice.tool_ids == once.tool_ids
+    assert twice.losses == ()
+
+
+@given(HISTORIES, TARGETS, HISTORIES)
+def test_ids_do_not_change_as_the_history_grows(
+    history: list[Message], target: Target, more: list[Message]
+) -> None:
+    """A provider's cache, and the provider, see the same prefix every time."""
+    before = fit(*history, target=target).tool_ids
+    after = fit(*history, *more, target=target).tool_ids
+    assert {call_id: after[call_id] for call_id in before} == before
+
+
+def test_the_stored_history_is_not_touched() -> None:
+    """Swap back, and everything is there."""
+    history = (USER, Message.assistant([thinking("elsewhere"), call()]))
+    copy = msgspec.msgpack.encode(history)
+    fit(*history)
+    assert msgspec.msgpack.encode(history) == copy

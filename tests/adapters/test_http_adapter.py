@@ -1,0 +1,830 @@
+"""What every HTTP adapter does around its protocol: attempts, hints, time limits, cancelling, closing.
+
+The protocol here is the toy of `tests.support.fake_http`; the network is a script, and time is virtual.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Iterable
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from adapters.contract import (
+    AdapterConfig,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalResponse,
+    ProviderAdapter,
+    RetryPolicy,
+)
+from adapters.http_adapter import HttpStream, normalise_base_url
+from adapters.transport import HttpRequest
+from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import (
+    AdapterError,
+    AuthError,
+    CancelledError,
+    ErrorClass,
+    InvalidRequestError,
+    NetworkError,
+    OverloadedError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+    StreamError,
+)
+from bus.messages import Message
+from bus.stream_events import MessageComplete, StreamEvent, TextDelta, ToolUseEnd
+from bus.usage import StopReason, TokenUsage, UsageSource
+
+from ..support.fake_http import (
+    CALL,
+    CALL_OVER,
+    EVERYTHING,
+    HALF,
+    HANG,
+    HELLO,
+    MORE,
+    SIGNED,
+    TEXT,
+    THOUGHT,
+    USAGE,
+    FakeReply,
+    FakeTransport,
+    ToyAdapter,
+    failing,
+    request,
+    sse,
+    whole,
+)
+from ..support.invariants import check_stream
+from ..support.virtual_time import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-very-secret-0123456789"
+OVERLOADED = b'{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}'
+
+
+def adapter(*replies: FakeReply | Exception, **config: object) -> tuple[ToyAdapter, FakeTransport]:
+    transport = FakeTransport(*replies)
+    settings = AdapterConfig(**{"api_key": KEY, **config})  # type: ignore[arg-type]
+    return ToyAdapter(settings, transport=transport, clock=FakeClock(randomness=0.0)), transport
+
+
+async def read(stream: HttpStream) -> tuple[list[StreamEvent], AdapterError | None]:
+    """All events of a stream, and what it raised after them."""
+    events: list[StreamEvent] = []
+    try:
+        async for event in stream:
+            events.append(event)  # noqa: PERF401  (what came before an error counts)
+    except AdapterError as error:
+        return events, error
+    return events, None
+
+
+def written(reports: Iterable[AttemptReport]) -> list[object]:
+    """Reports in short."""
+    short: list[object] = []
+    for report in reports:
+        match report:
+            case AttemptStarted():
+                short.append((report.attempt, report.reason))
+            case AttemptFirstEvent():
+                short.append((report.attempt, "first event"))
+            case AttemptFailed():
+                short.append((report.attempt, type(report.error).__name__, report.delay_seconds))
+    return short
+
+
+# -- replies
+
+
+async def test_both_ways_to_ask_give_the_same_response() -> None:
+    """Content, stop reason, usage and ids; the adapter satisfies the contract's protocol."""
+    toy, transport = adapter(whole(*EVERYTHING), FakeReply(sse(*EVERYTHING)))
+    assert isinstance(toy, ProviderAdapter)
+    plain = await toy.complete(request())
+    stream = toy.stream(request(message_id="msg_7"))
+    events, error = await read(stream)
+    last = check_stream(events)
+    assert error is None
+    assert stream.response is not None
+    for response in (plain, stream.response):
+        assert response.text == "Hello ☃"
+        assert response.thinking == "Let me see"
+        assert [(call.name, call.input) for call in response.tool_uses] == [("read_file", {"path": "a.txt"})]
+        assert (response.stop_reason, response.usage) == (StopReason.TOOL_USE, TokenUsage(12, 7))
+        assert (response.model, response.provider, response.request_id) == ("toy:one", "toy", "req_1")
+    assert {event.message_id for event in events} == {"msg_7"}
+    assert stream.response.content == last.final_content
+    assert transport.all_closed
+
+
+async def test_what_is_sent_says_what_comes_back() -> None:
+    """Method, address, key and the kind of reply; the caller's own headers stand over ours."""
+    toy, transport = adapter(whole(*HELLO), FakeReply(sse(*HELLO)), extra_headers={"accept": "x", "x-mine": "1"})
+    await toy.complete(request())
+    sent = transport.requests[0]
+    assert (sent.method, sent.url) == ("POST", "https://toy.test/v1/talk")
+    assert sent.headers["x-api-key"] == KEY
+    assert (sent.headers["accept"], sent.headers["x-mine"]) == ("x", "1")
+
+
+async def test_nothing_is_sent_before_the_first_event_is_asked_for() -> None:
+    """A stream that nobody reads costs nothing."""
+    toy, transport = adapter()
+    stream = toy.stream(request())
+    await stream.aclose()
+    assert await read(stream) == ([], None)
+    assert transport.requests == []
+
+
+async def test_a_whole_reply_to_a_streamed_request_is_streamed() -> None:
+    """Some servers answer so; the events are the same."""
+    toy, transport = adapter(whole(*EVERYTHING))
+    events, error = await read(toy.stream(request()))
+    assert error is None
+    assert check_stream(events).stop_reason is StopReason.TOOL_USE
+    assert transport.all_closed
+
+
+async def test_a_reply_that_is_none_of_the_protocol_is_an_error() -> None:
+    """A proxy's page at 200, an empty body, a list without an end: tried again, then raised."""
+    for body in (b"<html>", b"", b"[]", b"[" * 100_000, b'[{"is": "text", "say": "x"}]'):
+        replies = [FakeReply(body, headers={"content-type": "application/json"}) for _ in range(2)]
+        toy, _ = adapter(*replies, max_retries=1)
+        with pytest.raises(StreamError):
+            await toy.complete(request())
+        toy, _ = adapter(FakeReply(body, headers={"content-type": "application/json"}), max_retries=0)
+        events, error = await read(toy.stream(request()))
+        assert events == []
+        assert isinstance(error, StreamError)
+
+
+async def test_a_redirect_is_an_error_that_is_not_followed() -> None:
+    """A key must not go where a reply says."""
+    toy, transport = adapter(failing(302, b"", location="https://elsewhere.test"))
+    with pytest.raises(InvalidRequestError, match="302"):
+        await toy.complete(request())
+    assert len(transport.requests) == 1
+
+
+async def test_half_a_surrogate_pair_in_a_reply_is_replaced() -> None:
+    """What a proxy cut in two is shown as a replacement character, streamed or not."""
+    body = b'{"is": "text", "say": "a\\ud83d"}'
+    rest = sse(USAGE, {"is": "done", "stop": "end_turn"})
+    toy, _ = adapter(
+        FakeReply(b"data: " + body + b"\n\n" + rest),
+        FakeReply(
+            b"[" + body + b', {"is": "done", "stop": "end_turn"}]', headers={"content-type": "application/json"}
+        ),
+    )
+    events, error = await read(toy.stream(request()))
+    assert error is None
+    assert check_stream(events).final_content == (TextBlock("a\ufffd"),)
+    assert (await toy.complete(request())).text == "a\ufffd"
+
+
+async def test_a_request_that_cannot_be_written_is_refused_before_it_is_sent() -> None:
+    """As an AdapterError, like everything else."""
+    toy, transport = adapter()
+    with pytest.raises(InvalidRequestError, match="can't be written"):
+        await toy.complete(request(messages=(Message.user("\ud83d"),)))
+    assert transport.requests == []
+
+
+# -- attempts
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_two_overloads_then_a_reply(streamed: bool) -> None:
+    """The contract's example: three attempts, two of them failed, waits of 1 s and 2 s, one reply."""
+    reply = FakeReply(sse(*HELLO)) if streamed else whole(*HELLO)
+    toy, transport = adapter(failing(529, OVERLOADED), failing(529, OVERLOADED), reply)
+    reports: list[AttemptReport] = []
+    before = anyio.current_time()
+    if streamed:
+        events, error = await read(toy.stream(request(), on_attempt=reports.append))
+        assert error is None
+        check_stream(events)
+    else:
+        response = await toy.complete(request(), on_attempt=reports.append)
+        assert response.latency_ms == 3000
+    assert written(reports) == [
+        (1, "first"),
+        (1, "OverloadedError", 1.0),
+        (2, "retry"),
+        (2, "OverloadedError", 2.0),
+        (3, "retry"),
+        (3, "first event"),
+    ]
+    assert anyio.current_time() - before == pytest.approx(3.0)
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("max_retries", [0, 1, 2, 5])
+async def test_there_are_exactly_one_and_max_retries_attempts(streamed: bool, max_retries: int) -> None:
+    """Then the last error is raised, still marked as passing; the request's own number goes first."""
+    toy, transport = adapter(*[failing(529, OVERLOADED) for _ in range(max_retries + 1)], max_retries=9)
+    reports: list[AttemptReport] = []
+    asked = request(max_retries=max_retries)
+    error: AdapterError | None = None
+    if streamed:
+        events, error = await read(toy.stream(asked, on_attempt=reports.append))
+        assert events == []
+    else:
+        with pytest.raises(OverloadedError) as raised:
+            await toy.complete(asked, on_attempt=reports.append)
+        error = raised.value
+    assert isinstance(error, OverloadedError)
+    assert error.retryable
+    assert (error.request_id, error.provider, error.provider_status) == ("req_1", "toy", 529)
+    assert len(transport.requests) == max_retries + 1
+    assert sum(isinstance(report, AttemptFailed) for report in reports) == max_retries
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 413, 422])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_lasting_errors_are_raised_at_once(status: int, streamed: bool) -> None:
+    """One request, no wait, and no event."""
+    toy, transport = adapter(failing(status, b"{}"))
+    before = anyio.current_time()
+    if streamed:
+        events, error = await read(toy.stream(request()))
+        assert events == []
+        assert error is not None
+    else:
+        with pytest.raises(AdapterError):
+            await toy.complete(request())
+    assert len(transport.requests) == 1
+    assert anyio.current_time() == before
+
+
+@pytest.mark.parametrize(
+    ("hint", "wait"),
+    [({"retry_after": "7"}, 7.0), ({"retry_after_ms": "1500"}, 1.5), ({"retry_after": "900"}, 60.0)],
+)
+async def test_a_retry_after_is_waited_for(hint: dict[str, str], wait: float) -> None:
+    """As long as it says, at most a minute."""
+    toy, _ = adapter(failing(429, b"", **hint), whole(*HELLO))
+    before = anyio.current_time()
+    await toy.complete(request())
+    assert anyio.current_time() - before == pytest.approx(wait)
+
+
+async def test_a_hint_longer_than_the_call_may_take_is_not_waited_for() -> None:
+    """The error comes now rather than as a timeout later."""
+    toy, transport = adapter(failing(429, b"", retry_after="30"), timeout_seconds=20)
+    with pytest.raises(RateLimitError) as raised:
+        await toy.complete(request())
+    assert raised.value.retry_after_seconds == 30
+    assert anyio.current_time() < 20
+    assert len(transport.requests) == 1
+
+
+async def test_a_policy_can_refuse_long_hints() -> None:
+    """Then the caller can go elsewhere at once."""
+    toy, _ = adapter(failing(429, b"", retry_after="90"), retry=RetryPolicy(raise_on_long_hint=True))
+    with pytest.raises(RateLimitError):
+        await toy.complete(request())
+
+
+async def test_an_attempt_that_fails_before_its_first_event_leaves_no_trace() -> None:
+    """A connection error, an error at 200 and a body that breaks off are repeated unseen."""
+    toy, transport = adapter(
+        NetworkError("refused"),
+        FakeReply(sse({"is": "error", "error": {"type": "overloaded_error"}})),
+        FakeReply(sse(USAGE), StreamError("reset")),
+        FakeReply(sse(USAGE)),
+        FakeReply(sse(*HELLO)),
+        max_retries=4,
+    )
+    reports: list[AttemptReport] = []
+    events, error = await read(toy.stream(request(), on_attempt=reports.append))
+    assert error is None
+    assert check_stream(events).usage == TokenUsage(12, 7)
+    assert [type(report.error) for report in reports if isinstance(report, AttemptFailed)] == [
+        NetworkError,
+        OverloadedError,
+        StreamError,
+        StreamError,
+    ]
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        pytest.param(
+            sse({"is": "error", "error": {"type": "overloaded_error", "message": "busy"}}), id="error event"
+        ),
+        pytest.param(StreamError("reset"), id="broken connection"),
+        pytest.param(b"", id="early end"),
+        pytest.param(b"data: {nonsense\n\n", id="nonsense"),
+        pytest.param(b'data: {"is": ' + b"[" * 50_000 + b"\n\n", id="nested nonsense"),
+    ],
+)
+async def test_nothing_is_repeated_after_a_delivered_event(ending: bytes | Exception) -> None:
+    """What came stands, the message ends in an error with it, and then the exception comes."""
+    toy, transport = adapter(FakeReply(sse(THOUGHT, SIGNED, TEXT, USAGE, CALL, HALF), ending))
+    reports: list[AttemptReport] = []
+    events, error = await read(toy.stream(request(), on_attempt=reports.append))
+    last = check_stream(events)
+    assert last.stop_reason is StopReason.ERROR
+    assert [type(block) for block in last.final_content] == [ThinkingBlock, TextBlock, ToolUseBlock]
+    assert isinstance(error, AdapterError)
+    assert error.error_class in (ErrorClass.RATE_LIMIT, ErrorClass.NETWORK)
+    assert error.content == last.final_content
+    assert error.usage == TokenUsage(12, 7, source=UsageSource.PARTIAL)
+    assert error.request_id == "req_1"
+    assert written(reports) == [(1, "first"), (1, "first event")]
+    assert transport.all_closed
+
+
+async def test_a_stream_that_raised_has_ended() -> None:
+    """Whoever asks again gets the end, not the error twice."""
+    toy, _ = adapter(FakeReply(sse(TEXT)))
+    stream = toy.stream(request())
+    _, error = await read(stream)
+    assert error is not None
+    assert await read(stream) == ([], None)
+
+
+async def test_a_body_cut_at_any_byte_ends_in_order() -> None:
+    """At every byte: either the whole reply, or what came, then an error; never a hang or another exception."""
+    body = sse(*EVERYTHING)
+    complete = 0
+    for end in range(len(body) + 1):
+        toy, transport = adapter(FakeReply(body[:end]), max_retries=0)
+        events, error = await read(toy.stream(request()))
+        assert transport.all_closed
+        if error is None:
+            complete += 1
+            assert check_stream(events).stop_reason is StopReason.TOOL_USE
+        else:
+            assert isinstance(error, StreamError)
+            assert not events or check_stream(events).stop_reason is StopReason.ERROR
+    assert complete == 3  # without its blank line, without its last line feed, and whole: each is the last event
+
+
+async def test_pieces_of_any_size_give_the_same_events() -> None:
+    """Byte by byte is whole."""
+    body = sse(*EVERYTHING)
+    reference, _ = await read(adapter(FakeReply(body))[0].stream(request(message_id="msg_1")))
+    for size in (1, 2, 3, 7, 64):
+        chunks = [body[at : at + size] for at in range(0, len(body), size)]
+        events, error = await read(adapter(FakeReply(*chunks))[0].stream(request(message_id="msg_1")))
+        assert error is None
+        assert events == reference
+
+
+async def test_one_request_id_runs_once() -> None:
+    """A second call of the same id would make `cancel` ambiguous; after the first has ended it is free again."""
+    toy, transport = adapter(FakeReply(sse(TEXT), HANG), whole(*HELLO))
+    async with toy.stream(request()) as stream:
+        await anext(stream)
+        with pytest.raises(InvalidRequestError, match="already running"):
+            await toy.complete(request())
+        events, error = await read(toy.stream(request()))
+        assert events == []
+        assert isinstance(error, InvalidRequestError)
+    await toy.complete(request())
+    assert len(transport.requests) == 2
+
+
+# -- time
+
+
+async def test_no_head_in_time_is_tried_again() -> None:
+    """The first event has its limit, from the request on."""
+    toy, transport = adapter(
+        FakeReply(wait=HANG), FakeReply(sse(*HELLO)), first_event_timeout=5, retry=RetryPolicy(jitter=False)
+    )
+    events, error = await read(toy.stream(request()))
+    assert error is None
+    check_stream(events)
+    assert anyio.current_time() == pytest.approx(6.0)
+    assert len(transport.requests) == 2
+
+
+async def test_no_first_event_in_time_is_a_timeout() -> None:
+    """A head is no event."""
+    toy, transport = adapter(FakeReply(HANG), first_event_timeout=5, max_retries=0)
+    events, error = await read(toy.stream(request()))
+    assert events == []
+    assert isinstance(error, RequestTimeoutError)
+    assert error.retryable
+    assert anyio.current_time() == pytest.approx(5.0)
+    assert transport.all_closed
+
+
+async def test_silence_between_events_ends_the_call() -> None:
+    """With what came; and it is not repeated."""
+    toy, transport = adapter(FakeReply(sse(TEXT), 4.0, sse(MORE), HANG), stream_read_timeout=5)
+    events, error = await read(toy.stream(request()))
+    assert check_stream(events).stop_reason is StopReason.ERROR
+    assert isinstance(error, RequestTimeoutError)
+    assert anyio.current_time() == pytest.approx(9.0)
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_whole_call_has_a_limit_over_all_attempts(streamed: bool) -> None:
+    """Which is not retried, however long the attempts may take."""
+    toy, transport = adapter(failing(500), FakeReply(sse(TEXT), *[3.0, sse(MORE)] * 100), timeout_seconds=20)
+    if streamed:
+        events, error = await read(toy.stream(request()))
+        assert check_stream(events).stop_reason is StopReason.ERROR
+    else:
+        with pytest.raises(RequestTimeoutError) as raised:
+            await toy.complete(request())
+        error = raised.value
+    assert isinstance(error, RequestTimeoutError)
+    assert not error.retryable
+    assert "longer than 20 s" in str(error)
+    assert anyio.current_time() == pytest.approx(20.0)
+    assert transport.all_closed
+
+
+async def test_a_slow_reader_is_not_the_providers_fault() -> None:
+    """Time limits run while the adapter waits, not while its reader thinks."""
+    toy, _ = adapter(
+        FakeReply(sse(TEXT), sse(MORE), sse(USAGE, {"is": "done", "stop": "end_turn"})), stream_read_timeout=5
+    )
+    events = []
+    async for event in toy.stream(request()):
+        events.append(event)
+        await anyio.sleep(50)
+    assert check_stream(events).stop_reason is StopReason.END_TURN
+
+
+# -- cancelling
+
+CHUNKS = [sse(event) for event in EVERYTHING]
+
+
+@pytest.mark.parametrize("stop_after", range(11))
+async def test_cancelling_at_any_event_ends_the_stream_in_order(stop_after: int) -> None:
+    """While nobody reads: what is open is closed, `message.complete(cancelled)` comes, the iterator ends."""
+    toy, transport = adapter(FakeReply(*CHUNKS, HANG))
+    stream = toy.stream(request())
+    events: list[StreamEvent] = []
+    while len(events) < stop_after:
+        events.append(await anext(stream))
+    assert await toy.cancel("req_1") is (0 < stop_after < 10)
+    if stop_after == 0:
+        return  # it hadn't begun, so there was nothing to cancel
+    assert transport.all_closed or stop_after == 10
+    rest, error = await read(stream)
+    last = check_stream(events + rest)
+    assert error is None
+    assert last.stop_reason is (StopReason.CANCELLED if stop_after < 10 else StopReason.TOOL_USE)
+    assert await toy.cancel("req_1") is False
+    assert transport.all_closed
+    assert await read(stream) == ([], None)
+
+
+@pytest.mark.parametrize("received", range(len(CHUNKS)))
+async def test_cancelling_a_read_that_hangs_ends_the_stream_in_order(received: int) -> None:
+    """From another task, after any piece; also while the head has not come."""
+    wait = HANG if received == 0 else 0.0
+    toy, transport = adapter(FakeReply(*CHUNKS[:received], HANG, wait=wait))
+    events: list[StreamEvent] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def reader() -> None:
+            found, error = await read(toy.stream(request()))
+            assert error is None
+            events.extend(found)
+
+        tasks.start_soon(reader)
+        await anyio.sleep(1)
+        assert await toy.cancel("req_1") is True
+        assert await toy.cancel("req_1") is True or events  # idempotent; False once it has ended
+        with anyio.fail_after(1):
+            while not events:
+                await anyio.lowlevel.checkpoint()
+        assert await toy.cancel("req_1") is False
+    last = check_stream(events)
+    assert last.stop_reason is StopReason.CANCELLED
+    assert last.usage.source is not UsageSource.REPORTED
+    assert all(event.incomplete for event in events[-2:] if isinstance(event, ToolUseEnd) and received == 7)
+    assert transport.all_closed
+
+
+async def test_a_cancelled_call_keeps_its_text_and_marks_its_tool() -> None:
+    """The contract's example: 200 deltas and a call whose arguments had begun."""
+    deltas = [sse({"is": "text", "key": 0, "say": f"{number} "}) for number in range(200)]
+    toy, _ = adapter(FakeReply(*deltas, sse(CALL, HALF), HANG))
+    stream = toy.stream(request())
+    events = [await anext(stream) for _ in range(203)]
+    await toy.cancel("req_1")
+    rest, _ = await read(stream)
+    last = check_stream(events + rest)
+    text, tool = last.final_content
+    assert isinstance(text, TextBlock)
+    assert text.text == "".join(f"{number} " for number in range(200))
+    assert isinstance(tool, ToolUseBlock)
+    assert (tool.input, tool.incomplete) == ({}, True)
+    assert [event.type for event in rest] == ["tool.use_end", "message.complete"]
+
+
+@pytest.mark.parametrize("moment", ["head", "body", "backoff"])
+async def test_a_cancelled_complete_raises(moment: str) -> None:
+    """CancelledError, whatever the call was waiting for."""
+    replies = {
+        "head": FakeReply(wait=HANG),
+        "body": FakeReply(b"[", HANG, headers={"content-type": "application/json"}),
+        "backoff": failing(429, b"", retry_after="50"),
+    }
+    toy, transport = adapter(replies[moment])
+    ended: list[AdapterError] = []
+
+    async def caller() -> None:
+        with pytest.raises(CancelledError) as raised:
+            await toy.complete(request())
+        ended.append(raised.value)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(caller)
+        await anyio.sleep(1)
+        assert await toy.cancel("req_1") is True
+    assert ended[0].request_id == "req_1"
+    assert anyio.current_time() == pytest.approx(1.0)
+    assert await toy.cancel("req_1") is False
+    assert len(transport.requests) == 1
+    assert transport.all_closed
+
+
+async def test_cancelling_the_backoff_of_a_stream_ends_it() -> None:
+    """With an empty cancelled message, since nothing had been said."""
+    toy, _ = adapter(failing(429, b"", retry_after="50"))
+    events: list[StreamEvent] = []
+
+    async def reader() -> None:
+        found, error = await read(toy.stream(request()))
+        assert error is None
+        events.extend(found)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader)
+        await anyio.sleep(1)
+        assert await toy.cancel("req_1") is True
+    assert [event.type for event in events] == ["message.start", "message.complete"]
+    assert check_stream(events).stop_reason is StopReason.CANCELLED
+
+
+async def test_unknown_and_finished_calls_cannot_be_cancelled() -> None:
+    """False, and no exception."""
+    toy, _ = adapter(whole(*HELLO))
+    assert await toy.cancel("req_unknown") is False
+    await toy.complete(request())
+    assert await toy.cancel("req_1") is False
+
+
+async def test_leaving_early_closes_the_socket() -> None:
+    """By the context, by `aclose`, by an exception in the reader's own code."""
+    toy, transport = adapter(*[FakeReply(sse(TEXT), HANG) for _ in range(3)])
+    async with toy.stream(request()) as stream:
+        await anext(stream)
+    assert transport.all_closed
+    stream = toy.stream(request())
+    await anext(stream)
+    await stream.aclose()
+    await stream.aclose()
+    assert transport.all_closed
+    with pytest.raises(KeyError):
+        async with toy.stream(request()) as stream:
+            async for _ in stream:
+                raise KeyError
+    assert transport.all_closed
+    assert await toy.cancel("req_1") is False
+    assert await read(stream) == ([], None)
+
+
+async def test_closing_a_stream_that_another_task_reads_ends_its_read() -> None:
+    """The reader is not left hanging."""
+    toy, transport = adapter(FakeReply(sse(TEXT), HANG))
+    stream = toy.stream(request())
+    async with anyio.create_task_group() as tasks:
+
+        async def reader() -> None:
+            with anyio.fail_after(5):
+                events, error = await read(stream)
+            assert error is None
+            assert check_stream(events).stop_reason is StopReason.CANCELLED
+
+        tasks.start_soon(reader)
+        await anyio.sleep(1)
+        await stream.aclose()
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("moment", ["head", "body", "backoff"])
+async def test_the_hosts_own_cancellation_passes_through_and_closes(streamed: bool, moment: str) -> None:
+    """It is not turned into an event or an error, and no socket stays open."""
+    kind = "text/event-stream" if streamed else "application/json"
+    replies = {
+        "head": FakeReply(wait=HANG),
+        "body": FakeReply(sse(TEXT), HANG, headers={"content-type": kind}),
+        "backoff": failing(429, b"", retry_after="50"),
+    }
+    toy, transport = adapter(replies[moment])
+    events: list[StreamEvent] = []
+    with anyio.move_on_after(1) as scope:
+        if streamed:
+            async for event in toy.stream(request()):
+                events.append(event)  # noqa: PERF401  (what came before the end counts)
+        else:
+            await toy.complete(request())
+    assert scope.cancelled_caught
+    assert not [event for event in events if isinstance(event, MessageComplete)]
+    assert transport.all_closed
+    assert await toy.cancel("req_1") is False
+
+
+async def test_cancelling_at_any_checkpoint_leaves_nothing_open() -> None:
+    """The same call again and again, cancelled by its host one checkpoint later each time."""
+    for steps in range(60):
+        replies = failing(529, OVERLOADED), FakeReply(*CHUNKS)
+        toy, transport = adapter(*replies, retry=RetryPolicy(base_delay=0.0))
+        finished = False
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as tasks:
+
+                async def hurry(scope: anyio.CancelScope = scope, steps: int = steps) -> None:
+                    for _ in range(steps):
+                        await anyio.lowlevel.checkpoint()
+                    scope.cancel()
+
+                tasks.start_soon(hurry)
+                events, error = await read(toy.stream(request()))
+                finished = True
+                assert error is None
+                check_stream(events)
+        assert transport.all_closed
+        assert await toy.cancel("req_1") is False
+    assert finished, "sixty checkpoints are more than the call has"
+
+
+async def test_calls_side_by_side_are_cancelled_one_by_one() -> None:
+    """Cancelling one does nothing to its neighbours."""
+    toy, _ = adapter(*[FakeReply(sse(TEXT), 5.0, sse(*HELLO[1:])) for _ in range(10)])
+    reasons: dict[str, StopReason] = {}
+
+    async def one(request_id: str) -> None:
+        events, error = await read(toy.stream(request(request_id=request_id)))
+        assert error is None
+        reasons[request_id] = check_stream(events).stop_reason
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(one, f"req_{number}")
+        await anyio.sleep(1)
+        for number in range(0, 10, 2):
+            assert await toy.cancel(f"req_{number}")
+    assert [reasons[f"req_{number}"] for number in range(10)] == [StopReason.CANCELLED, StopReason.END_TURN] * 5
+
+
+async def test_closing_the_adapter_ends_every_call() -> None:
+    """Streams end as cancelled, plain calls raise, the transport is closed; twice is as good as once."""
+    toy, transport = adapter(FakeReply(sse(TEXT), HANG), FakeReply(wait=HANG), FakeReply(sse(TEXT), HANG))
+    outcomes: list[object] = []
+    unread = toy.stream(request(request_id="req_unread"))
+    await anext(unread)
+
+    async def stream() -> None:
+        events, error = await read(toy.stream(request(request_id="req_stream")))
+        outcomes.append((check_stream(events).stop_reason, error))
+
+    async def plain() -> None:
+        with pytest.raises(CancelledError):
+            await toy.complete(request(request_id="req_plain"))
+        outcomes.append("raised")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(plain)
+        await anyio.sleep(1)
+        tasks.start_soon(stream)
+        await anyio.sleep(1)
+        await toy.close()
+        await toy.close()
+    assert sorted(outcomes, key=str) == [(StopReason.CANCELLED, None), "raised"]
+    events, error = await read(unread)
+    assert error is None
+    assert isinstance(events[-1], MessageComplete)
+    assert transport.closed
+
+
+async def test_a_forgotten_stream_is_no_leak() -> None:
+    """The adapter knows its calls only as long as someone else does."""
+    toy, _ = adapter(FakeReply(sse(TEXT), HANG))
+    stream = toy.stream(request())
+    await anext(stream)
+    del stream
+    gc.collect()
+    assert await toy.cancel("req_1") is False
+
+
+# -- secrets
+
+
+async def test_the_key_is_in_no_text_of_any_failure() -> None:
+    """Neither where the provider repeats it, nor in a repr, nor in a traceback with its causes."""
+    said = (
+        f'{{"error": {{"message": "Incorrect API key provided: {KEY}.", "type": "x", "code": "{KEY}"}}}}'.encode()
+    )
+    failures: list[FakeReply | Exception] = [
+        failing(401, said),
+        FakeReply(sse({"is": "error", "error": {"message": f"bad key {KEY}"}})),
+        FakeReply(said, headers={"content-type": "application/json"}),
+        NetworkError(f"could not send {KEY}"),
+    ]
+    for failure in failures:
+        for streamed in (False, True):
+            reports: list[AttemptReport] = []
+            toy, transport = adapter(*[failure] * 2, max_retries=1)
+            try:
+                if streamed:
+                    async for _ in toy.stream(request(), on_attempt=reports.append):
+                        pass
+                else:
+                    await toy.complete(request(), on_attempt=reports.append)
+            except AdapterError as error:
+                shown = "".join(traceback.format_exception(error))
+                texts = [shown, str(error), repr(error), repr(vars(error)), repr(reports), repr(error.args)]
+            else:
+                pytest.fail("it should have failed")
+            texts += [repr(toy), repr(toy.config), repr(transport.requests)]
+            assert not [text for text in texts if KEY in text]
+
+
+async def test_an_error_names_who_and_what() -> None:
+    """Every failure carries the request's id and the provider's name."""
+    for failure in (failing(500), NetworkError("x"), FakeReply(wait=HANG), failing(302)):
+        toy, _ = adapter(failure, max_retries=0, first_event_timeout=1, timeout_seconds=2)
+        with pytest.raises(AdapterError) as raised:
+            await toy.complete(request())
+        assert (raised.value.request_id, raised.value.provider) == ("req_1", "toy")
+        assert isinstance(raised.value, ServerError | NetworkError | InvalidRequestError)
+
+
+async def test_a_bad_key_is_no_reason_to_try_again() -> None:
+    """Nor to wait."""
+    toy, transport = adapter(failing(401, b"", retry_after="5"))
+    with pytest.raises(AuthError):
+        await toy.complete(request())
+    assert len(transport.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https://api.test", "https://api.test"),
+        ("https://api.test/", "https://api.test"),
+        ("https://api.test/v1", "https://api.test"),
+        ("https://api.test/v1/", "https://api.test"),
+        ("https://api.test/openai/v1", "https://api.test/openai"),
+        ("http://127.0.0.1:8080/case/x/v1", "http://127.0.0.1:8080/case/x"),
+    ],
+)
+async def test_a_base_url_may_have_its_version(given: str, expected: str) -> None:
+    """With it or without it, with a slash or without: the same address."""
+    assert normalise_base_url(given) == expected
+
+
+async def test_requests_never_show_their_headers() -> None:
+    """Their repr is method, address and size."""
+    shown = repr(HttpRequest("POST", "https://x.test", {"x-api-key": KEY}, b"{}"))
+    assert shown == "HttpRequest(POST https://x.test, 2 bytes)"
+
+
+async def test_text_arrives_as_it_comes() -> None:
+    """An event is there before the next piece of the body has been sent."""
+    toy, _ = adapter(FakeReply(sse(TEXT), 10.0, sse(*HELLO[1:])))
+    seen = [
+        (anyio.current_time(), event.text) async for event in toy.stream(request()) if isinstance(event, TextDelta)
+    ]
+    assert seen == [(0.0, "Hel"), (10.0, "lo ☃")]
+
+
+async def test_the_response_of_a_cancelled_stream_says_so() -> None:
+    """It has what came, for whoever keeps the books."""
+    toy, _ = adapter(FakeReply(sse(USAGE, TEXT, CALL, HALF, CALL_OVER), HANG))
+    async with toy.stream(request()) as stream:
+        await anext(stream)
+        await toy.cancel("req_1")
+        await read(stream)
+        assert isinstance(stream.response, CanonicalResponse)
+        assert stream.response.stop_reason is StopReason.CANCELLED
+        assert stream.response.usage.source is UsageSource.PARTIAL

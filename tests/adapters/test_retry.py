@@ -1,0 +1,144 @@
+"""When an adapter tries again, and after how long."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.contract import RetryPolicy
+from adapters.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    CancelledError,
+    CapabilityError,
+    ContentFilterError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NetworkError,
+    NotFoundError,
+    OverloadedError,
+    QuotaExceededError,
+    RateLimitError,
+    RequestTimeoutError,
+    ServerError,
+    StreamError,
+    UnsupportedToolChoiceError,
+)
+
+NOW_US = 1_445_412_480_000_000  # Wed, 21 Oct 2015 07:28:00 GMT
+PLAIN = RetryPolicy(jitter=False)
+
+
+def test_waits_double_up_to_the_cap() -> None:
+    """1, 2, 4 … 60 seconds, and no retry is late enough to overflow."""
+    assert [backoff_delay(retry, PLAIN, 0.9) for retry in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert backoff_delay(10**6, PLAIN, 0.0) == 60
+
+
+@given(st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
+def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: float) -> None:
+    """A wait lies between the plain one and half more."""
+    plain, jittered = backoff_delay(retry, PLAIN, random), backoff_delay(retry, RetryPolicy(), random)
+    assert plain <= jittered <= min(plain * 1.5, 60.0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "message", "expected"),
+    [
+        ({"retry-after": "7"}, "", 7.0),
+        ({"retry-after": "0"}, "", 0.0),
+        ({"retry-after": " 1.5 "}, "", 1.5),
+        ({"retry-after-ms": "250.5"}, "", 0.2505),
+        ({"retry-after-ms": "250", "retry-after": "7"}, "", 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "7"}, "", 7.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:30 GMT"}, "", 30.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:30"}, "", 30.0),
+        ({"retry-after": "Wed, 21 Oct 2015 09:28:30 +0200"}, "", 30.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:27:00 GMT"}, "", 0.0),
+        ({"retry-after": "Wed, 99 Oct 2015 07:27:00 GMT"}, "", None),
+        ({"retry-after": "-5"}, "", None),
+        ({"retry-after": "NaN"}, "", None),
+        ({"retry-after": "inf"}, "", None),
+        ({"retry-after": "1e999"}, "", None),
+        ({"retry-after": ""}, "", None),
+        ({"retry-after": "soon"}, "", None),
+        ({}, "", None),
+        ({}, "Please try again in 5.289s. Visit", 5.289),
+        ({}, "Please try again in 120ms.", 0.12),
+        ({}, "Please try again in 6m0s.", 360.0),
+        ({}, "Please try again in 2m59.56s.", 179.56),
+        ({}, "Please TRY AGAIN IN 1h2m3s", 3723.0),
+        ({}, "please try again in a while", None),
+        ({}, "please try again in ..s", None),
+        ({"retry-after": "3"}, "try again in 9s", 3.0),
+    ],
+)
+def test_hints_are_read_in_every_form(headers: dict[str, str], message: str, expected: float | None) -> None:
+    """Milliseconds, seconds, dates and words, in this order; nonsense is no hint."""
+    found = retry_after_seconds(headers, message, NOW_US)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@given(st.text(), st.text(), st.text())
+def test_no_hint_makes_it_fail(milliseconds: str, after: str, message: str) -> None:
+    """Whatever a proxy writes there, the answer is a finite wait or none."""
+    headers = {"retry-after-ms": milliseconds, "retry-after": after}
+    found = retry_after_seconds(headers, f"try again in {message}", NOW_US)
+    assert found is None or (math.isfinite(found) and found >= 0)
+
+
+@given(st.from_regex(r"([\d.]+(h|ms|m|s)){1,4}", fullmatch=True))
+def test_durations_never_fail(text: str) -> None:
+    """Two points in a number are no duration."""
+    found = duration_seconds(text)
+    assert found is None or found >= 0
+
+
+def test_a_hint_goes_before_the_schedule_and_is_capped() -> None:
+    """A provider's 7 s are 7 s, its 3600 s are 60 s; jitter does not touch them."""
+    assert retry_delay(RateLimitError("", retry_after_seconds=7), 0, 2, RetryPolicy(), 0.9) == 7
+    assert retry_delay(RateLimitError("", retry_after_seconds=0), 1, 2, RetryPolicy(), 0.9) == 0
+    assert retry_delay(RateLimitError("", retry_after_seconds=3600), 0, 2, RetryPolicy(), 0.9) == 60
+
+
+def test_a_long_hint_can_end_the_call_at_once() -> None:
+    """For hosts that would rather go to another provider than wait."""
+    policy = RetryPolicy(raise_on_long_hint=True, max_delay=10)
+    assert retry_delay(RateLimitError("", retry_after_seconds=11), 0, 2, policy, 0) is None
+    assert retry_delay(RateLimitError("", retry_after_seconds=10), 0, 2, policy, 0) == 10
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [RateLimitError, OverloadedError, ServerError, NetworkError, RequestTimeoutError, StreamError],
+)
+def test_passing_failures_are_retried_exactly_as_often_as_allowed(kind: type[AdapterError]) -> None:
+    """The first `max_retries` failures are followed by another attempt, the next one is not."""
+    delays = [retry_delay(kind(""), retry, 2, PLAIN, 0) for retry in range(4)]
+    assert delays == [1.0, 2.0, None, None]
+    assert retry_delay(kind(""), 0, 0, PLAIN, 0) is None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        AuthError,
+        AccessDeniedError,
+        QuotaExceededError,
+        ContextOverflowError,
+        InvalidRequestError,
+        NotFoundError,
+        ContentFilterError,
+        CapabilityError,
+        UnsupportedToolChoiceError,
+        CancelledError,
+    ],
+)
+def test_lasting_failures_are_never_retried(kind: type[AdapterError]) -> None:
+    """Neither with a hint."""
+    assert retry_delay(kind("", retry_after_seconds=1), 0, 9, PLAIN, 0) is None

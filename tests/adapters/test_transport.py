@@ -1,0 +1,443 @@
+"""HTTP over real sockets: what a dropped, refused, reset or cancelled connection does, and how many there are.
+
+The server is a few lines on anyio's TCP sockets, and each connection follows a script. No test asserts a time.
+"""
+
+from __future__ import annotations
+
+import gzip
+import inspect
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.abc
+import httpx
+import pytest
+
+from adapters.transport import (
+    CALLS_PER_CLIENT,
+    HttpRequest,
+    HttpxTransport,
+    read_body,
+    translate,
+)
+from bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
+
+from ..support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+Script = Callable[["Connection"], Awaitable[None]]
+
+
+class Connection:
+    """The server's end of one connection. number: from 0, in the order of connecting."""
+
+    def __init__(self, server: Server, stream: anyio.abc.SocketStream, number: int) -> None:
+        self.server = server
+        self.number = number
+        self._stream = stream
+        self._buffer = b""
+
+    async def request(self) -> bytes:
+        """The next request's body. Raises EndOfStream when the client has closed."""
+        while b"\r\n\r\n" not in self._buffer:
+            self._buffer += await self._stream.receive()
+        head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        while len(self._buffer) < length:
+            self._buffer += await self._stream.receive()
+        body, self._buffer = self._buffer[:length], self._buffer[length:]
+        self.server.requests.append((self.number, head, body))
+        return body
+
+    async def send(self, data: bytes) -> None:
+        await self._stream.send(data)
+
+    async def reply(self, body: bytes, headers: bytes = b"") -> None:
+        length = str(len(body)).encode()
+        await self.send(
+            b"HTTP/1.1 200 OK\r\nX-Upper: Yes\r\n" + headers + b"content-length: " + length + b"\r\n\r\n" + body
+        )
+
+    async def start_chunks(self) -> None:
+        await self.send(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        )
+
+    async def piece(self, data: bytes) -> None:
+        await self.send(b"%x\r\n%b\r\n" % (len(data), data))
+
+    async def end_chunks(self) -> None:
+        await self.send(b"0\r\n\r\n")
+
+    async def reset(self) -> None:
+        """Close so that the other end gets a connection reset, not an end of file."""
+        import socket
+        import struct
+
+        raw = self._stream.extra(anyio.abc.SocketAttribute.raw_socket)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await self._stream.aclose()
+
+
+class Server:
+    def __init__(self, script: Script) -> None:
+        self.url = ""
+        self.connections = 0
+        self.open = 0
+        self.requests: list[tuple[int, bytes, bytes]] = []
+        self.closed = anyio.Event()  # set each time a connection has ended
+        self._script = script
+
+    async def serve(self, stream: anyio.abc.SocketStream) -> None:
+        connection = Connection(self, stream, self.connections)
+        self.connections += 1
+        self.open += 1
+        try:
+            async with stream:
+                while True:
+                    await self._script(connection)
+        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            pass
+        finally:
+            self.open -= 1
+            self.closed.set()
+            self.closed = anyio.Event()
+
+    async def until_open(self, count: int) -> None:
+        with anyio.fail_after(10):
+            while self.open != count:
+                await self.closed.wait()
+
+
+@asynccontextmanager
+async def serving(script: Script) -> AsyncIterator[Server]:
+    server = Server(script)
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        server.url = f"http://127.0.0.1:{port}/v1/talk"
+        tasks.start_soon(listener.serve, server.serve)
+        yield server
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def transport() -> AsyncIterator[HttpxTransport]:
+    made = HttpxTransport()
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+def post(url: str, body: bytes = b"{}", **headers: str) -> HttpRequest:
+    return HttpRequest("POST", url, {"content-type": "application/json", **headers}, body)
+
+
+async def talk(via: HttpxTransport, url: str, body: bytes = b"{}") -> bytes:
+    reply = await via.send(post(url, body))
+    try:
+        return await read_body(reply)
+    finally:
+        await reply.aclose()
+
+
+async def echo(connection: Connection) -> None:
+    await connection.reply(b"said " + await connection.request())
+
+
+async def test_a_reply_arrives_with_lower_case_headers() -> None:
+    """Status, headers and body."""
+    async with serving(echo) as server, transport() as via:
+        reply = await via.send(post(server.url, b'{"a":1}'))
+        assert reply.status == 200
+        assert reply.headers["x-upper"] == "Yes"
+        assert await read_body(reply) == b'said {"a":1}'
+        await reply.aclose()
+        await reply.aclose()
+
+
+async def test_a_finished_stream_gives_its_connection_back() -> None:
+    """One connection serves all calls that come one after another."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        await connection.piece(b"data: 1\n\n")
+        await connection.piece(b"data: 2\n\n")
+        await connection.end_chunks()
+
+    async with serving(script) as server, transport() as via:
+        for _ in range(5):
+            assert await talk(via, server.url) == b"data: 1\n\ndata: 2\n\n"
+        assert server.connections == 1
+
+
+async def test_pieces_come_as_they_are_sent() -> None:
+    """A piece is there before the next one has been written."""
+    go_on = anyio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        await connection.piece(b"one")
+        await go_on.wait()
+        await connection.piece(b"two")
+        await connection.end_chunks()
+
+    async with serving(script) as server, transport() as via:
+        reply = await via.send(post(server.url))
+        assert await reply.chunk() == b"one"
+        go_on.set()
+        assert await reply.chunk() == b"two"
+        assert await reply.chunk() is None
+        await reply.aclose()
+
+
+async def test_a_dropped_kept_alive_connection_is_replaced_once() -> None:
+    """The second request meets a dead connection, and is sent again on a fresh one, unseen."""
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if connection.number == 0 and len(connection.server.requests) > 1:
+            raise anyio.EndOfStream  # the server closes without a byte of reply
+        await connection.reply(b"said " + body)
+
+    async with serving(script) as server, transport() as via:
+        assert await talk(via, server.url, b"1") == b"said 1"
+        assert await talk(via, server.url, b"2") == b"said 2"
+        assert [(number, body) for number, _, body in server.requests] == [(0, b"1"), (0, b"2"), (1, b"2")]
+
+
+async def test_a_server_that_never_replies_is_an_error_after_one_repetition() -> None:
+    """Once more, and not for ever."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        raise anyio.EndOfStream
+
+    async with serving(script) as server, transport() as via:
+        with pytest.raises(StreamError) as raised:
+            await talk(via, server.url)
+        assert raised.value.retryable
+        assert len(server.requests) == 2
+        await server.until_open(0)
+
+
+async def test_a_refused_connection_is_a_network_error() -> None:
+    """That may be tried again."""
+    async with serving(echo) as server:
+        url = server.url
+    async with transport() as via:
+        with pytest.raises(NetworkError, match="could not connect") as raised:
+            await talk(via, url)
+        assert raised.value.retryable
+
+
+async def test_an_unknown_host_is_a_network_error() -> None:
+    """As is a name that can't be one."""
+    async with transport() as via:
+        for url in ("http://nowhere.invalid/v1", "http://127.0.0.1:1/v1"):
+            with pytest.raises(NetworkError):
+                await talk(via, url)
+
+
+@pytest.mark.parametrize("url", ["ftp://x.test", "no address", "http://x:port/", "http://\udcff/"])
+async def test_an_address_that_cannot_be_one_is_an_invalid_request(url: str) -> None:
+    """Which no retry mends."""
+    async with transport() as via:
+        with pytest.raises(AdapterError) as raised:
+            await talk(via, url)
+        assert raised.value.error_class is ErrorClass.INVALID_REQUEST
+        assert not raised.value.retryable
+
+
+@pytest.mark.parametrize("how", ["reset", "end"])
+async def test_a_body_that_breaks_off_is_an_error(how: str) -> None:
+    """What came before it stands."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        await connection.piece(b"data: 1\n\n")
+        await went_on.wait()
+        if how == "reset":
+            await connection.reset()
+        raise anyio.EndOfStream
+
+    went_on = anyio.Event()
+    async with serving(script) as server, transport() as via:
+        reply = await via.send(post(server.url))
+        assert await reply.chunk() == b"data: 1\n\n"
+        went_on.set()
+        with pytest.raises(NetworkError) as raised:
+            await reply.chunk()
+        assert raised.value.retryable
+        await reply.aclose()
+        assert len(server.requests) == 1
+
+
+async def test_a_reply_that_is_no_http_is_an_error() -> None:
+    """Not an exception of the HTTP library."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.send(b"SSH-2.0-OpenSSH\r\n\r\n")
+        raise anyio.EndOfStream
+
+    async with serving(script) as server, transport() as via:
+        with pytest.raises(StreamError):
+            await talk(via, server.url)
+
+
+async def test_compressed_replies_are_unpacked() -> None:
+    """And broken ones are an error of the stream."""
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        packed = gzip.compress(b"said " + body)
+        await connection.reply(packed if body == b"good" else b"x" + packed, b"content-encoding: gzip\r\n")
+
+    async with serving(script) as server, transport() as via:
+        assert await talk(via, server.url, b"good") == b"said good"
+        with pytest.raises(StreamError, match="compression"):
+            await talk(via, server.url, b"bad")
+
+
+async def test_a_cancelled_read_closes_its_socket() -> None:
+    """Whoever was waiting for a piece or for the head; and the transport goes on working."""
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if body == b"echo":
+            return await connection.reply(body)
+        if body == b"body":
+            await connection.start_chunks()
+        waiting.set()
+        await connection.request()  # until the client closes
+        return None
+
+    async with serving(script) as server, transport() as via:
+        for what in (b"body", b"head"):
+            waiting = anyio.Event()
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as tasks:
+
+                    async def call(what: bytes = what) -> None:
+                        await talk(via, server.url, what)
+
+                    tasks.start_soon(call)
+                    await waiting.wait()
+                    await anyio.wait_all_tasks_blocked()
+                    scope.cancel()
+            await server.until_open(0)
+        assert await talk(via, server.url, b"echo") == b"echo"
+        assert [home.calls for home in via._clients[(False, True)]] == [0]
+
+
+async def test_leaving_a_body_unread_closes_its_socket() -> None:
+    """A connection with half a reply in it is of no use to anyone."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        await connection.piece(b"one")
+        await connection.request()
+
+    async with serving(script) as server, transport() as via:
+        reply = await via.send(post(server.url))
+        assert await reply.chunk() == b"one"
+        await reply.aclose()
+        await server.until_open(0)
+
+
+async def test_there_is_one_client_for_sixteen_calls_at_once() -> None:
+    """And they are used again when the calls are over."""
+    release = anyio.Event()
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        arrived.append(connection.number)
+        if len(arrived) == calls:
+            release.set()
+        await release.wait()
+        await connection.reply(b"ok")
+
+    calls = 2 * CALLS_PER_CLIENT + 1
+    arrived: list[int] = []
+    async with serving(script) as server, transport() as via:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(calls):
+                tasks.start_soon(talk, via, server.url)
+        assert len(via._clients[(False, True)]) == 3
+        assert server.connections == calls
+        assert await talk(via, server.url) == b"ok"
+        assert len(via._clients[(False, True)]) == 3
+        assert [home.calls for home in via._clients[(False, True)]] == [0, 0, 0]
+
+
+async def test_closing_closes_idle_connections_and_refuses_more() -> None:
+    """Twice is as good as once."""
+    async with serving(echo) as server:
+        via = HttpxTransport()
+        await talk(via, server.url)
+        await via.aclose()
+        await via.aclose()
+        await server.until_open(0)
+        with pytest.raises(NetworkError, match="closed") as raised:
+            await talk(via, server.url)
+        assert not raised.value.retryable
+
+
+async def test_no_header_is_quoted_by_an_error() -> None:
+    """A key with a line break or an umlaut in it can't be sent, and stays out of every text and cause."""
+    async with serving(echo) as server, transport() as via:
+        for key in ("sk-secret-0123\n456", "sk-secret-0123\xe4\u2603", "sk-secret-0123\x00"):
+            with pytest.raises(InvalidRequestError) as raised:
+                await via.send(post(server.url, **{"x-api-key": key}))
+            shown = "".join(traceback.format_exception(raised.value))
+            assert "sk-secret" not in shown
+            assert raised.value.__context__ is None
+        assert server.requests == []
+
+
+async def test_a_body_larger_than_the_limit_is_refused() -> None:
+    """Not read into memory."""
+    async with serving(echo) as server, transport() as via:
+        reply = await via.send(post(server.url, b"x" * 1000))
+        with pytest.raises(StreamError, match="larger than 100 bytes") as raised:
+            await read_body(reply, 100)
+        assert not raised.value.retryable
+        await reply.aclose()
+
+
+def test_every_exception_of_the_http_library_has_a_translation() -> None:
+    """All of httpx's classes, and only two of their kinds say that the request itself is wrong."""
+    classes = [kind for _, kind in inspect.getmembers(httpx, inspect.isclass) if issubclass(kind, Exception)]
+    assert len(classes) > 20
+    for kind in classes:
+        error = kind.__new__(kind)
+        error.args = ("said",)
+        translated = translate(error)
+        assert isinstance(translated, AdapterError), kind
+        if issubclass(kind, httpx.TransportError) and not issubclass(
+            kind, httpx.LocalProtocolError | httpx.UnsupportedProtocol
+        ):
+            assert translated.error_class is ErrorClass.NETWORK, kind
+            assert translated.retryable, kind
+    for other in (OSError("x"), RuntimeError("x"), ValueError("x"), KeyError("x")):
+        assert isinstance(translate(other), AdapterError)
+    given = NetworkError("x")
+    assert translate(given) is given

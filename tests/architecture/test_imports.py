@@ -1,0 +1,172 @@
+"""Imports point one way, each I/O library has one home, and importing a package loads none of them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("bus", "adapters", "tracestore", "engine")
+"""In the order in which each may import those before it."""
+
+HOMES: dict[str, tuple[str, ...]] = {
+    "httpx": ("adapters/transport.py",),
+    "sqlite3": ("tracestore/database.py",),
+    "aiosqlite": ("tracestore/database.py",),
+}
+
+LAZY = ("httpx", "aiosqlite", "ulid", "structlog", "yaml", "rich", "xllamacpp", "httpcore", "h11")
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every module that a file names in an import, wherever it stands, with its line; relative ones resolved."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                yield f"{base}.{alias.name}", node.lineno
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+            target = node.args[0]
+            if isinstance(target, ast.Constant) and isinstance(target.value, str):
+                yield target.value, node.lineno
+
+
+def python(code: str, *, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter of its own, which finds `path`, if given, and then this project."""
+    places = [str(place) for place in (path, ROOT) if place is not None]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    """bus ← adapters ← tracestore ← engine, also for imports that only type checkers follow."""
+    forbidden = PACKAGES[PACKAGES.index(package) + 1 :]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules(package)
+        for name, line in imports(path)
+        if name.split(".")[0] in (*forbidden, "tests", "benchmarks", "cassettes", "examples")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("library", HOMES)
+def test_each_io_library_has_one_home(library: str) -> None:
+    """Whoever wants HTTP or SQLite goes through the module that owns it."""
+    found = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in modules(package)
+        for name, _ in imports(path)
+        if name.split(".")[0] == library
+    }
+    assert found <= set(HOMES[library])
+
+
+def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
+    """Price files in the trace store, configuration in the engine."""
+    found = [
+        path.relative_to(ROOT)
+        for package in PACKAGES
+        for path in modules(package)
+        if any(name.split(".")[0] == "yaml" for name, _ in imports(path))
+    ]
+    assert {path.parts[0] for path in found} <= {"tracestore", "engine"}
+    assert len(found) == len({path.parts[0] for path in found}), found
+
+
+def test_no_provider_imports_another() -> None:
+    """What two of them need stands beside them, not in one of them."""
+    adapters = ROOT / "adapters"
+    folders = [folder.name for folder in adapters.iterdir() if (folder / "__init__.py").exists()]
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for folder in folders
+        if folder != "local"  # one model behind all three protocols: it is made of the others
+        for path in sorted((adapters / folder).rglob("*.py"))
+        for name, line in imports(path)
+        if name.split(".")[:1] == ["adapters"] and name.split(".")[1] in folders and name.split(".")[1] != folder
+    ]
+    assert wrong == []
+
+
+def test_what_providers_share_knows_none_of_them() -> None:
+    """Only the package's face and the registry name them, and the registry in strings."""
+    folders = [folder.name for folder in (ROOT / "adapters").iterdir() if (folder / "__init__.py").exists()]
+    wrong = [
+        f"{path.name}:{line} imports {name}"
+        for path in sorted((ROOT / "adapters").glob("*.py"))
+        if path.name != "__init__.py"
+        for name, line in imports(path)
+        if name.split(".")[:1] == ["adapters"] and name.split(".")[1] in folders
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_are_typed_and_name_what_they_offer(package: str) -> None:
+    """`py.typed`, and an `__all__` whose names exist, sorted and without repetition."""
+    if not (ROOT / package / "__init__.py").exists():
+        pytest.skip(f"{package} is not built yet")
+    assert (ROOT / package / "py.typed").exists()
+    missing_names = "[name for name in p.__all__ if not hasattr(p, name)]"
+    run = python(f"import json, {package} as p; print(json.dumps([list(p.__all__), {missing_names}]))")
+    assert run.returncode == 0, run.stderr
+    names, missing = json.loads(run.stdout)
+    assert missing == []
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
+    """HTTP, databases, ids, logging, YAML and terminals are imported where they are first used."""
+    if not (ROOT / package / "__init__.py").exists():
+        pytest.skip(f"{package} is not built yet")
+    run = python(f"import sys, json, {package}; print(json.dumps(sorted(sys.modules)))")
+    assert run.returncode == 0, run.stderr
+    assert [name for name in json.loads(run.stdout) if name in LAZY] == []
+
+
+@pytest.mark.parametrize("package", ["adapters", "engine"])
+def test_a_package_of_somebody_else_with_our_name_is_explained(package: str, tmp_path: Path) -> None:
+    """One ImportError that names both places, instead of a puzzle further down."""
+    if not (ROOT / package / "__init__.py").exists():
+        pytest.skip(f"{package} is not built yet")
+    shadow = tmp_path / "bus" / "__init__.py"
+    shadow.parent.mkdir()
+    shadow.write_text("")
+    run = python(f"import {package}", path=tmp_path)
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: ")
+    assert str(shadow) in last
+    assert str(ROOT / package) in last
+    assert "sys.path" in last
+    assert python(f"import {package}").returncode == 0

@@ -1,0 +1,335 @@
+"""How each protocol says the same things: what the conformance suite needs to know of an adapter.
+
+A third-party adapter joins by a subclass of Wire and an entry in WIRES; every test of the suite then runs with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import msgspec
+
+from adapters import AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from adapters.contract import AdapterConfig
+from adapters.http_adapter import HttpAdapter
+from adapters.transport import Transport
+from bus.clock import Clock
+from bus.json_types import Json, JsonObject
+
+from ..support.fake_http import FakeReply
+
+CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": True, "limit": 3}))
+
+
+class Wire(ABC):
+    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens."""
+
+    name: str
+    adapter: type[HttpAdapter]
+    base_url: str
+    id_prefix = "call_"
+
+    def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
+        settings = AdapterConfig(**{"api_key": "sk-conformance", "base_url": self.base_url, **config})  # type: ignore[arg-type]
+        return self.adapter(settings, transport=transport, clock=clock)
+
+    @abstractmethod
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        """A whole reply: text, the first `calls` of CALLS, and why it stopped (end, tools or length)."""
+
+    @abstractmethod
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        """The same as a stream; names may be empty. Text and arguments come in two pieces."""
+
+    @abstractmethod
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        """Status and body of a failure: one of `test_substitutability.CONDITIONS`."""
+
+    @abstractmethod
+    def error_event(self) -> tuple[str, JsonObject]:
+        """The provider fails in the middle of a stream, because it is overloaded."""
+
+    @abstractmethod
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        """The ids of the calls and of the results in a request."""
+
+    def ids_issued(self, calls: int) -> list[str]:
+        """The ids that it gives its first calls."""
+        return [f"{self.id_prefix}{number}" for number in range(calls)]
+
+    def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        body = msgspec.json.encode(self.body(text, calls, stop))
+        return FakeReply(body, headers={"content-type": "application/json"})
+
+    def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
+        """A streamed reply, one piece for each event."""
+        return [write_event(*event) for event in self.events(text, calls, stop)]
+
+    def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        return FakeReply(*self.chunks(text, calls, stop))
+
+    def failing(self, condition: str) -> FakeReply:
+        status, body = self.error_body(condition)
+        return FakeReply(msgspec.json.encode(body), status=status, headers={"content-type": "application/json"})
+
+
+def write_event(name: str, data: Json) -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + (data.encode() if isinstance(data, str) else msgspec.json.encode(data)) + b"\n\n"
+
+
+def halves(text: str) -> tuple[str, str]:
+    return text[: len(text) // 2], text[len(text) // 2 :]
+
+
+def arguments(call: int) -> str:
+    return msgspec.json.encode(CALLS[call][1]).decode()
+
+
+class AnthropicWire(Wire):
+    name = "anthropic"
+    adapter = AnthropicAdapter
+    base_url = "https://api.anthropic.com"
+    id_prefix = "toolu_0"
+    _stops = {"end": "end_turn", "tools": "tool_use", "length": "max_tokens"}  # noqa: RUF012
+    _usage = {"input_tokens": 8, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0}  # noqa: RUF012
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        content: list[Json] = [{"type": "text", "text": text}] if text else []
+        for number in range(calls):
+            name, given = CALLS[number]
+            content.append({"type": "tool_use", "id": f"toolu_0{number}", "name": name, "input": given})
+        return {**self._message(), "content": content, "stop_reason": self._stops[stop], "usage": {
+            **self._usage, "output_tokens": 7}}  # fmt: skip
+
+    def _message(self) -> JsonObject:
+        return {"id": "msg_01", "type": "message", "role": "assistant", "model": "claude-served"}
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        def event(kind: str, **fields: Json) -> tuple[str, JsonObject]:
+            return kind, {"type": kind, **fields}
+
+        started = {
+            **self._message(),
+            "content": [],
+            "stop_reason": None,
+            "usage": {**self._usage, "output_tokens": 1},
+        }
+        yield event("message_start", message=started)
+        index = 0
+        if text:
+            yield event("content_block_start", index=index, content_block={"type": "text", "text": ""})
+            for half in halves(text):
+                yield event("content_block_delta", index=index, delta={"type": "text_delta", "text": half})
+            yield event("content_block_stop", index=index)
+            index += 1
+        for number in range(calls):
+            start = {"type": "tool_use", "id": f"toolu_0{number}", "name": CALLS[number][0], "input": {}}
+            yield event("content_block_start", index=index, content_block=start)
+            for half in halves(arguments(number)):
+                delta = {"type": "input_json_delta", "partial_json": half}
+                yield event("content_block_delta", index=index, delta=delta)
+            yield event("content_block_stop", index=index)
+            index += 1
+        yield event("message_delta", delta={"stop_reason": self._stops[stop]}, usage={"output_tokens": 7})
+        yield event("message_stop")
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        status, kind, message = {
+            "rate limit": (429, "rate_limit_error", "Number of requests has exceeded your rate limit"),
+            "overload": (529, "overloaded_error", "Overloaded"),
+            "quota": (400, "invalid_request_error", "Your credit balance is too low to access the API"),
+            "bad key": (401, "authentication_error", "invalid x-api-key"),
+            "forbidden": (403, "permission_error", "not allowed"),
+            "no model": (404, "not_found_error", "model: claude-none"),
+            "overflow": (400, "invalid_request_error", "prompt is too long: 213462 tokens > 200000 maximum"),
+            "bad request": (400, "invalid_request_error", "max_tokens: must be positive"),
+            "server": (500, "api_error", "Internal server error"),
+        }[condition]
+        return status, {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_x"}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "error", {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        blocks = [
+            block
+            for message in body["messages"]
+            for block in (message["content"] if isinstance(message["content"], list) else [])
+        ]
+        calls = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        return calls, [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
+
+
+class ResponsesWire(Wire):
+    name = "openai"
+    adapter = OpenAIAdapter
+    base_url = "https://api.openai.com"
+    _usage = {  # noqa: RUF012
+        "input_tokens": 12,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 19,
+    }
+
+    def _items(self, text: str, calls: int) -> list[JsonObject]:
+        items: list[JsonObject] = []
+        if text:
+            part = {"type": "output_text", "text": text, "annotations": []}
+            items.append(
+                {"type": "message", "id": "msg_a", "role": "assistant", "status": "completed", "content": [part]}
+            )
+        items += [
+            {
+                "type": "function_call",
+                "id": f"fc_{number}",
+                "call_id": f"call_{number}",
+                "name": CALLS[number][0],
+                "arguments": arguments(number),
+                "status": "completed",
+            }
+            for number in range(calls)
+        ]
+        return items
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        return {
+            "id": "resp_1",
+            "object": "response",
+            "model": "gpt-served",
+            "status": "incomplete" if stop == "length" else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if stop == "length" else None,
+            "error": None,
+            "output": self._items(text, calls),
+            "usage": self._usage,
+        }
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        number = -1
+
+        def event(kind: str, **fields: Json) -> tuple[str, JsonObject]:
+            nonlocal number
+            number += 1
+            return kind, {"type": kind, "sequence_number": number, **fields}
+
+        done = self.body(text, calls, stop)
+        begun = {**done, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        for index, item in enumerate(self._items(text, calls)):
+            place: JsonObject = {"output_index": index, "item_id": item["id"]}
+            if item["type"] == "message":
+                yield event("response.output_item.added", output_index=index, item={**item, "content": []})
+                part = {"type": "output_text", "text": "", "annotations": []}
+                yield event("response.content_part.added", **place, content_index=0, part=part)
+                for half in halves(text):
+                    yield event("response.output_text.delta", **place, content_index=0, delta=half)
+                yield event("response.output_text.done", **place, content_index=0, text=text)
+                yield event("response.content_part.done", **place, content_index=0, part=item["content"][0])
+            else:
+                yield event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+                for half in halves(item["arguments"]):
+                    yield event("response.function_call_arguments.delta", **place, delta=half)
+                yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+            yield event("response.output_item.done", output_index=index, item=item)
+        yield event("response.incomplete" if stop == "length" else "response.completed", response=done)
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        return openai_error(condition)
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        error = {"code": "server_is_overloaded", "message": "Overloaded", "param": None}
+        return "error", {"type": "error", "sequence_number": 9, **error}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        items = body["input"]
+        calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
+        return calls, [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+
+
+class ChatWire(Wire):
+    name = "openai_compatible"
+    adapter = OpenAICompatibleAdapter
+    base_url = "https://api.openai.com"
+    _stops = {"end": "stop", "tools": "tool_calls", "length": "length"}  # noqa: RUF012
+    _usage = {  # noqa: RUF012
+        "prompt_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens": 7,
+        "total_tokens": 19,
+    }
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": text or None}
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{number}",
+                    "type": "function",
+                    "function": {"name": CALLS[number][0], "arguments": arguments(number)},
+                }
+                for number in range(calls)
+            ]
+        choice = {"index": 0, "message": message, "finish_reason": self._stops[stop]}
+        return {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "model": "gpt-served",
+            "choices": [choice],
+            "usage": self._usage,
+        }
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            return "", {**head, "choices": [choice], "usage": None}
+
+        head: JsonObject = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "gpt-served"}
+        yield chunk({"role": "assistant", "content": ""})
+        for half in halves(text) if text else ():
+            yield chunk({"content": half})
+        for number in range(calls):
+            function = {"name": CALLS[number][0], "arguments": ""}
+            start = {"index": number, "id": f"call_{number}", "type": "function", "function": function}
+            yield chunk({"tool_calls": [start]})
+            for half in halves(arguments(number)):
+                yield chunk({"tool_calls": [{"index": number, "function": {"arguments": half}}]})
+        yield chunk({}, self._stops[stop])
+        yield "", {**head, "choices": [], "usage": self._usage}
+        yield "", "[DONE]"  # type: ignore[misc]
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        return openai_error(condition)
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": {"type": "server_error", "code": "server_is_overloaded", "message": "Overloaded"}}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        messages = body["messages"]
+        calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+        return calls, [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+
+
+def openai_error(condition: str) -> tuple[int, Json]:
+    status, kind, code, message = {
+        "rate limit": (429, "requests", "rate_limit_exceeded", "Rate limit reached for requests"),
+        "overload": (503, "server_error", "server_is_overloaded", "The server is overloaded"),
+        "quota": (429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota"),
+        "bad key": (401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided: sk-***"),
+        "forbidden": (403, "invalid_request_error", "unsupported_country_region_territory", "Not supported"),
+        "no model": (404, "invalid_request_error", "model_not_found", "The model does not exist"),
+        "overflow": (
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            "maximum context length is 8192 tokens",
+        ),
+        "bad request": (400, "invalid_request_error", None, "Invalid value: must be positive"),
+        "server": (500, "server_error", None, "The server had an error"),
+    }[condition]
+    return status, {"error": {"type": kind, "code": code, "message": message, "param": None}}
+
+
+WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire())
