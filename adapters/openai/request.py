@@ -34,7 +34,7 @@ from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
 from .data import Family, family, nearest_effort
 from .quirks import Quirks
-from .response import output_limit
+from .response import REASONING_PART, output_limit
 
 OPTIONS = "openai"
 """The key of `provider_options` that is merged into the body."""
@@ -348,6 +348,8 @@ class _Items:
         for block in reversed(blocks):
             reason = None
             match block:
+                case ThinkingBlock() if _own(block, self.provider).get("type") == REASONING_PART:
+                    continue  # it goes back with its item, which stands with a later block
                 case ThinkingBlock():
                     if _reasoning_item(_own(block, self.provider)) is None:
                         reason = "it has no encrypted content to be known by"

@@ -5,8 +5,8 @@ the deltas left out is emitted from it, and all that is opaque (ids, encrypted r
 alone. A whole reply is the case without deltas.
 
 A message becomes one text block for each of its parts, a refusal included. A reasoning item becomes one block of
-thinking: its summary, or its raw reasoning where it has no summary. A function call becomes a tool use. Any other
-item is kept as it is.
+thinking for each part of its summary, or of its raw reasoning where it has no summary; the last one bears the item
+itself, the others are marked as its parts. A function call becomes a tool use. Any other item is kept as it is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ HOST_CALLS = frozenset(
 )
 """Items, kept as opaque blocks, that ask the host to do something; unless the reply answers them itself."""
 
-PARAGRAPH = "\n\n"
+REASONING_PART = "reasoning_part"
+"""The type in the provider_raw of a thinking block whose item stands with a later block."""
 
 
 class Reply:
@@ -155,13 +156,13 @@ class OutputItem:
             self.text(part, fragment)
 
     def thinking(self, source: str, part: int, fragment: str) -> None:
-        """More reasoning: of a summary or of the raw content, whichever came first; parts are paragraphs."""
+        """More reasoning: of a summary or of the raw content, whichever came first."""
         if fragment and self._source in ("", source):
             self._source = source
             if part != self._part:
                 if self._part is not None:
-                    fragment = PARAGRAPH + fragment
-                self._part = part
+                    self._assembler.tool_raw(self._key, {"type": REASONING_PART})
+                self._enter(part)
             self._assembler.thinking(self._key, fragment, implicit_end=self._implicit_end)
             self.placed = True
 
@@ -240,11 +241,12 @@ class OutputItem:
 
     def _reasoning_done(self, item: Item, raw: msgspec.Raw) -> None:
         texts = {"summary": _texts(item.summary), "content": _texts(item.content)}
-        source = self._source or ("summary" if texts["summary"] else "content")
+        source = self._source or ("summary" if any(texts["summary"]) else "content")
         if self._implicit_end and self.placed:
             return  # the block is closed, and this server takes no reasoning back
-        rest = _remainder(PARAGRAPH.join(texts[source]), self._assembler.tool_text(self._key))
-        self._assembler.thinking(self._key, rest, raw=as_object(raw), implicit_end=self._implicit_end)
+        for part, text in enumerate(texts[source]):
+            self.thinking(source, part, _remainder(text, self._assembler.tool_text((self.number, part))))
+        self._assembler.thinking(self._key, "", raw=as_object(raw), implicit_end=self._implicit_end)
         if item.encrypted_content:
             self._assembler.signature(self._key, item.encrypted_content)
         self._assembler.end(self._key)
@@ -275,8 +277,7 @@ def _remainder(whole: str, so_far: str) -> str:
 
 
 def _texts(data: msgspec.Raw) -> list[str]:
-    texts = [read_or_default(Part, part).text for part in elements(data)]
-    return [text for text in texts if text]
+    return [read_or_default(Part, part).text or "" for part in elements(data)]
 
 
 def _call_ids(item: Item) -> JsonObject:

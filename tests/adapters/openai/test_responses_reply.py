@@ -47,6 +47,7 @@ def test_every_kind_of_item_in_order() -> None:
     reading = read_whole(*OUTPUT)
     kinds = [
         ThinkingBlock,
+        ThinkingBlock,
         OpaqueBlock,
         ThinkingBlock,
         TextBlock,
@@ -56,7 +57,7 @@ def test_every_kind_of_item_in_order() -> None:
         ToolUseBlock,
     ]
     assert [type(block) for block in reading.content] == kinds
-    assert reading.thinking == "Why\n\nHow"
+    assert reading.thinking == "WhyHow"
     assert [block.input for block in reading.calls] == [{"a": [1, {"b": None}]}, {}]
     assert reading.complete.stop_reason is StopReason.TOOL_USE
 

@@ -160,6 +160,15 @@ def test_reasoning_goes_back_whole_with_what_it_preceded() -> None:
     assert answer["call_id"] == "call_1"
 
 
+def test_reasoning_in_several_parts_goes_back_once() -> None:
+    """The parts of a summary are blocks of their own here, and one item again there, without a loss."""
+    item = reasoning("Why", "Where", status=None)
+    assert [sent["type"] for sent in replay(item, message("Hello"))] == ["reasoning", "message"]
+    assert replay(item, message("Hello"))[0] == reasoning("Why", "Where")
+    content = read_whole(item, message("Hello")).content
+    assert codes(request(Message.user("?"), Message.assistant(content), Message.user("!"))) == []
+
+
 def test_reasoning_without_encryption_takes_ids_away() -> None:
     """An id alone means nothing to a server that stores nothing; then the next item's id stays behind as well."""
     plain = {

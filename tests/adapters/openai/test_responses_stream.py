@@ -94,7 +94,7 @@ def test_no_usage_is_estimated() -> None:
 
 
 def test_reasoning_is_kept_whole() -> None:
-    """Summary parts are paragraphs, and the item kept is the final one, not the shorter one announced."""
+    """Each summary part is a block, and the last bears the final item, not the shorter one announced."""
     item = reasoning("First.", "Second.")
     reading = read(
         CREATED,
@@ -108,16 +108,19 @@ def test_reasoning_is_kept_whole() -> None:
         done(1, HELLO),
         ending(),
     )
-    thought, text = reading.content
+    part, thought, text = reading.content
+    assert isinstance(part, ThinkingBlock)
     assert isinstance(thought, ThinkingBlock)
-    assert thought.text == "First.\n\nSecond."
+    assert (part.text, part.signature, thought.text) == ("First.", None, "Second.")
+    assert part.provider_raw is not None
+    assert part.provider_raw.data == {"type": "reasoning_part"}
     assert thought.signature == "secret 1"
     assert thought.provider_raw is not None
     assert thought.provider_raw.data == item
     assert isinstance(text, TextBlock)
     assert text.provider_raw is not None
     assert text.provider_raw.data == {"item_id": "msg_1"}
-    assert ThinkingDelta("", "secret 1", 0, "msg") in reading.events
+    assert ThinkingDelta("", "secret 1", 1, "msg") in reading.events
 
 
 def test_hidden_reasoning_is_kept() -> None:

@@ -1,0 +1,170 @@
+"""The adapter itself: the protocol's pure parts put together, and emulated tools for models without any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapters import emulation
+from adapters.assembler import Assembler
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    RateLimitInfo,
+)
+from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.sse import SseDecoder
+from adapters.transport import HttpReply, Transport
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import AdapterError, ContextOverflowError
+
+from .errors import ERROR_CODES, error_in_body
+from .quirks import choose_quirks, endpoint_path
+from .request import build_body, encode_json, input_cleaner
+from .response import read_whole
+from .stream import ChatNormaliser
+from .wire import decode_reply
+
+
+class OpenAICompatibleAdapter(HttpAdapter):
+    """OpenAI's Chat Completions and every server compatible with it.
+
+    Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
+    ``tools: emulate`` for models that can't call tools. ``path``: of the endpoint, where it is unusual.
+    Raises ConfigurationError for options that it doesn't understand.
+    """
+
+    default_name = "openai_compatible"
+    default_base_url = "https://api.openai.com"
+    error_codes = ERROR_CODES
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(config, name=name, transport=transport, clock=clock)
+        self.quirks = choose_quirks(config.options, self.base_url)
+        self._path = endpoint_path(self.quirks, config.base_url, self.base_url, config.options)
+        native = self.quirks.tools == "native"
+        self.capabilities = AdapterCapabilities(
+            supports_images=True,
+            supports_thinking=True,
+            supports_tools=True,
+            supports_structured_output=self.quirks.structured != "none",
+            supports_streaming_tool_calls=native,
+            supports_parallel_tool_calls=native,
+            supports_prompt_caching=True,
+        )
+
+    # -- what goes over the wire
+
+    def auth_headers(self) -> Mapping[str, str]:
+        key = self.config.api_key
+        if not key:
+            return {}
+        return {"api-key": key} if self.quirks.auth == "api-key" else {"authorization": f"Bearer {key}"}
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        emulated = self._emulation(request)
+        if emulated is not None:
+            request = emulated.request
+        capabilities = self.get_capabilities(request.model)
+        chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
+        chat.history.log()
+        warnings = chat.warnings if emulated is None else (emulation.WARNING, *chat.warnings)
+        return WireCall(self._path, encode_json(chat.body), warnings=warnings)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
+            self._read_events(body, assembler)
+            return
+        reply = decode_reply(body)
+        if reply.object == "error" and not reply.choices:
+            raise error_in_body(body, self.name)
+        self._prepare(assembler)
+        read_whole(reply, assembler, self.quirks)
+
+    def _read_events(self, body: bytes, assembler: Assembler) -> None:
+        decoder, normaliser = SseDecoder(), self.normaliser(assembler)
+        for name, data in decoder.feed(body) + decoder.close():
+            normaliser.on_event(name, data)
+            if normaliser.finished:
+                return
+        normaliser.on_end()
+
+    def normaliser(self, assembler: Assembler) -> ChatNormaliser:
+        self._prepare(assembler)
+        return ChatNormaliser(assembler, self.quirks)
+
+    def _prepare(self, assembler: Assembler) -> None:
+        if assembler.request is not None:
+            assembler.clean_input = input_cleaner(assembler.request, self.quirks)
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        return read_rate_limit(headers)
+
+    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
+        error = super()._error(body, reply, request_id)
+        if self.quirks.empty_error_is_overflow and reply.status in (400, 413) and not body.strip():
+            return ContextOverflowError(
+                f"{self.name} answered {reply.status} without a word, as it does when the prompt is too long",
+                provider=self.name,
+                provider_status=reply.status,
+                request_id=request_id,
+                provider_request_id=error.provider_request_id,
+            )
+        return error
+
+    # -- emulated tools
+
+    def _emulation(self, request: CanonicalRequest) -> emulation.Emulation | None:
+        return emulation.emulate(request) if self.quirks.tools == "emulate" else None
+
+    async def complete(
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> CanonicalResponse:
+        emulated = self._emulation(request)
+        response = await super().complete(request, on_attempt=on_attempt)
+        if emulated is None or not emulated.constrained:
+            return response
+        return emulation.read_response(response, self.clock)
+
+    def stream(  # type: ignore[override]  # the protocol's type: an emulated call streams in whole pieces
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> AdapterStream:
+        try:
+            emulated = self._emulation(request)
+        except AdapterError:
+            emulated = None  # writing the request raises it again, where the caller expects it
+        if emulated is None or not emulated.constrained:
+            return super().stream(request, on_attempt=on_attempt)
+        return emulation.WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+
+def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
+    """Limits from `x-ratelimit-*` headers; None if there are none. headers: with lower-case names."""
+    found = {name: headers[f"x-ratelimit-{name}"] for name in _LIMITS if f"x-ratelimit-{name}" in headers}
+    if not found:
+        return None
+    return RateLimitInfo(
+        requests_limit=_limit(found.get("limit-requests") or found.get("limit")),
+        requests_remaining=_limit(found.get("remaining-requests") or found.get("remaining")),
+        tokens_limit=_limit(found.get("limit-tokens")),
+        tokens_remaining=_limit(found.get("remaining-tokens")),
+        reset_at=found.get("reset-requests") or found.get("reset-tokens") or found.get("reset"),
+    )
+
+
+_LIMITS = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
+
+
+def _limit(text: str | None) -> int | None:
+    """A limit; some gateways write -1 for none."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -1,0 +1,9 @@
+"""`python -m engine.cli`, for who has no `callboard` on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from .main import main
+
+sys.exit(main())

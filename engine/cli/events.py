@@ -1,0 +1,106 @@
+"""Bus events in a few words each, for people who watch."""
+
+from __future__ import annotations
+
+from bus import (
+    ActorCrashed,
+    ActorEscalated,
+    ActorRestarted,
+    ActorStarted,
+    ActorStoppedEvent,
+    Envelope,
+    Event,
+    Gap,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    PricingRepriced,
+    PricingTableLoaded,
+    ProviderAvailabilityChanged,
+    SessionCreated,
+    SessionMessageAppended,
+    SessionModelChanged,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    StoreStateChanged,
+    ToolFinished,
+    ToolStarted,
+)
+
+from .money import cost_text, usd
+
+
+def describe(envelope: Envelope) -> str:
+    """What an event says, without its topic; empty for one whose topic says it all."""
+    data = envelope.data
+    return _of_call(envelope) or _of_session(data) or _of_the_rest(data)
+
+
+def _of_call(envelope: Envelope) -> str:
+    match envelope.data:
+        case LlmCallStarted() as data:
+            again = "" if data.reason == "first" else f"  attempt {envelope.attempt}, {data.reason}"
+            return f"{data.model}{again}"
+        case LlmCallCompleted() as data:
+            used = f"{data.usage.total_input_tokens} in, {data.usage.output_tokens} out"
+            return f"{used}  {cost_text(data.cost)}  {seconds(data.latency_ms)}"
+        case LlmCallFailed() as data:
+            again = f"; again in {data.delay_seconds:.1f} s" if data.will_retry else ""
+            return f"{data.error_class}: {data.message}{again}"
+        case _:
+            return ""
+
+
+def _of_session(data: Event) -> str:
+    match data:
+        case SessionCreated() | SessionTurnStarted():
+            return data.model
+        case SessionModelChanged():
+            return f"{data.previous} -> {data.current}"
+        case SessionTurnCompleted():
+            cost = "" if data.cost_nano_usd is None else f"  {usd(data.cost_nano_usd)}"
+            return f"{data.status}  {plural(data.calls, 'call')}{cost}"
+        case SessionMessageAppended():
+            return f"message {data.position + 1}, {data.message.role}"
+        case ToolStarted():
+            return data.tool_name
+        case ToolFinished():
+            return f"{data.tool_name}  {'error' if data.is_error else 'ok'}  {seconds(data.latency_ms)}"
+        case _:
+            return ""
+
+
+def _of_the_rest(data: Event) -> str:
+    match data:
+        case ActorStarted():
+            return data.actor
+        case ActorCrashed():
+            return f"{data.actor}: {data.error}"
+        case ActorRestarted():
+            return f"{data.actor}, restart {data.restarts}"
+        case ActorStoppedEvent() | ActorEscalated():
+            return f"{data.actor}: {data.reason}"
+        case ProviderAvailabilityChanged():
+            return f"{data.provider}: {data.previous} -> {data.current} ({data.reason})"
+        case PricingTableLoaded():
+            return f"{data.label} ({data.pricing_version})"
+        case PricingRepriced():
+            change = f"{usd(data.sum_before_nano_usd)} -> {usd(data.sum_after_nano_usd)}"
+            return f"{plural(data.calls, 'call')}  {change}"
+        case StoreStateChanged():
+            return f"{data.previous} -> {data.current}: {data.reason}"
+        case Gap():
+            return f"{plural(data.count, 'event')} not shown"
+        case _:
+            return ""
+
+
+def seconds(milliseconds: int | None) -> str:
+    """A duration, short: milliseconds below a second."""
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

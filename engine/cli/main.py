@@ -1,0 +1,79 @@
+"""From arguments to an exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from bus import CallboardError, ConfigurationError
+
+from .chat import add_command as add_chat
+from .demo import add_command as add_demo
+from .logs import configure as configure_logs
+from .reprice import add_command as add_reprice
+from .traces import add_command as add_traces
+
+FAILED = 1
+BADLY_CONFIGURED = 2
+INTERRUPTED = 130
+PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is meant to end
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Reports what Callboard raises in one line on stderr; never a traceback for that."""
+    arguments = build_parser().parse_args(argv)
+    make_streams_forgiving()
+    configure_logs()
+    try:
+        code: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return code
+    except ConfigurationError as error:
+        complain(str(error))
+        return BADLY_CONFIGURED
+    except CallboardError as error:
+        complain(str(error))
+        return FAILED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more
+        return PIPE_CLOSED
+    except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # after the terminal's own ^C
+        return INTERRUPTED
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; each command adds its own."""
+    parser = argparse.ArgumentParser(
+        prog="callboard",
+        description="Callboard: sessions over any model, every call an event, every cost a query.",
+    )
+    parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add_command in (add_demo, add_chat, add_traces, add_reprice):
+        add_command(commands)
+    return parser
+
+
+def installed_version() -> str:
+    try:
+        return version("callboard")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def complain(text: str) -> None:
+    """One line on stderr."""
+    print(f"callboard: {' '.join(text.split())}", file=sys.stderr)
+
+
+def make_streams_forgiving() -> None:
+    """A terminal that can't show a character gets a question mark, not a crash."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="replace")

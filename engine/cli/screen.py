@@ -1,0 +1,207 @@
+"""What a command shows while an event loop works: the loop says what, the main thread draws it.
+
+The two never wait for each other. Whatever is to be shown goes through a queue, so a terminal that stands still
+(or a pipe that nobody reads) holds up the main thread only. What can wait in the queue is at most one reply and
+its events, because a command asks for `drawn()` before it begins the next.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from bus import ConfigurationError
+
+from .logs import shown_by
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.status import Status
+
+T = TypeVar("T")
+
+LABEL_WIDTH = 17
+PIPE_WIDTH = 120
+_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+_RUNS = re.compile(r"\n|[^\S\n]+|\S+")
+
+
+def make_console(*, plain: bool = False) -> Console:
+    """A console on stdout; plain text if asked, or if that is no terminal. Raises ConfigurationError."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise ConfigurationError(
+            'the command line needs the package rich; install it with: pip install "callboard[cli]"'
+        ) from None
+    if plain:
+        return Console(force_terminal=False, no_color=True, highlight=False, markup=False)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, PIPE_WIDTH)
+    return console
+
+
+def clean(text: str) -> str:
+    """Text from a model or a server, without what could steer a terminal."""
+    return text.translate(_CONTROL)
+
+
+class Flow:
+    """Breaks text that comes in pieces into indented lines, as it comes. width: None never breaks."""
+
+    def __init__(self, indent: int, width: int | None, column: int = 0) -> None:
+        self._indent = " " * indent
+        self._width = width
+        self._column = column
+        self._gap = ""
+
+    def feed(self, piece: str) -> str:
+        """What to write for one more piece; blanks at its end wait for the word after them."""
+        return "".join(self._run(run) for run in _RUNS.findall(piece))
+
+    def _run(self, run: str) -> str:
+        if run == "\n":
+            self._column, self._gap = 0, ""
+            return run
+        if run.isspace():
+            self._gap += run
+            return ""
+        gap, self._gap = self._gap, ""
+        if self._column == 0:
+            lead = self._indent + gap
+        elif gap and self._width is not None and self._column + len(gap) + len(run) > self._width:
+            self._column, lead = 0, "\n" + self._indent
+        else:
+            lead = gap
+        self._column += len(lead.lstrip("\n")) + len(run)
+        return lead + run
+
+
+class Screen:
+    """Where a command shows things. Methods without a word on threads may be called from any."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._actions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._flow: Flow | None = None  # of the reply that is being written
+        self._held: list[Callable[[], None]] = []  # what came meanwhile
+        self._status: Status | None = None
+
+    # -- what is shown
+
+    def show(self, *renderables: RenderableType, style: str | None = None) -> None:
+        """A line, a table: anything that rich draws. While a reply is being written it waits for its end."""
+        self._actions.put(lambda: self._draw(lambda: self.console.print(*renderables, style=style)))
+
+    def line(self, text: str = "", style: str | None = None, *, whole: bool = False) -> None:
+        """One line; cut to a terminal's width, unless it must be `whole`."""
+        self._actions.put(lambda: self._draw(lambda: self._print_line(text, style, whole)))
+
+    def begin_reply(self, label: str, style: str | None = None) -> None:
+        """Begin a reply, behind its label; `text` then adds to it and `end_reply` ends it."""
+        self._actions.put(lambda: self._begin(label, style))
+
+    def text(self, piece: str) -> None:
+        """More of the reply."""
+        self._actions.put(lambda: self._write(piece))
+
+    def end_reply(self) -> None:
+        self._actions.put(self._end)
+
+    def busy(self, text: str) -> None:
+        """Say that something takes a moment, until `idle`."""
+        self._actions.put(lambda: self._busy(text))
+
+    def idle(self) -> None:
+        self._actions.put(self._idle)
+
+    async def drawn(self) -> None:
+        """Return when all of the above is on the screen. On an event loop only."""
+        done = anyio.Event()
+        token = anyio.lowlevel.current_token()
+
+        def tell() -> None:
+            anyio.from_thread.run_sync(done.set, token=token)
+
+        self._actions.put(tell)
+        await done.wait()
+
+    # -- the main thread
+
+    def run(self, function: Callable[[], Awaitable[T]]) -> T:
+        """Run an async function on an event loop of its own, and draw what it shows until it is done."""
+        with start_blocking_portal("asyncio") as portal:
+            return self.serve(portal.start_task_soon(function))
+
+    def serve(self, future: Future[T]) -> T:
+        """Draw until a task of an event loop is done; its result. Belongs to the main thread."""
+        future.add_done_callback(lambda _: self._actions.put(None))
+        with shown_by(self._log):
+            try:
+                while (action := self._actions.get()) is not None:
+                    action()
+                return future.result()
+            except BaseException:
+                future.cancel()
+                raise
+            finally:
+                self._idle()
+                self._end()
+
+    def _log(self, line: str) -> None:
+        self._actions.put(lambda: self._draw(lambda: print(line, file=sys.stderr)))
+
+    def _draw(self, draw: Callable[[], None]) -> None:
+        if self._flow is None:
+            draw()
+        else:
+            self._held.append(draw)
+
+    def _print_line(self, text: str, style: str | None, whole: bool) -> None:
+        if self.console.is_terminal and not whole:
+            self.console.print(clean(text), style=style, no_wrap=True, overflow="ellipsis")
+        else:
+            self.console.print(clean(text), style=style, soft_wrap=True)
+
+    def _begin(self, label: str, style: str | None) -> None:
+        self._end()
+        self._raw(label, style)
+        width = self.console.width - 1 if self.console.is_terminal else None
+        self._flow = Flow(len(label), width, column=len(label))
+
+    def _write(self, piece: str) -> None:
+        if self._flow is not None:
+            self._raw(self._flow.feed(clean(piece)))
+
+    def _raw(self, text: str, style: str | None = None) -> None:
+        if text:
+            self.console.print(text, end="", style=style, soft_wrap=True)
+            self.console.file.flush()
+
+    def _end(self) -> None:
+        if self._flow is not None:
+            self._flow = None
+            self.console.print()
+            held, self._held = self._held, []
+            for draw in held:
+                draw()
+
+    def _busy(self, text: str) -> None:
+        if self.console.is_terminal:
+            self._status = self.console.status(text)
+            self._status.start()
+        else:
+            self.console.print(text)
+
+    def _idle(self) -> None:
+        status, self._status = self._status, None
+        if status is not None:
+            status.stop()

@@ -1,0 +1,103 @@
+"""Commands as processes of their own, and the files they are given."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from adapters import ServerError
+from tests.engine.engines import running
+from tests.support.scripted import Say
+from tracestore import PriceTable
+
+CHECKOUT = Path(__file__).parents[2]
+PRICES = CHECKOUT / "examples" / "demo-prices.yaml"
+PATIENCE_SECONDS = 40.0
+
+MODELS = """
+adapters:
+  one: {type: "tests.cli.adapters:Parrot"}
+  two: {type: "tests.cli.adapters:Parrot"}
+  broken: {type: "tests.cli.adapters:Broken"}
+  endless: {type: "tests.cli.adapters:Endless"}
+  rude: {type: "tests.cli.adapters:Rude"}
+  locked: {type: "tests.cli.adapters:Parrot", api_key_env: A_KEY_THAT_IS_NOT_SET}
+models:
+  "one:parrot": {adapter: one, aliases: [first]}
+  "two:parrot": {adapter: two, aliases: [second]}
+  "broken:m": {adapter: broken}
+  "endless:m": {adapter: endless}
+  "rude:m": {adapter: rude}
+  "locked:m": {adapter: locked}
+default_model: first
+"""
+
+
+def environment(home: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    return {**kept, "CALLBOARD_HOME": str(home), "PYTHONUTF8": "1", "COLUMNS": "120"}
+
+
+def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:
+    """A command under way, with all three streams piped. without: a module that is not installed there."""
+    hide = f"import sys; sys.modules[{without!r}] = None; import engine.cli; sys.exit(engine.cli.main())"
+    program = ["-m", "engine.cli"] if without is None else ["-c", hide]
+    return subprocess.Popen(
+        [sys.executable, *program, *arguments],
+        cwd=CHECKOUT,
+        env=environment(home),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def call(
+    *arguments: str, home: Path, said: str = "", without: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command from start to end. said: its input."""
+    with start(*arguments, home=home, without=without) as process:
+        out, err = process.communicate(said.encode(), timeout=PATIENCE_SECONDS * 4)
+        return subprocess.CompletedProcess(process.args, process.returncode, out.decode(), err.decode())
+
+
+def read_until(process: subprocess.Popen[bytes], text: str) -> str:
+    """What the command writes, until that includes `text`."""
+    assert process.stdout is not None
+    seen = b""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while text.encode() not in seen:
+            assert selector.select(max(0.0, give_up - time.monotonic())), f"never wrote {text!r}, only {seen!r}"
+            piece = os.read(process.stdout.fileno(), 65536)
+            assert piece, f"ended without {text!r}, after {seen!r}"
+            seen += piece
+    return seen.decode()
+
+
+def make_trace(path: Path) -> None:
+    """A trace file of three calls on two models, the last of which failed."""
+
+    async def work() -> None:
+        broken = Say(fails=ServerError("no", retryable=False))
+        table = PriceTable.all_from_yaml(PRICES)[0]
+        replies = {"local-chat": [Say("one")], "local-messages": [Say("two"), broken]}
+        async with running(store=path, prices=table, **replies) as (engine, _):
+            session = engine.session("local-chat:m", session_id="ses_under_test")
+            await session.send("first")
+            session.model = "local-messages:m"
+            await session.send("second")
+            try:
+                await session.send("third")
+            except ServerError:
+                return
+            raise AssertionError("the third call fails")
+
+    anyio.run(work)

@@ -1,0 +1,150 @@
+"""`callboard chat`, over a pipe: replies on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from .running import call, read_until, start
+
+
+def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> None:
+    """The second model gets the history that the first one made."""
+    done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "one heard 1 messages, last: hello",
+        "two heard 3 messages, last: again",
+    ]
+    assert "now second" in done.stderr
+
+
+def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> None:
+    """The chat goes on with the model it had; so it does for one whose key is missing."""
+    done = call("chat", home=talkative, said="/model secnd\n/model locked:m\nhello\n")
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
+    complaints = [line for line in done.stderr.splitlines() if line.startswith("callboard: ")]
+    assert len(complaints) == 2
+    assert "unknown model 'secnd': did you mean second?" in complaints[0]
+    assert "A_KEY_THAT_IS_NOT_SET" in complaints[1]
+
+
+def test_models_are_listed_with_the_current_one_marked(talkative: Path) -> None:
+    """`/model` alone lists them, and says which lack a key."""
+    done = call("chat", "--model", "two:parrot", home=talkative, said="/model\n")
+    lines = done.stderr.splitlines()
+    assert any(line.startswith("* two:parrot") and line.endswith("second") for line in lines)
+    assert any(line.startswith("  locked:m") and "needs A_KEY_THAT_IS_NOT_SET" in line for line in lines)
+
+
+def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> None:
+    """A provider's failure ends a reply, not the chat."""
+    done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n")
+    assert done.returncode == 0
+    assert "callboard: ServerError: the provider is on fire" in done.stderr.splitlines()
+    assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
+
+
+def test_interrupting_a_reply_keeps_the_chat_and_what_had_arrived(talkative: Path) -> None:
+    """Ctrl-C in the middle of a reply cancels that reply; the history keeps its beginning."""
+    with start("chat", "--model", "endless:m", home=talkative) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"Tell me a story.\n")
+        process.stdin.flush()
+        read_until(process, "Once upon a time")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(b"What did you say?\n", timeout=40)
+    assert process.returncode == 0, err
+    assert b"cancelled" in err
+    assert b"And before that: Tell me a story. / Once upon a time" in out
+
+
+def test_an_interrupt_at_the_prompt_leaves_cleanly(talkative: Path) -> None:
+    """Nothing is running, so there is nothing to cancel: the chat ends, with exit code 0 and no traceback."""
+    with start("chat", home=talkative) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        read_until(process, "last: hello\n")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=40)
+    assert process.returncode in (0, 130)
+    assert b"Traceback" not in err
+
+
+def test_a_reply_cannot_steer_the_terminal(talkative: Path) -> None:
+    """Control characters of a reply are not shown."""
+    done = call("chat", "--model", "rude:m", home=talkative, said="hello\n")
+    assert done.stdout == "a[2Jbc31md\n"
+
+
+def test_the_cost_of_a_chat_is_told(talkative: Path) -> None:
+    """Replies without a price are counted, not taken as free."""
+    done = call("chat", home=talkative, said="hello\nagain\n/cost\n")
+    assert "$0 so far, 2 replies unpriced" in done.stderr
+
+
+def test_the_calls_of_a_chat_are_in_the_trace_file(talkative: Path) -> None:
+    """The chat runs on the engine that a host embeds, with its trace."""
+    call("chat", home=talkative, said="hello\nagain\n")
+    done = call("traces", home=talkative)
+    assert "2 calls" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("adapters: {a: {type: anthropic, ap_key: x}}", "adapters.a.ap_key: unknown key; did you mean 'api_key'?"),
+        ("models: [a, b]", "models: expected a mapping of names"),
+        ("models: {", "is no YAML"),
+        ("models: {'a:b': {adapter: a}}", "models.a:b.adapter: 'a' is not one of adapters"),
+        ("adapters: {a: {type: nothing}}\nmodels: {'a:b': {adapter: a}}", "adapter type 'nothing'"),
+    ],
+)
+def test_a_malformed_models_file_is_one_line_with_file_and_key(home: Path, text: str, said: str) -> None:
+    """Exit code 2, and nothing but the line; an adapter's type is tried when it is first needed."""
+    file = home / "mine.yaml"
+    file.write_text(text)
+    done = call("chat", "--models-file", str(file), home=home, said="hello\n")
+    lines = [line for line in done.stderr.splitlines() if line.startswith("callboard: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert "Traceback" not in done.stderr
+    if "type: nothing" not in text:
+        assert done.returncode == 2
+        assert str(file) in lines[0]
+
+
+def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> None:
+    """They name their source, never a key, and stay out of the replies."""
+    file = talkative / "models.yaml"
+    file.write_text(
+        file.read_text().replace("adapters:\n", "adapters:\n  x: {type: openai, api_key: sk-secret}\n")
+    )
+    file.chmod(0o600)
+    done = call("chat", home=talkative, said="hello\n")
+    assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
+    (warning,) = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+    assert warning.startswith("warning: engine.config: api_key_in_file file=")
+    assert "sk-secret" not in done.stderr
+
+
+def test_a_trace_file_that_cannot_be_used_ends_the_chat_before_it_begins(talkative: Path) -> None:
+    """One line, exit code 1."""
+    (talkative / "trace.db").write_text("somebody's letter, and a rather long one at that " * 20)
+    done = call("chat", home=talkative, said="hello\n")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert "is not a database" in done.stderr
+
+
+def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
+    """An unknown model, a missing file and a missing key end the command with 2."""
+    for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
+        done = call("chat", *options, home=talkative, said="hello\n")
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
