@@ -6,9 +6,9 @@ FOLDER holds one JSON-lines file for each protocol: an exchange as it was record
 understands of it (its "oracle"). Every reliable exchange goes through the real adapter, over a transport that
 answers with the recorded body: whole, byte by byte (streams), and cut at random places, always the same ones.
 Compared are text, tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an
-exchange agrees if all of them do. The address of a call tells nothing about whose server it is. What is no reply
-of its protocol must raise. Anything raised that is no AdapterError, any broken stream invariant, and any stream whose
-events depend on the cuts is a failure of its own.
+exchange agrees if all of them do. The address of a call tells nothing about whose server it is. What is no
+reply of its protocol must raise. Anything raised that is no AdapterError, any broken stream invariant, and any
+stream whose events depend on the cuts is a failure of its own.
 
 Prints a table and each disagreement; exits with 1 below 98 % for a protocol, or at any failure. Says what it
 skips when there is no such folder or file.

@@ -135,7 +135,8 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
             r"can_delegate: expected true or false",
         ),
         (
-            "adapters:\n  x: {type: o}\nmodels:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
+            "adapters: {x: {type: o}}\n"
+            "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
             r"models\.x:z\.aliases: 'q' already belongs to x:y",
         ),
     ],

@@ -37,7 +37,7 @@ CAPABILITIES = AdapterCapabilities(
 
 
 class Say:
-    """A reply: text fragments, then tool calls, then perhaps a failure or a crash. pause: waited for before each."""
+    """A reply: text fragments, then tool calls, then perhaps a failure. pause: waited for before each step."""
 
     def __init__(
         self,

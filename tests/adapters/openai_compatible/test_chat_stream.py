@@ -1,4 +1,4 @@
-"""Streams of Chat Completions, as the servers of this world send them. Vectors are hand-written from wire facts."""
+"""Streams of Chat Completions, as servers send them. The vectors are hand-written from wire facts."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_missing_usage_is_estimated_and_said_to_be() -> None:
 )
 def test_reasoning_fields_become_thinking(fields: tuple[str, ...]) -> None:
     """One field, the other, or both with the same words: read once, and closed by the first text."""
-    first, second = ({field: part for field in fields} for part in ("Let me ", "see."))
+    first, second = (dict.fromkeys(fields, part) for part in ("Let me ", "see."))
     outcome = read(chunk(**first), chunk(content=None, **second), chunk(content="42"), STOP, DONE)
     assert [type(block) for block in outcome.content] == [ThinkingBlock, TextBlock]
     assert (outcome.thinking, outcome.text) == ("Let me see.", "42")
@@ -243,7 +243,7 @@ OPEN = Quirks(think_tags="open")
     ],
 )
 def test_think_tags(quirks: Quirks, said: str, thinking: str, text: str) -> None:
-    """Tags count at the start of a reply, where the quirks say so, and the first may be missing where they say that."""
+    """Tags count at the start of a reply, where the quirks say so; there the first may be missing, too."""
     for size in (1, 3, len(said)):
         deltas = [chunk(content=said[at : at + size]) for at in range(0, len(said), size)]
         outcome = read(*deltas, STOP, DONE, quirks=quirks)
