@@ -1,7 +1,8 @@
 """From an HTTP status and whatever body came with it to one AdapterError.
 
 Order of evidence, for every provider: the body's type and code, then the status, the message text last, and only
-for what has nothing but a message (context overflow, spent credit). Each provider adds its own table of codes.
+for what has nothing but a message (context overflow, spent credit, bad keys). Each provider adds its own table of
+codes.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "model_not_found": NotFoundError,
     "content_filter": ContentFilterError,
     "content_policy_violation": ContentFilterError,
+    "moderation": ContentFilterError,
     "api_error": ServerError,
     "server_error": ServerError,
     "timeout_error": ServerError,
@@ -114,8 +116,10 @@ _QUOTA = re.compile(
     r"|insufficient balance",
     re.IGNORECASE,
 )
+_BAD_KEY = re.compile(r"incorrect api key|invalid api key|api key not valid|api key not found", re.IGNORECASE)
 _OVERFLOW_STATUS = frozenset({None, 400, 413, 422, 424, 500})
 _QUOTA_STATUS = frozenset({None, 400, 402, 403, 429})
+_BAD_KEY_STATUS = frozenset({None, 400, 403})
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -164,6 +168,8 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     metadata = error.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):
         message = f"{message}: {_text(metadata['raw'])}"
+    if isinstance(metadata, dict) and metadata.get("reasons"):
+        detail_code = "moderation"  # OpenRouter's, which has no other name for it
     return ErrorBody(
         type=_text(error.get("type")),
         code=_text(error.get("code")),
@@ -196,6 +202,8 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
         return QuotaExceededError
     if status in _OVERFLOW_STATUS and _OVERFLOW.search(body.message):
         return ContextOverflowError
+    if status in _BAD_KEY_STATUS and _BAD_KEY.search(body.message):
+        return AuthError
     if status is None and re.fullmatch(r"[1-9][0-9]{2}", body.code):
         status = int(body.code)
     if status is not None and status >= 300:

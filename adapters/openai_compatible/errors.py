@@ -25,18 +25,13 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "insufficient_permissions": AccessDeniedError,
     "unsupported_country_region_territory": AccessDeniedError,
     "DeploymentNotFound": NotFoundError,
-    "unsupported_parameter": InvalidRequestError,
-    "unsupported_value": InvalidRequestError,
-    "invalid_value": InvalidRequestError,
     "responsible_ai_policy_violation": ContentFilterError,
     # Groq
     "tool_use_failed": InvalidRequestError,
     "json_validate_failed": InvalidRequestError,
     "model_decommissioned": NotFoundError,
-    # vLLM, sglang, llama.cpp, TGI
-    "BadRequestError": InvalidRequestError,
+    # vLLM, TGI (vLLM's BadRequestError is no better than a status: an overflow comes under that name, too)
     "NotFoundError": NotFoundError,
-    "InternalServerError": ServerError,
     "generation": ServerError,
     "overloaded": OverloadedError,
     "incomplete_generation": ServerError,

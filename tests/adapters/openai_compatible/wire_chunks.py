@@ -45,7 +45,9 @@ def chunk(finish: Json = None, **delta: Json) -> JsonObject:
 
 def tool(index: Json = 0, wire_id: Json = "call_1", name: Json = "look", arguments: Json = "") -> JsonObject:
     """A fragment of a tool call; what is None is left out."""
-    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    function: JsonObject = {
+        key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
+    }
     fields: JsonObject = {"index": index, "id": wire_id, "type": "function", "function": function}
     return {key: value for key, value in fields.items() if value is not None}
 

@@ -1,0 +1,417 @@
+"""Requests as they go over the wire, and what is refused or left out on the way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.openai_compatible.quirks import QUIRKS, Quirks
+from adapters.openai_compatible.request import ChatBody, build_body, encode_json, input_cleaner, schema_name
+from bus.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolChoice, ToolDefinition
+
+from .wire_chunks import DEFAULT, ask, read_body, reply
+
+Plain = dict[str, Any]
+ALL = AdapterCapabilities(
+    supports_images=True, supports_tools=True, supports_structured_output=True, supports_thinking=True
+)
+OPENAI = QUIRKS["openai"]
+PNG = b"\x89PNG\r\n\x1a\n"
+LOOK = ToolDefinition(
+    "look", "Look at it", {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+)
+
+
+def built(
+    request: CanonicalRequest,
+    quirks: Quirks = DEFAULT,
+    capabilities: AdapterCapabilities = ALL,
+    *,
+    provider: str = "openai_compatible",
+    stream: bool = False,
+) -> ChatBody:
+    return build_body(request, quirks, capabilities, provider, stream=stream)
+
+
+def written(request: CanonicalRequest, quirks: Quirks = DEFAULT, **options: bool) -> Plain:
+    return built(request, quirks, **options).body  # type: ignore[arg-type]
+
+
+def wire_messages(*messages: Message, quirks: Quirks = DEFAULT, **changes: object) -> list[Plain]:
+    wire: list[Plain] = msgspec.convert(written(ask(*messages, **changes), quirks)["messages"], list[Plain])
+    return wire
+
+
+def codes(body: ChatBody) -> list[str]:
+    return [warning.code for warning in body.warnings]
+
+
+def test_a_minimal_request_has_nothing_else() -> None:
+    """Nothing is sent that wasn't asked for."""
+    assert written(ask()) == {
+        "model": "test",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 64,
+    }
+
+
+def test_a_session_that_comes_from_another_provider() -> None:
+    """The contract's second example: made on Anthropic, sent to OpenAI; the thinking is lost, with a warning."""
+    foreign = ProviderRaw("anthropic", {"id": "toolu_01"})
+    body = built(
+        ask(
+            Message.user("Read README.md and summarize"),
+            Message.assistant(
+                [
+                    ThinkingBlock("Hmm", "c2ln", ProviderRaw("anthropic", {})),
+                    TextBlock("I'll read it."),
+                    ToolUseBlock("tu_1", "read_file", {"path": "README.md"}, provider_raw=foreign),
+                ]
+            ),
+            Message.tool_result("tu_1", "# Title"),
+            Message.assistant("It has a title."),
+            Message.user("Thanks"),
+            system_prompt="You are a helpful assistant.",
+        ),
+        OPENAI,
+    )
+    assert body.body["messages"] == [
+        {"role": "system", "content": "You are a helpful assistant."},
+        {"role": "user", "content": "Read README.md and summarize"},
+        {
+            "role": "assistant",
+            "content": "I'll read it.",
+            "tool_calls": [
+                {
+                    "id": "tu_1",
+                    "type": "function",
+                    "function": {"name": "read_file", "arguments": '{"path":"README.md"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "tu_1", "content": "# Title"},
+        {"role": "assistant", "content": "It has a title."},
+        {"role": "user", "content": "Thanks"},
+    ]
+    assert body.body["max_completion_tokens"] == 64
+    assert codes(body) == ["content_dropped"]
+
+
+def test_system_texts_are_one_message() -> None:
+    """The prompt, then SYSTEM, then DEVELOPER messages, which OpenAI alone keeps in place."""
+    said = (Message.developer("D"), Message.user("U"), Message.system("S"))
+    assert wire_messages(*said, system_prompt="P")[0] == {"role": "system", "content": "P\n\nS\n\nD"}
+    on_openai = wire_messages(*said, system_prompt="P", quirks=OPENAI)
+    assert [(message["role"], message["content"]) for message in on_openai] == [
+        ("system", "P\n\nS"),
+        ("developer", "D"),
+        ("user", "U"),
+    ]
+    as_user = Quirks(system_role="user")
+    assert wire_messages(Message.user("U"), system_prompt="P", quirks=as_user)[0]["role"] == "user"
+
+
+def test_images_go_as_addresses_or_data() -> None:
+    """A user's parts are a list only if there is more than text."""
+    (message,) = wire_messages(
+        Message.user(
+            [TextBlock("What?"), ImageBlock(data=PNG, detail="low"), ImageBlock(url="https://x.test/a.png")]
+        )
+    )
+    assert message["content"] == [
+        {"type": "text", "text": "What?"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo=", "detail": "low"}},
+        {"type": "image_url", "image_url": {"url": "https://x.test/a.png"}},
+    ]
+
+
+def test_images_that_can_t_be_sent() -> None:
+    """In the current turn they are an error before any network; in older turns a loss."""
+    asked = Message.user([TextBlock("What?"), ImageBlock(url="https://x.test/a.png")])
+    blind = AdapterCapabilities(supports_images=False)
+    for quirks, capabilities in ((QUIRKS["ollama"], ALL), (DEFAULT, blind)):
+        with pytest.raises(CapabilityError):
+            built(ask(asked), quirks, capabilities)
+        later = built(ask(asked, Message.assistant("A cat."), Message.user("Sure?")), quirks, capabilities)
+        assert codes(later) == ["content_dropped"]
+        assert b"x.test" not in encode_json(later.body)
+
+
+def test_tool_results_follow_their_calls() -> None:
+    """One message each, errors said in words, their images in the next user message, which joins what follows."""
+    wire = wire_messages(
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "look", {"at": 1})]),
+        Message.tool_result("tu_2", "no such place", is_error=True),
+        Message.tool_result("tu_1", [ImageBlock(data=PNG)]),
+        Message.user("And?"),
+    )
+    assert [message["role"] for message in wire] == ["user", "assistant", "tool", "tool", "user"]
+    assert wire[1]["content"] is None
+    assert [call["function"]["arguments"] for call in wire[1]["tool_calls"]] == ["{}", '{"at":1}']
+    assert wire[2] == {
+        "role": "tool",
+        "tool_call_id": "tu_1",
+        "content": "The result is an image; it follows.",
+    }
+    assert wire[3]["content"] == "Error: no such place"
+    assert [part["type"] for part in wire[4]["content"]] == ["text", "image_url", "text"]
+
+
+def test_a_call_without_a_result_is_answered() -> None:
+    """A history cut off in a tool loop is no request that servers refuse."""
+    wire = wire_messages(
+        Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.user("So?")
+    )
+    assert [message["role"] for message in wire] == ["user", "assistant", "tool", "user"]
+
+
+def test_ids_and_names_as_mistral_wants_them() -> None:
+    """Nine letters and digits, the same from send to send, own ids untouched; results carry the tool's name."""
+    own = ProviderRaw("openai_compatible", {"id": "aB3dE6gH9"})
+    wire = wire_messages(
+        Message.user("Go"),
+        Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "look", {}, provider_raw=own)]),
+        Message(Message.tool_result("tu_1", "a").role, Message.tool_result("tu_1", "a").content),
+        Message.tool_result("tu_2", "b"),
+        quirks=QUIRKS["mistral"],
+        tools=(LOOK,),
+        tool_choice=ToolChoice("required"),
+    )
+    ids = [call["id"] for call in wire[1]["tool_calls"]]
+    assert ids[1] == "aB3dE6gH9"
+    assert len(ids[0]) == 9
+    assert ids[0].isalnum()
+    assert [(message["tool_call_id"], message["name"]) for message in wire[2:]] == [(i, "look") for i in ids]
+    assert wire[1]["content"] == ""
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        (None, None),
+        (ToolChoice("auto"), "auto"),
+        (ToolChoice("none"), "none"),
+        (ToolChoice("required"), "required"),
+        (ToolChoice("named", "look"), {"type": "function", "function": {"name": "look"}}),
+    ],
+)
+def test_tool_choices(choice: ToolChoice | None, expected: Json) -> None:
+    """Four modes, and nothing where nothing is chosen."""
+    body = written(ask(tools=(LOOK,), tool_choice=choice))
+    assert body.get("tool_choice") == expected
+    assert body["tools"] == [
+        {
+            "type": "function",
+            "function": {"name": "look", "description": "Look at it", "parameters": LOOK.input_schema},
+        }
+    ]
+    if choice == ToolChoice("required"):
+        assert written(ask(tools=(LOOK,), tool_choice=choice), QUIRKS["mistral"])["tool_choice"] == "any"
+
+
+def test_tool_choices_that_can_t_be_honoured() -> None:
+    """Forcing raises where the server would ignore it; `none` leaves the tools out there; nonsense is refused."""
+    ollama = QUIRKS["ollama"]
+    for choice in (ToolChoice("required"), ToolChoice("named", "look")):
+        with pytest.raises(UnsupportedToolChoiceError):
+            built(ask(tools=(LOOK,), tool_choice=choice), ollama)
+    assert "tools" not in written(ask(tools=(LOOK,), tool_choice=ToolChoice("none")), ollama)
+    for request in (
+        ask(tool_choice=ToolChoice("required")),
+        ask(tools=(LOOK,), tool_choice=ToolChoice("named", "x")),
+    ):
+        with pytest.raises(InvalidRequestError):
+            built(request)
+
+
+def test_parallel_calls_only_with_tools() -> None:
+    """Without tools the parameter is an error on OpenAI; where it is unknown it is left out with a warning."""
+    assert written(ask(tools=(LOOK,), parallel_tool_calls=False))["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in written(ask(parallel_tool_calls=False))
+    assert codes(built(ask(tools=(LOOK,), parallel_tool_calls=False), QUIRKS["ollama"])) == ["parameter_dropped"]
+
+
+def test_strict_tools_on_openai() -> None:
+    """Schemas are rewritten where nothing is lost; the nulls this adds are taken out of the arguments."""
+    optional = ToolDefinition("look", "", {"type": "object", "properties": {"at": {"type": "integer"}}})
+    free = ToolDefinition("any", "", {"type": "object", "additionalProperties": True})
+    request = ask(tools=(optional, free))
+    body = built(request, OPENAI)
+    functions = [tool["function"] for tool in msgspec.convert(body.body["tools"], list[Plain])]
+    assert functions[0]["parameters"] == {
+        "type": "object",
+        "properties": {"at": {"type": ["integer", "null"]}},
+        "required": ["at"],
+        "additionalProperties": False,
+    }
+    assert [function["strict"] for function in functions] == [True, False]
+    assert codes(body) == ["parameter_dropped"]
+    clean = input_cleaner(request, OPENAI)
+    assert clean is not None
+    assert (clean("look", {"at": None}), clean("any", {"x": None})) == ({}, {"x": None})
+    with pytest.raises(InvalidRequestError, match="strict=False"):
+        built(ask(tools=(msgspec.structs.replace(free, strict=True),)), OPENAI)
+
+
+SCHEMA: JsonObject = {
+    "title": "A city!",
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+def test_output_schemas() -> None:
+    """A title is the name; a bare object is JSON mode, where the word must be said; others get it in words."""
+    wire = written(ask(output_schema=SCHEMA))["response_format"]
+    assert wire == {"type": "json_schema", "json_schema": {"name": "A_city", "schema": SCHEMA}}
+    strict = msgspec.convert(written(ask(output_schema=SCHEMA), OPENAI)["response_format"], Plain)
+    assert isinstance(strict["json_schema"], dict)
+    assert strict["json_schema"]["strict"] is True
+    plain = written(ask(output_schema={"type": "object"}))
+    assert plain["response_format"] == {"type": "json_object"}
+    assert plain["messages"][0] == {"role": "system", "content": "Reply with a JSON object."}
+    in_words = written(ask(output_schema=SCHEMA), QUIRKS["deepseek"])
+    assert in_words["response_format"] == {"type": "json_object"}
+    assert '"name"' in json.dumps(in_words["messages"][0]).replace("\\", "")
+    assert schema_name({"title": "日本"}) == "response"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [ask(tools=(LOOK,)), ask(output_schema=SCHEMA), ask(Message.user([ImageBlock(data=PNG)]))],
+    ids=["tools", "schema", "images"],
+)
+def test_what_the_model_lacks_is_refused_before_the_network(request_: CanonicalRequest) -> None:
+    """Declared capabilities are honest, and hold."""
+    with pytest.raises(CapabilityError):
+        built(request_, DEFAULT, AdapterCapabilities())
+
+
+def test_sampling_and_stop() -> None:
+    """Sent as asked; what a model refuses, or is too much, is left out with a warning."""
+    request = ask(temperature=0.0, top_p=0.5, stop_sequences=("a", "b", "c", "d", "e"))
+    body = built(request)
+    assert (body.body["temperature"], body.body["top_p"]) == (0.0, 0.5)
+    assert body.body["stop"] == ["a", "b", "c", "d"]
+    assert codes(body) == ["parameter_dropped"]
+    refused = built(ask(temperature=0.0, top_p=0.5, model="openai:o3-mini"), OPENAI)
+    assert {"temperature", "top_p"}.isdisjoint(refused.body)
+    assert codes(refused) == ["parameter_dropped"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("openai", "minimal", {"reasoning_effort": "minimal"}),
+        ("xai", "max", {"reasoning_effort": "high"}),
+        ("openrouter", "low", {"reasoning": {"effort": "low"}}),
+        ("zai", "none", {"thinking": {"type": "disabled"}}),
+        ("deepseek", "high", {"thinking": {"type": "enabled"}}),
+    ],
+)
+def test_reasoning_effort(name: str, asked: str, expected: JsonObject) -> None:
+    """Each server has its own way, and gets the nearest that it knows."""
+    body = built(ask(reasoning_effort=asked), QUIRKS[name])
+    assert expected.items() <= body.body.items()
+    assert codes(body) == (["parameter_changed"] if asked == "max" else [])
+    with pytest.raises(InvalidRequestError):
+        built(ask(reasoning_effort="enormous"))
+
+
+def test_streams_ask_for_usage_where_that_is_known() -> None:
+    """The option stands only in streamed requests."""
+    assert written(ask(), stream=True)["stream_options"] == {"include_usage": True}
+    assert "stream_options" not in written(ask(), QUIRKS["mistral"], stream=True)
+    assert {"stream", "stream_options"}.isdisjoint(written(ask()))
+
+
+def test_provider_options_are_merged_into_the_body() -> None:
+    """Those for the protocol first, then those for the provider by its name."""
+    options = {"openai_compatible": {"seed": 1, "n": 1}, "mine": {"seed": 2}, "other": {"x": 1}}
+    body = built(ask(provider_options=options), provider="mine").body
+    assert (body["seed"], body["n"], body.get("x")) == (2, 1, None)
+    with pytest.raises(InvalidRequestError):
+        built(ask(provider_options={"openai_compatible": 7}))
+
+
+def thought(text: str, **data: Json) -> ThinkingBlock:
+    return ThinkingBlock(text, provider_raw=ProviderRaw("openai_compatible", data))
+
+
+def test_own_reasoning_goes_back_only_where_it_is_wanted() -> None:
+    """DeepSeek takes that of the running tool loop, OpenRouter its opaque details; for others it is a loss."""
+    details: Json = [{"type": "reasoning.text", "text": "b", "signature": "c2ln"}]
+    history = (
+        Message.user("Go"),
+        Message.assistant([thought("a"), TextBlock("Gone.")]),
+        Message.user("Again"),
+        Message.assistant([thought("b", reasoning_details=details), ToolUseBlock("tu_1", "look", {})]),
+        Message.tool_result("tu_1", "seen"),
+    )
+    deepseek = built(ask(*history), QUIRKS["deepseek"])
+    echoes = [m.get("reasoning_content") for m in msgspec.convert(deepseek.body["messages"], list[Plain])]
+    assert echoes == [None, None, None, "b", None]
+    openrouter = built(ask(*history), QUIRKS["openrouter"])
+    assert msgspec.convert(openrouter.body["messages"], list[Plain])[3]["reasoning_details"] == details
+    assert [codes(body) for body in (deepseek, openrouter, built(ask(*history)))] == [
+        ["content_dropped"],
+        ["content_dropped"],
+        ["content_dropped"] * 2,
+    ]
+
+
+def test_opaque_blocks_are_a_loss() -> None:
+    """This protocol has no place for them."""
+    block = OpaqueBlock("reference", ProviderRaw("openai_compatible", {}))
+    assert codes(built(ask(Message.assistant([TextBlock("Hi"), block]), Message.user("So?")))) == [
+        "content_dropped"
+    ]
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.text(), json_values, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
+    """Out as JSON text and back in: equal, whatever JSON they are."""
+    history = (Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", arguments)]), Message.user("?"))
+    body = msgspec.json.decode(encode_json(written(ask(*history))))
+    back = read_body(reply("tool_calls", tool_calls=body["messages"][1]["tool_calls"]))
+    assert [given for _, _, given in back.calls] == [arguments]
+
+
+def test_a_reply_survives_the_round_trip() -> None:
+    """What was read goes back as it came, with the provider's own ids."""
+    call: JsonObject = {"id": "call_X", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
+    content = read_body(reply("tool_calls", content="Let me look.", tool_calls=[call])).content
+    wire = wire_messages(Message.user("Go"), Message.assistant(content), Message.user("So?"))
+    assert wire[1] == {"role": "assistant", "content": "Let me look.", "tool_calls": [call]}
+    assert wire[2]["tool_call_id"] == "call_X"
+
+
+def test_json_that_utf8_can_t_hold_is_still_written() -> None:
+    """Half a surrogate pair in a tool's arguments doesn't stop the session."""
+    assert encode_json({"a": "x\ud800"}) == b'{"a": "x?"}'
+    with pytest.raises(InvalidRequestError):
+        encode_json({"a": object()})  # type: ignore[dict-item]

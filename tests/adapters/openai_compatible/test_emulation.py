@@ -1,0 +1,288 @@
+"""Tools for models that have none: the constrained request, the history in words, the reply read as a call."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import pytest
+
+from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse
+from adapters.emulation import call_schema, emulate, read_decision, read_response, whole_events
+from adapters.openai_compatible import OpenAICompatibleAdapter
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.errors import AdapterError, InvalidRequestError, ServerError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.stream_events import StreamEvent
+from bus.usage import StopReason, TokenUsage
+
+from ...support.fake_http import HANG, FakeReply, FakeTransport
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
+from .wire_chunks import DONE, STOP, USAGE, ask, body, chunk, reply
+
+LOOK = ToolDefinition(
+    "look", "Look at it.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+)
+CLOCK = ToolDefinition("clock", "Tell the time.", {"type": "object", "properties": {}})
+PNG = b"\x89PNG\r\n\x1a\n"
+RESULT = (
+    Message.user("What is there?"),
+    Message.assistant([TextBlock("Well."), ToolUseBlock("tu_1", "look", {"at": "Paris", "n": 1})]),
+    Message.tool_result("tu_1", "Rain"),
+)
+
+
+def emulated(request: CanonicalRequest) -> CanonicalRequest:
+    emulation = emulate(request)
+    assert emulation is not None
+    return emulation.request
+
+
+def call_of(tool: ToolDefinition) -> JsonObject:
+    arguments: JsonObject = {"additionalProperties": False, **tool.input_schema}
+    properties: JsonObject = {"tool": {"type": "string", "enum": [tool.name]}, "arguments": arguments}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": ["tool", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def test_a_request_without_tools_is_left_alone() -> None:
+    """Nothing is emulated where there is nothing to emulate."""
+    assert emulate(ask()) is None
+
+
+def test_the_schema_allows_a_call_or_an_answer() -> None:
+    """Free to choose: each tool and an answer; forced: the tools alone; named: that one."""
+    answer: JsonObject = {
+        "type": "object",
+        "properties": {"answer": {"type": "string"}},
+        "required": ["answer"],
+        "additionalProperties": False,
+    }
+    for choice, expected in (
+        (None, {"anyOf": [call_of(LOOK), call_of(CLOCK), answer]}),
+        (ToolChoice("auto"), {"anyOf": [call_of(LOOK), call_of(CLOCK), answer]}),
+        (ToolChoice("required"), {"anyOf": [call_of(LOOK), call_of(CLOCK)]}),
+        (ToolChoice("named", "look"), call_of(LOOK)),
+    ):
+        request = emulated(ask(tools=(LOOK, CLOCK), tool_choice=choice, system_prompt="Be brief."))
+        assert request.output_schema == expected
+        assert request.tools == ()
+        assert request.tool_choice is None
+        assert request.system_prompt is not None
+        assert request.system_prompt.startswith("Be brief.\n\nYou can use these tools:\n- look: Look at it.")
+
+
+def test_no_tools_are_offered_where_none_are_wanted() -> None:
+    """Then the request is a plain one."""
+    emulation = emulate(ask(tools=(LOOK,), tool_choice=ToolChoice("none")))
+    assert emulation is not None
+    assert not emulation.constrained
+    assert (emulation.request.output_schema, emulation.request.system_prompt) == (None, None)
+
+
+@pytest.mark.parametrize("choice", [ToolChoice("required"), ToolChoice("named", "look")])
+def test_a_choice_without_its_tool_is_refused(choice: ToolChoice) -> None:
+    """Before the network."""
+    tools = (CLOCK,) if choice.mode == "named" else ()
+    with pytest.raises(InvalidRequestError):
+        emulate(ask(*RESULT, tools=tools, tool_choice=choice))
+
+
+def test_definitions_move_to_the_root() -> None:
+    """References inside a tool's schema still find what they name, and two tools may use one name."""
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "$defs": {"Place": {"type": "string"}},
+    }
+    tools = (ToolDefinition("a", "", schema), ToolDefinition("b", "", schema))
+    whole = call_schema(tools)
+    assert whole["$defs"] == {"a.Place": {"type": "string"}, "b.Place": {"type": "string"}}
+    assert b'"$ref":"#/$defs/b.Place"' in msgspec.json.encode(whole)
+
+
+def test_after_a_result_the_model_is_asked_to_answer() -> None:
+    """Calls and results are told in words, the request to answer comes last, and nothing is constrained."""
+    emulation = emulate(ask(*RESULT, tools=(LOOK,)))
+    assert emulation is not None
+    assert not emulation.constrained
+    assert [
+        (str(message.role), [block.text for block in message.content if isinstance(block, TextBlock)])
+        for message in emulation.request.messages
+    ] == [
+        ("user", ["What is there?"]),
+        ("assistant", ["Well.", "I will use the tool look (at: Paris, n: 1)."]),
+        ("user", ["The tool look returned: Rain", "Now answer the question in plain words."]),
+    ]
+    forced = emulate(ask(*RESULT, tools=(LOOK,), tool_choice=ToolChoice("required")))
+    assert forced is not None
+    assert forced.constrained
+
+
+def test_failures_and_images_of_results_are_told() -> None:
+    """The picture itself goes along."""
+    history = (
+        *RESULT[:2],
+        Message.tool_result("tu_1", [TextBlock("dark"), ImageBlock(data=PNG)], is_error=True),
+        Message.user("So?"),
+    )
+    told = emulated(ask(*history)).messages[2].content
+    assert told == (TextBlock("The tool look failed: dark"), ImageBlock(data=PNG))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ('{"tool": "look", "arguments": {"at": "Paris"}}', "call"),
+        ('{"answer": "Rain"}', "answer"),
+        ('{"answer": {"sky": "grey"}}', "answer"),
+        ('{\n "tool": "look", "arguments": {"at": "Pa', "broken_call"),
+        ('{"tool": "lo', "answer"),
+        ("Rain, I think.", "answer"),
+        ("[1]", "answer"),
+        ("", "answer"),
+    ],
+)
+def test_replies_are_read(text: str, kind: str) -> None:
+    """A call, an answer, a call that was cut off; whatever else it is, it is the answer."""
+    assert read_decision(text).kind == kind
+
+
+def response(text: str, stop: StopReason = StopReason.END_TURN) -> CanonicalResponse:
+    return CanonicalResponse(
+        request_id="req_1",
+        model="local:x",
+        provider="local",
+        content=(ThinkingBlock("Hmm", None, ProviderRaw("local", {})), TextBlock(text)),
+        stop_reason=stop,
+        usage=TokenUsage(1, 1),
+    )
+
+
+def test_a_call_becomes_a_block() -> None:
+    """Whole calls stop for tools; one that was cut off keeps its reason and its text, and is marked."""
+    called = read_response(response('{"tool": "look", "arguments": {"at": "Paris"}}'), FakeClock())
+    assert called.stop_reason is StopReason.TOOL_USE
+    assert [(block.name, block.input, block.incomplete) for block in called.tool_uses] == [
+        ("look", {"at": "Paris"}, False)
+    ]
+    assert called.text == ""
+    cut = read_response(response('{"tool": "look", "arg', StopReason.MAX_TOKENS), FakeClock())
+    assert cut.stop_reason is StopReason.MAX_TOKENS
+    assert [(block.raw_arguments, block.incomplete) for block in cut.tool_uses] == [
+        ('{"tool": "look", "arg', True)
+    ]
+    assert read_response(response('{"answer": ""}'), FakeClock()).content == called.content[:1]
+
+
+def test_whole_events_keep_the_invariants() -> None:
+    """A response in whole pieces is a stream like any other."""
+    raw = ProviderRaw("local", {"x": 1})
+    content: tuple[ContentBlock, ...] = (
+        ThinkingBlock("Hmm", "c2ln", raw),
+        ThinkingBlock("", None, raw),
+        RedactedThinkingBlock("z", raw),
+        TextBlock("Hi"),
+        ToolUseBlock("tu_1", "look", {"at": 1}),
+        OpaqueBlock("odd", raw),
+    )
+    events = whole_events(msgspec.structs.replace(response(""), content=content), "msg_1")
+    assert check_stream(events).final_content == content
+
+
+# -- through the adapter
+
+
+def made(*replies: FakeReply) -> OpenAICompatibleAdapter:
+    config = AdapterConfig(base_url="http://127.0.0.1:9", options={"tools": "emulate"}, max_retries=0)
+    return OpenAICompatibleAdapter(config, transport=FakeTransport(*replies), clock=FakeClock())
+
+
+def said(text: str) -> FakeReply:
+    return FakeReply(msgspec.json.encode(reply(content=text)), headers={"content-type": "application/json"})
+
+
+def sent(adapter: OpenAICompatibleAdapter) -> dict[str, Json]:
+    assert isinstance(adapter._transport, FakeTransport)
+    value: JsonObject = msgspec.json.decode(adapter._transport.requests[-1].body)
+    return value
+
+
+@pytest.mark.anyio
+async def test_both_ways_of_calling_give_the_same() -> None:
+    """The plain call lies beneath both; the stream has the events in whole pieces."""
+    text = '{"tool": "look", "arguments": {"at": "Paris"}}'
+    request = ask(tools=(LOOK,), message_id="msg_1")
+    adapter = made(said(text), said(text))
+    completed = await adapter.complete(request)
+    async with adapter.stream(request) as stream:
+        events = [event async for event in stream]
+    last = check_stream(events)
+    assert [(block.name, block.input) for block in completed.tool_uses] == [("look", {"at": "Paris"})]
+    assert [block.input for block in last.final_content if isinstance(block, ToolUseBlock)] == [{"at": "Paris"}]
+    assert stream.response is not None
+    assert [warning.code for warning in stream.response.warnings] == ["tools_emulated"]
+    assert {"stream", "tools", "tool_choice"}.isdisjoint(sent(adapter))
+    assert "response_format" in sent(adapter)
+    capabilities = adapter.get_capabilities("x")
+    assert (capabilities.supports_tools, capabilities.supports_streaming_tool_calls) == (True, False)
+
+
+@pytest.mark.anyio
+async def test_an_answer_in_words_streams_as_ever() -> None:
+    """After a result nothing is constrained, so nothing is held back."""
+    adapter = made(FakeReply(body([chunk(content="Ra"), chunk(content="in"), STOP | {"usage": USAGE}, DONE])))
+    stream = adapter.stream(ask(*RESULT, tools=(LOOK,)))
+    assert len([event async for event in stream]) == 4
+    assert stream.response is not None
+    assert [warning.code for warning in stream.response.warnings] == ["tools_emulated"]
+    assert sent(adapter)["stream"] is True
+
+
+@pytest.mark.anyio
+async def test_failures_come_as_they_are() -> None:
+    """Nothing was delivered, so there is only the exception; a bad choice is one, too."""
+    adapter = made(FakeReply(b"", status=500))
+    with pytest.raises(ServerError):
+        _ = [event async for event in adapter.stream(ask(tools=(LOOK,)))]
+    with pytest.raises(AdapterError):
+        _ = [event async for event in adapter.stream(ask(tools=(LOOK,), tool_choice=ToolChoice("named", "x")))]
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_call_ends_its_stream() -> None:
+    """In order, with what there is: nothing."""
+    adapter = made(FakeReply(HANG))
+    events: list[StreamEvent] = []
+
+    async def read() -> None:
+        events.extend([event async for event in adapter.stream(ask(tools=(LOOK,)))])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(read)
+        await anyio.wait_all_tasks_blocked()
+        assert await adapter.cancel("req_1")
+    assert check_stream(events).stop_reason is StopReason.CANCELLED
+
+
+@pytest.mark.anyio
+async def test_a_stream_left_before_its_start_sends_nothing() -> None:
+    """Nothing is sent before the first event is asked for."""
+    adapter = made()
+    async with adapter.stream(ask(tools=(LOOK,))) as stream:
+        pass
+    assert [event async for event in stream] == []
