@@ -127,7 +127,7 @@ class Assembler:
             else:
                 self._fragment(key, "text", fragment, implicit_end)
         if raw is not None:
-            self.tool_raw(key, raw)
+            self.block_raw(key, raw)
 
     def thinking(
         self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
@@ -172,13 +172,13 @@ class Assembler:
         if block is not None and block.kind == "tool" and not block.closed:
             block.final_input = final_input
 
-    def tool_raw(self, key: Key, raw: JsonObject) -> None:
+    def block_raw(self, key: Key, raw: JsonObject) -> None:
         """The provider's own data of a call (or any other block), when they come later than its start."""
         block = self._by_key.get(key)
         if block is not None and not block.closed:
             block.raw = raw
 
-    def tool_text(self, key: Key) -> str:
+    def block_text(self, key: Key) -> str:
         """The arguments of a call, or the text of any other block, so far."""
         block = self._by_key.get(key)
         return "" if block is None else "".join(block.parts)

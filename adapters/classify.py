@@ -232,18 +232,17 @@ def build_error(
 ) -> AdapterError:
     """The AdapterError for a reply or an error inside a stream (then `status` is None).
 
-    Raises nothing. A 409, and any status that the provider marks with `x-should-retry`, changes only whether the
-    error is retryable.
+    Raises nothing. A 409 is worth another attempt. `x-should-retry: false` makes any error final; ``true`` can't
+    make the kinds passing that the contract raises at once.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None
     if status == 409:
         retryable = True
-    verdict = headers.get("x-should-retry")
-    if verdict in ("true", "false") and not issubclass(kind, QuotaExceededError):
-        retryable = verdict == "true"
-    if kind is AdapterError and retryable is None:
+    if kind is AdapterError:
         retryable = True  # unknown errors are retried, before any output was delivered
+    if headers.get("x-should-retry") == "false":
+        retryable = False
     said = body.message or body.type or body.code or "no explanation"
     code = body.detail_code or body.code or body.type or None
     hint = retry_after_seconds(headers, body.message, now_us)

@@ -78,7 +78,8 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 
-    request_id: the caller's, passed to `cancel()`. model: with or without its ``provider:`` prefix.
+    request_id: the caller's, passed to `cancel()`. model: with or without its ``provider:`` prefix; a name with
+    a colon of its own needs it (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
     tool_choice: None is the provider's default. max_retries: overrides the configuration's.

@@ -77,6 +77,12 @@ async def read_body(reply: HttpReply, limit: int = MAX_BODY_BYTES) -> bytes:
     return b"".join(parts)
 
 
+async def close_reply(reply: HttpReply) -> None:
+    """Close a reply whatever is being cancelled, but not for ever."""
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
+        await reply.aclose()
+
+
 class _Client:
     """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
 

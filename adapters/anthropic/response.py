@@ -116,7 +116,7 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
 
 def _take_input(assembler: Assembler, key: int, given: Json) -> None:
     """Use the input that the block began with, unless its deltas brought one."""
-    if not given or assembler.tool_text(key).strip():
+    if not given or assembler.block_text(key).strip():
         return
     if isinstance(given, dict):
         assembler.tool_input(key, given)

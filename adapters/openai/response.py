@@ -161,7 +161,7 @@ class OutputItem:
             self._source = source
             if part != self._part:
                 if self._part is not None:
-                    self._assembler.tool_raw(self._key, {"type": REASONING_PART})
+                    self._assembler.block_raw(self._key, {"type": REASONING_PART})
                 self._enter(part)
             self._assembler.thinking(self._key, fragment, implicit_end=self._implicit_end)
             self.placed = True
@@ -185,7 +185,7 @@ class OutputItem:
 
     def all_arguments(self, text: str) -> None:
         """The arguments as a whole: what the deltas left out of them is emitted."""
-        so_far = self._assembler.tool_text(self._key) if self.placed else "".join(self._arguments)
+        so_far = self._assembler.block_text(self._key) if self.placed else "".join(self._arguments)
         self.arguments(_remainder(text, so_far))
 
     def part_done(self, position: int, part: Part) -> None:
@@ -211,7 +211,7 @@ class OutputItem:
     def _message_done(self, item: Item) -> None:
         parts = [(raw, read_or_default(Part, raw)) for raw in elements(item.content)]
         whole = "".join(part.text or part.refusal or "" for _, part in parts)
-        streamed = "".join(self._assembler.tool_text(key) for key in self._keys)
+        streamed = "".join(self._assembler.block_text(key) for key in self._keys)
         known: JsonObject = {}
         if item.id and self._after_reasoning:
             known["item_id"] = item.id  # reasoning may go back only with the very item that followed it
@@ -235,7 +235,7 @@ class OutputItem:
             raw["annotations"] = [as_object(annotation) for annotation in annotations]
         key = (self.number, position)
         if add_text:
-            self.text(position, _remainder(part.text or part.refusal or "", self._assembler.tool_text(key)))
+            self.text(position, _remainder(part.text or part.refusal or "", self._assembler.block_text(key)))
         if raw:
             self._assembler.text(key, "", raw=raw)
 
@@ -245,7 +245,7 @@ class OutputItem:
         if self._implicit_end and self.placed:
             return  # the block is closed, and this server takes no reasoning back
         for part, text in enumerate(texts[source]):
-            self.thinking(source, part, _remainder(text, self._assembler.tool_text((self.number, part))))
+            self.thinking(source, part, _remainder(text, self._assembler.block_text((self.number, part))))
         self._assembler.thinking(self._key, "", raw=as_object(raw), implicit_end=self._implicit_end)
         if item.encrypted_content:
             self._assembler.signature(self._key, item.encrypted_content)
@@ -255,7 +255,7 @@ class OutputItem:
         if not self.placed:
             self.begin_call(item if item.name else Item(name="unknown", call_id=item.call_id, id=item.id))
         self.all_arguments(as_arguments(item.arguments))
-        self._assembler.tool_raw(self._key, _call_ids(item))
+        self._assembler.block_raw(self._key, _call_ids(item))
         self._assembler.end(self._key, incomplete=item.status == "incomplete")
 
     def _reply_waits(self, item: Item) -> None:

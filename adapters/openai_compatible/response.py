@@ -282,7 +282,7 @@ class ReplyReader:
         if name and not call.name:
             self._begin(call, name)
         elif late:
-            self.assembler.tool_raw(call.key, _call_raw(call))
+            self.assembler.block_raw(call.key, _call_raw(call))
         if arguments:
             self._arguments(call, arguments)
 
@@ -321,7 +321,7 @@ class ReplyReader:
         """A name without an id: a new call, or the name of the current one said again?"""
         if not self._may_be(current, name):
             return True
-        return current.size > 0 and parse_object(self.assembler.tool_text(current.key)) is not None
+        return current.size > 0 and parse_object(self.assembler.block_text(current.key)) is not None
 
     def _begin(self, call: _Call, name: str) -> None:
         call.name = name
@@ -341,7 +341,7 @@ class ReplyReader:
 
     def _repeats(self, call: _Call, text: str) -> bool:
         """Some gateways say the whole arguments again at the end."""
-        return text == self.assembler.tool_text(call.key) and parse_object(text) is not None
+        return text == self.assembler.block_text(call.key) and parse_object(text) is not None
 
 
 class ThinkTags:

@@ -108,7 +108,7 @@ class AnyProvider(RuleBasedStateMachine):
 
     @rule(key=KEYS)
     def names_call_late(self, key: object) -> None:
-        self.assembler.tool_raw(key, {"id": "late"})
+        self.assembler.block_raw(key, {"id": "late"})
 
     @rule(key=KEYS)
     def sends_unknown_block(self, key: object) -> None:

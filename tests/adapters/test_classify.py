@@ -279,9 +279,9 @@ def test_the_providers_own_codes_go_first() -> None:
 
 
 def test_a_verdict_of_the_provider_decides_on_retrying() -> None:
-    """`x-should-retry` is heard in both directions, but not for spent credit."""
+    """`x-should-retry` can make an error final, but no final kind passing."""
     assert classify(500, b"", {"x-should-retry": "false"}).retryable is False
-    assert classify(400, b"", {"x-should-retry": "true"}).retryable is True
+    assert classify(400, b"", {"x-should-retry": "true"}).retryable is False
     assert classify(402, b"", {"x-should-retry": "true"}).retryable is False
     assert classify(None, {"error": {"message": "?"}}).retryable is True
     assert classify(None, {"error": {"message": "?"}}, {"x-should-retry": "false"}).retryable is False

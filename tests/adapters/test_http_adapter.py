@@ -23,7 +23,8 @@ from adapters.contract import (
     ProviderAdapter,
     RetryPolicy,
 )
-from adapters.http_adapter import HttpStream, normalise_base_url
+from adapters.http_adapter import normalise_base_url
+from adapters.http_stream import HttpStream
 from adapters.transport import HttpRequest
 from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import (

@@ -1,0 +1,170 @@
+"""One call to a provider over HTTP: its attempts, its time limits, and the scope that `cancel()` reaches.
+
+attempt → (wait → attempt)* → end. Each wait for the network, and each backoff, runs under a cancel scope of its
+own; none is held across a `yield`, so a reader may leave at any point.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+
+from .assembler import Assembler
+from .contract import (
+    AdapterConfig,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalRequest,
+)
+from .retry import retry_delay
+
+if TYPE_CHECKING:
+    from .http_adapter import HttpAdapter, WireCall
+
+T = TypeVar("T")
+
+
+class HttpCall:
+    """One call over all its attempts. assembler: of the current attempt. ended: nothing will be waited for again.
+
+    on_cancel: closes the reply when the call is cancelled while nothing is waited for.
+    """
+
+    def __init__(
+        self,
+        adapter: HttpAdapter,
+        request: CanonicalRequest,
+        on_attempt: AttemptObserver | None,
+        *,
+        stream: bool,
+    ) -> None:
+        self.adapter = adapter
+        self.request = request
+        self.streamed = stream
+        self.attempt = 0
+        self.cancelled = False
+        self.ended = False
+        self.assembler: Assembler
+        self.wire: WireCall | None = None
+        self.on_cancel: Callable[[], Awaitable[None]] | None = None
+        self._on_attempt = on_attempt
+        self._scope: anyio.CancelScope | None = None
+        self._deadline: float | None = None
+        self._started_ns = adapter.clock.monotonic_ns()
+        self._first_event_told = False
+        self._message_id = request.message_id or adapter.clock.new_id("msg")
+
+    def new_assembler(self) -> Assembler:
+        return Assembler(
+            message_id=self._message_id,
+            provider=self.adapter.name,
+            requested_model=self.request.wire_model,
+            clock=self.adapter.clock,
+            estimate_usage=lambda output: self.adapter.estimate_usage(self.request, output),
+            request=self.request,
+        )
+
+    def report(self, report: AttemptReport) -> None:
+        if self._on_attempt is not None:
+            self._on_attempt(report)
+
+    def elapsed_ms(self) -> int:
+        return (self.adapter.clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+    def begin_attempt(self) -> None:
+        if self.attempt == 0:
+            running = self.adapter.running.get(self.request.request_id)
+            if running is not None and not running.ended:
+                raise InvalidRequestError(f"request_id {self.request.request_id!r} is already running")
+            self.adapter.running[self.request.request_id] = self
+            self._deadline = anyio.current_time() + self.adapter.config.timeout_seconds
+        if self.cancelled:
+            raise self._cancelled_error()
+        self.attempt += 1
+        self._first_event_told = False
+        self.assembler = self.new_assembler()
+        self.report(AttemptStarted(self.attempt, "first" if self.attempt == 1 else "retry"))
+
+    def first_event(self) -> None:
+        if not self._first_event_told:
+            self._first_event_told = True
+            self.report(AttemptFirstEvent(self.attempt))
+
+    async def wait(self, step: Callable[[], Awaitable[T]], limit: float | None = None, *, what: str) -> T:
+        """Wait for the network, at most `limit` seconds and never beyond the call's own time.
+
+        Raises CancelledError after `cancel()`, RequestTimeoutError when time is up.
+        """
+        assert self._deadline is not None
+        if self.cancelled:
+            raise self._cancelled_error()
+        own = anyio.current_time() + limit if limit is not None else self._deadline
+        with anyio.CancelScope(deadline=min(own, self._deadline)) as scope:
+            self._scope = scope
+            try:
+                return await step()
+            finally:
+                self._scope = None
+        if self.cancelled:
+            raise self._cancelled_error()
+        if own < self._deadline:
+            raise RequestTimeoutError(f"{self.adapter.name}: no {what.removeprefix('the ')} within {limit:g} s")
+        seconds = self.adapter.config.timeout_seconds
+        raise RequestTimeoutError(f"{self.adapter.name}: the call took longer than {seconds:g} s", retryable=False)
+
+    async def back_off_or_raise(self, error: AdapterError) -> None:
+        """Wait before another attempt, or raise the error, complete with ids and without the key."""
+        self.identify(error)
+        config = self.adapter.config
+        budget = self.request.max_retries if self.request.max_retries is not None else config.max_retries
+        delay = retry_delay(error, self.attempt - 1, budget, config.retry, self.adapter.clock.random())
+        if self.cancelled:
+            raise self._cancelled_error() from error
+        if delay is None:
+            raise error
+        assert self._deadline is not None
+        if anyio.current_time() + delay >= self._deadline:
+            raise error
+        self.report(AttemptFailed(self.attempt, error, delay))
+        await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+
+    def identify(self, error: AdapterError) -> None:
+        """Put ids on an error, and take keys out of it: some providers repeat them."""
+        error.request_id = self.request.request_id
+        error.provider = self.adapter.name
+        for secret in secrets(self.adapter.config):
+            error.args = (str(error).replace(secret, "***"),)
+            for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
+                said = getattr(error, field)
+                if said:
+                    setattr(error, field, said.replace(secret, "***"))
+
+    def _cancelled_error(self) -> CancelledError:
+        return CancelledError("the call was cancelled", request_id=self.request.request_id)
+
+    async def cancel(self) -> None:
+        self.cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self.on_cancel is not None:
+            await self.on_cancel()
+
+
+_SECRET_HEADERS = ("auth", "key", "token", "cookie")
+_SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
+
+
+def secrets(config: AdapterConfig) -> list[str]:
+    """What must not be seen: the key, and the values of extra headers that carry one."""
+    values = [config.api_key or ""]
+    for name, value in config.extra_headers.items():
+        if any(part in name.lower() for part in _SECRET_HEADERS):
+            values.append(value)
+    return [value for value in values if len(value) >= _SHORTEST_SECRET]

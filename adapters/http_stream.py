@@ -1,0 +1,178 @@
+"""A streamed reply over HTTP, as the iterator that its reader pulls.
+
+There is no task behind it: `__anext__` reads inline. An attempt that fails before its first event leaves no trace
+and is repeated; after it, what came stands, the message is completed as an error, and then the exception comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from bus.errors import AdapterError, CancelledError
+from bus.stream_events import StreamEvent
+from bus.usage import StopReason
+
+from .contract import CanonicalResponse
+from .normaliser import StreamNormaliser
+from .transport import HttpReply, close_reply, read_body
+
+if TYPE_CHECKING:
+    from .http_adapter import HttpAdapter, WireCall
+    from .http_call import HttpCall
+
+DRAIN_SECONDS = 0.25
+"""How long a finished stream may take to end its body, so that its connection can be used again."""
+
+
+class HttpStream:
+    """A streamed reply; see `adapters.contract.AdapterStream` for what it promises."""
+
+    def __init__(self, adapter: HttpAdapter, call: HttpCall) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._ready: deque[StreamEvent] = deque()
+        self._failure: AdapterError | None = None
+        self._reply: HttpReply | None = None
+        self._wire: WireCall | None = None
+        self._normaliser: StreamNormaliser | None = None
+        self._delivered = False
+        self._response: CanonicalResponse | None = None
+        call.on_cancel = self._close_reply
+
+    @property
+    def response(self) -> CanonicalResponse | None:
+        return self._response
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        if self._ready:
+            return self._ready.popleft()
+        try:
+            while not self._ready:
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                if self._call.ended:
+                    await self._drain()
+                    raise StopAsyncIteration
+                await self._advance()
+        except BaseException:
+            self._call.ended = True
+            await self._close_reply()
+            raise
+        return self._ready.popleft()
+
+    async def _advance(self) -> None:
+        """One step: an attempt begins, or a piece of the body is read."""
+        try:
+            if self._reply is None:
+                self._call.begin_attempt()
+                self._wire, self._reply = await self._adapter.send(self._call)
+                await self._open(self._reply)
+            else:
+                await self._read(self._reply)
+        except CancelledError:
+            self._end_early(StopReason.CANCELLED)
+            await self._close_reply()
+        except AdapterError as error:
+            await self._fail(error)
+
+    async def _open(self, reply: HttpReply) -> None:
+        """Choose how to read the body: some servers answer a streamed request with a whole reply."""
+        if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
+            self._normaliser = self._adapter.normaliser(self._call.assembler)
+            return
+        body = await self._call.wait(lambda: read_body(reply), what="the reply's body")
+        self._adapter.read_whole(body, self._call.assembler, reply)
+        self._deliver(self._call.assembler.take())
+        self._succeed()
+
+    async def _read(self, reply: HttpReply) -> None:
+        config = self._adapter.config
+        limit = config.stream_read_timeout if self._delivered else config.first_event_timeout
+        normaliser = self._normaliser
+        assert normaliser is not None
+        chunk = await self._call.wait(reply.chunk, limit, what="the next event")
+        self._deliver(normaliser.close() if chunk is None else normaliser.feed(chunk))
+        if normaliser.error is not None:
+            raise normaliser.error
+        if normaliser.finished:
+            self._succeed()
+
+    def _deliver(self, events: list[StreamEvent]) -> None:
+        if events:
+            if not self._delivered:
+                self._delivered = True
+                self._call.first_event()
+            self._ready.extend(events)
+
+    def _succeed(self) -> None:
+        assert self._wire is not None
+        self._response = self._adapter.response_of(self._call, self._wire, self._reply)
+        self._call.ended = True
+
+    async def _fail(self, error: AdapterError) -> None:
+        await self._close_reply()
+        if not self._delivered:
+            try:
+                await self._call.back_off_or_raise(error)
+            except CancelledError:
+                self._end_early(StopReason.CANCELLED)
+            except AdapterError as final:
+                self._call.ended = True
+                self._failure = final
+            return
+        self._call.identify(error)
+        self._end_early(StopReason.ERROR)
+        error.content, error.usage = self._call.assembler.final_content, self._call.assembler.usage
+        self._failure = error
+
+    def _end_early(self, reason: StopReason) -> None:
+        """Close what is open in the stream, with whatever usage is known."""
+        call = self._call
+        call.ended = True
+        if call.attempt == 0:  # cancelled before anything was sent
+            call.assembler = call.new_assembler()
+        call.assembler.abort(reason)
+        self._ready.extend(call.assembler.take())
+        if self._wire is not None:
+            self._response = self._adapter.response_of(call, self._wire, self._reply)
+
+    async def _drain(self) -> None:
+        """Read what is left of a finished body, so that the connection can be used again; then close."""
+        reply, normaliser = self._reply, self._normaliser
+        if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
+            with anyio.move_on_after(DRAIN_SECONDS):
+                try:
+                    while await reply.chunk() is not None:
+                        pass
+                except AdapterError:
+                    pass  # the reply is already whole
+        await self._close_reply()
+
+    async def _close_reply(self) -> None:
+        reply, self._reply = self._reply, None
+        if reply is not None:
+            await close_reply(reply)
+
+    async def aclose(self) -> None:
+        """Close the socket; an unfinished call is cancelled. Idempotent."""
+        if not self._call.ended:
+            await self._call.cancel()  # also reaches a read that another task waits in
+            self._call.ended = True
+        self._ready.clear()
+        await self._close_reply()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
