@@ -2,7 +2,7 @@
 
     python benchmarks/import_cost.py [RUNS]
 
-The floor is ``import asyncio, sqlite3, json, ssl``, which any asynchronous program with a database has paid already.
+The floor is ``import asyncio, sqlite3, json, ssl``, which any asynchronous program with a database paid already.
 Each figure is the least of RUNS fresh interpreters, taken in turn, so that a noisy machine disturbs all alike. The
 limit that the project sets itself for ``import engine`` is 80 ms.
 """

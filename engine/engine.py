@@ -1,9 +1,4 @@
-"""The engine: composes bus, adapters, streams, store and prices, and hosts the loop's side of all of them.
-
-It runs in a root task of its own, so that it can be entered in one task and left in another. Inside out: the
-store is the outer context, the supervised actors the inner one; they stop in reverse order (adapters, session
-manager, availability, trace writer), and the store closes last.
-"""
+"""The engine: what a host makes, and what composes bus, adapters, streams, store and prices for it."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from weakref import WeakValueDictionary
 import anyio
 import msgspec
 
-from adapters import AdapterCapabilities, Message, create_adapter
+from adapters import AdapterCapabilities, Message
 from adapters.actor import AdapterActor
 from bus import (
     SYSTEM_CLOCK,
@@ -25,31 +20,28 @@ from bus import (
     AdmissionError,
     Bus,
     CallboardError,
-    ChildSpec,
     Clock,
     Cost,
-    Lossless,
     PricingRepriced,
-    PricingTableLoaded,
     RoutingDecision,
     SessionCreated,
     SessionModelChanged,
     ShutdownReport,
     StreamChannel,
     StreamReader,
-    Supervisor,
     TaskHandle,
     WrongLoop,
 )
 from bus.log import Log
 from bus.stream_events import TurnEvent
-from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore, TraceWriter, WriterCore
+from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
 
-from .availability import AvailabilityActor, AvailabilityTable
+from .availability import AvailabilityTable
 from .config import home_folder, load_registry
-from .registry import AdapterEntry, ModelRegistry
+from .hosting import Hosted, RunningAdapter
+from .registry import ModelRegistry
 from .session import Session, SessionState
-from .session_manager import ApplyCosts, SessionManager, start_turn
+from .session_manager import ApplyCosts, start_turn
 from .tools import Tool
 from .turn import Turn
 
@@ -103,9 +95,9 @@ class Engine:
         self._limits = limits
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
-        self._adapters: dict[str, _RunningAdapter] = {}
+        self._adapters: dict[str, RunningAdapter] = {}
         self._adapter_locks: dict[str, anyio.Lock] = {}
-        self._hosted: _Hosted | None = None
+        self._hosted: Hosted | None = None
 
     @classmethod
     def from_env(cls) -> Engine:
@@ -180,7 +172,7 @@ class Engine:
         assert self.store is not None
         return next(table for table in await self.store.price_tables() if table.version == version)
 
-    async def _show_costs(self, hosted: _Hosted) -> None:
+    async def _show_costs(self, hosted: Hosted) -> None:
         assert self.store is not None
         for session_id in list(self._sessions):
             costs: dict[str, Cost] = {}
@@ -200,11 +192,11 @@ class Engine:
     ) -> None:
         await self.aclose()
 
-    async def start(self) -> _Hosted:
+    async def start(self) -> Hosted:
         """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
         if self._hosted is None:
             _require_asyncio()
-            self._hosted = _Hosted(self)
+            self._hosted = Hosted(self)
         hosted = self._hosted
         if hosted.loop is not asyncio.get_running_loop():
             raise WrongLoop(
@@ -212,6 +204,10 @@ class Engine:
             )
         await hosted.ready()
         return hosted
+
+    def forget_host(self) -> None:
+        """A start failed; the next one may try again."""
+        self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
         """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
@@ -283,109 +279,6 @@ class Engine:
     @property
     def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
         return self._sessions
-
-
-class _RunningAdapter:
-    def __init__(self, ref: ActorRef, limiter: anyio.CapacityLimiter) -> None:
-        self.ref = ref
-        self.limiter = limiter
-
-
-class _Hosted:
-    """The engine's life on one event loop: its root task and what runs below it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.manager: ActorRef
-        self._engine = engine
-        self._adapters: Supervisor
-        self.writer: WriterCore | None = None
-        self._up = asyncio.Event()
-        self._stop = asyncio.Event()
-        self._report: ShutdownReport | None = None
-        self._task = asyncio.create_task(self._root(), name="callboard engine")
-
-    async def ready(self) -> None:
-        """Raises what the start raised."""
-        if self._up.is_set():
-            if self._task.done():
-                raise CallboardError("this engine is closed; make a new one")
-            return
-        up = asyncio.ensure_future(self._up.wait())
-        try:
-            await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            up.cancel()
-        if self._task.done():
-            self._engine._hosted = None
-            self._task.result()
-
-    async def stop(self) -> ShutdownReport | None:
-        self._stop.set()
-        await asyncio.wait((self._task,))
-        if not self._task.cancelled() and (error := self._task.exception()) is not None:
-            raise error
-        return self._report
-
-    async def flush(self) -> None:
-        if self.writer is not None:
-            await self.writer.flush()
-
-    async def _root(self) -> None:
-        store = self._engine.store
-        if store is None:
-            await self._supervise()
-            return
-        async with store:
-            try:
-                await self._supervise()
-            finally:
-                if self.writer is not None:
-                    with anyio.CancelScope(shield=True):
-                        await self.writer.close()  # what was published while the actors stopped
-
-    async def _supervise(self) -> None:
-        engine = self._engine
-        async with anyio.create_task_group() as group:
-            root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
-            await group.start(root.run)
-            try:
-                await self._start_children(root)
-                self._up.set()
-                await self._stop.wait()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    self._report = await root.stop()
-        engine.bus.close()
-
-    async def _start_children(self, root: Supervisor) -> None:
-        engine = self._engine
-        bus, clock = engine.bus, engine.clock
-        if engine.store is not None:
-            core = self.writer = WriterCore.for_bus(engine.store, bus)
-            await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
-        watched = bus.subscribe("llm.*", policy=Lossless(), name="availability")
-        await root.start_child(
-            ChildSpec("availability", lambda: AvailabilityActor(engine.availability, watched, bus, clock))
-        )
-        self.manager = await root.start_child(
-            ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
-        )
-        self._adapters = await root.start_supervisor("adapters")
-        prices = engine.prices
-        bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
-
-    async def start_adapter(self, entry: AdapterEntry) -> _RunningAdapter:
-        clock = self._engine.clock
-
-        def make() -> AdapterActor:
-            return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
-
-        ref = await self._adapters.start_child(ChildSpec(entry.name, make, on_limit="stop"))
-        return _RunningAdapter(ref, self._engine.new_limiter())
-
-    async def revive_adapter(self, name: str) -> None:
-        await self._adapters.restart_child(name)
 
 
 def _require_asyncio() -> None:

@@ -1,0 +1,139 @@
+"""The engine's life on one event loop: its root task, and the actors below it.
+
+The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
+availability, session manager, adapters, and stop in the reverse; what they publish while they stop is written
+before the store closes. The root is a task, not a context of whoever entered the engine, so that the engine can be
+left from another task than it was entered from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import anyio
+
+from adapters import create_adapter
+from adapters.actor import AdapterActor
+from bus import (
+    ActorRef,
+    CallboardError,
+    ChildSpec,
+    Lossless,
+    PricingTableLoaded,
+    ShutdownReport,
+    Supervisor,
+)
+from tracestore import TraceWriter, WriterCore
+
+from .availability import AvailabilityActor
+from .registry import AdapterEntry
+from .session_manager import SessionManager
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class RunningAdapter:
+    """A provider's actor, and what bounds its calls."""
+
+    def __init__(self, ref: ActorRef, limiter: anyio.CapacityLimiter) -> None:
+        self.ref = ref
+        self.limiter = limiter
+
+
+class Hosted:
+    """The engine's life on one event loop: its root task and what runs below it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.manager: ActorRef
+        self._engine = engine
+        self._adapters: Supervisor
+        self.writer: WriterCore | None = None
+        self._up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._report: ShutdownReport | None = None
+        self._task = asyncio.create_task(self._root(), name="callboard engine")
+
+    async def ready(self) -> None:
+        """Raises what the start raised."""
+        if self._up.is_set():
+            if self._task.done():
+                raise CallboardError("this engine is closed; make a new one")
+            return
+        up = asyncio.ensure_future(self._up.wait())
+        try:
+            await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+        if self._task.done():
+            self._engine.forget_host()
+            self._task.result()
+
+    async def stop(self) -> ShutdownReport | None:
+        self._stop.set()
+        await asyncio.wait((self._task,))
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
+        return self._report
+
+    async def flush(self) -> None:
+        if self.writer is not None:
+            await self.writer.flush()
+
+    async def _root(self) -> None:
+        store = self._engine.store
+        if store is None:
+            await self._supervise()
+            return
+        async with store:
+            try:
+                await self._supervise()
+            finally:
+                if self.writer is not None:
+                    with anyio.CancelScope(shield=True):
+                        await self.writer.close()  # what was published while the actors stopped
+
+    async def _supervise(self) -> None:
+        engine = self._engine
+        async with anyio.create_task_group() as group:
+            root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+            await group.start(root.run)
+            try:
+                await self._start_children(root)
+                self._up.set()
+                await self._stop.wait()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    self._report = await root.stop(budget=engine.shutdown_seconds)
+        engine.bus.close()
+
+    async def _start_children(self, root: Supervisor) -> None:
+        engine = self._engine
+        bus, clock = engine.bus, engine.clock
+        if engine.store is not None:
+            core = self.writer = WriterCore.for_bus(engine.store, bus)
+            await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
+        watched = bus.subscribe("llm.*", policy=Lossless(), name="availability")
+        await root.start_child(
+            ChildSpec("availability", lambda: AvailabilityActor(engine.availability, watched, bus, clock))
+        )
+        self.manager = await root.start_child(
+            ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
+        )
+        self._adapters = await root.start_supervisor("adapters")
+        prices = engine.prices
+        bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
+
+    async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        clock = self._engine.clock
+
+        def make() -> AdapterActor:
+            return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
+
+        ref = await self._adapters.start_child(ChildSpec(entry.name, make, on_limit="stop"))
+        return RunningAdapter(ref, self._engine.new_limiter())
+
+    async def revive_adapter(self, name: str) -> None:
+        await self._adapters.restart_child(name)
