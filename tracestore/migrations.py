@@ -255,9 +255,11 @@ async def check(database: Database) -> None:
 
 
 async def _checked_version(database: Database) -> int:
-    ((application,),) = await database.read("PRAGMA application_id")
-    ((version,),) = await database.read("PRAGMA user_version")
+    # Another process may make the file between these reads, in one transaction. Whoever sees its tables or its
+    # version must see whose it is as well, so that is read last.
     ((tables,),) = await database.read("SELECT count(*) FROM sqlite_master")
+    ((version,),) = await database.read("PRAGMA user_version")
+    ((application,),) = await database.read("PRAGMA application_id")
     if application != APPLICATION_ID and (application or version or tables):
         raise StoreError(
             f"{database.path} is a database of another application; give another path, or move that file away"

@@ -19,7 +19,7 @@ import pytest
 
 from bus.errors import StoreError
 from tracestore import TraceStore, database, migrations
-from tracestore.database import Database, Statements
+from tracestore.database import Database, Row, Statements
 
 from .trace_making import Maker
 
@@ -370,6 +370,32 @@ async def test_several_processes_write_one_file(tmp_path: Path) -> None:
     async with TraceStore(path) as store:
         assert len(await store.events(limit=None)) == 3 * 300
         assert await integrity(store) == "ok"
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+async def test_a_file_that_another_process_makes_meanwhile_is_ours(tmp_path: Path, looks: int) -> None:
+    """Whatever is seen before and after another process has made the tables, the file is never called foreign."""
+    path = tmp_path / "trace.db"
+
+    async def nothing(_: Database) -> None:
+        pass
+
+    opened = Database(path)
+    await opened.open(nothing)
+    read, seen = opened.read, 0
+
+    async def read_and_be_overtaken(sql: str) -> list[Row]:
+        nonlocal seen
+        rows = await read(sql)
+        seen += 1
+        if seen == looks:
+            async with TraceStore(path):
+                pass
+        return rows
+
+    opened.read = read_and_be_overtaken  # type: ignore[method-assign, assignment]
+    await migrations.check(opened)
+    await opened.close()
 
 
 async def test_a_full_disk_is_an_error_and_passes(tmp_path: Path, make: Maker) -> None:
