@@ -14,9 +14,7 @@ request to answer stands in the last message, not in the system text, which they
 from __future__ import annotations
 
 import re
-from collections import deque
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import msgspec
 
@@ -24,32 +22,18 @@ from bus.clock import Clock
 from bus.content import (
     ContentBlock,
     ImageBlock,
-    OpaqueBlock,
     ProviderRaw,
-    RedactedThinkingBlock,
     TextBlock,
-    ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import CancelledError, InvalidRequestError
+from bus.errors import InvalidRequestError
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.stream_events import (
-    MessageComplete,
-    MessageStart,
-    ProviderBlock,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.usage import StopReason
 
 from .assembler import parse_object
-from .contract import AttemptObserver, CallWarning, CanonicalRequest, CanonicalResponse, ProviderAdapter
+from .contract import CallWarning, CanonicalRequest, CanonicalResponse
 
 WARNING = CallWarning(
     "tools_emulated", "this model has no tools of its own: calls are emulated by constrained output"
@@ -284,98 +268,3 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
     whole = response.stop_reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC)
     stop = StopReason.TOOL_USE if whole or not broken else response.stop_reason
     return msgspec.structs.replace(response, content=(*kept, call), stop_reason=stop)
-
-
-class WholeStream:
-    """A streamed reply for calls that can't be streamed: the plain call, its events in whole pieces.
-
-    See `adapters.contract.AdapterStream` for what it promises. Nothing is delivered before the reply is whole, so
-    every failure comes as the exception alone.
-    """
-
-    def __init__(
-        self,
-        adapter: ProviderAdapter,
-        request: CanonicalRequest,
-        message_id: str,
-        on_attempt: AttemptObserver | None,
-    ) -> None:
-        self._adapter = adapter
-        self._request = request
-        self._message_id = message_id
-        self._on_attempt = on_attempt
-        self._ready: deque[StreamEvent] | None = None
-        self._response: CanonicalResponse | None = None
-
-    @property
-    def response(self) -> CanonicalResponse | None:
-        return self._response
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> StreamEvent:
-        if self._ready is None:
-            self._ready = deque()
-            self._ready.extend(await self._call())
-        if not self._ready:
-            raise StopAsyncIteration
-        return self._ready.popleft()
-
-    async def _call(self) -> list[StreamEvent]:
-        request = self._request
-        try:
-            self._response = await self._adapter.complete(request, on_attempt=self._on_attempt)
-        except CancelledError as error:
-            usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
-            return [
-                MessageStart(self._message_id, request.wire_model, self._adapter.name),
-                MessageComplete((), StopReason.CANCELLED, None, usage, self._message_id),
-            ]
-        return whole_events(self._response, self._message_id)
-
-    async def aclose(self) -> None:
-        if self._ready is None:
-            self._ready = deque()  # nothing was asked for, and nothing will be
-        elif self._response is None:
-            await self._adapter.cancel(self._request.request_id)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEvent]:
-    """The events of a response as a stream would have had them, each block in one piece."""
-    model = response.model.partition(":")[2]
-    events: list[StreamEvent] = [MessageStart(message_id, model, response.provider)]
-    for index, block in enumerate(response.content):
-        match block:
-            case TextBlock():
-                events.append(TextDelta(block.text, index, message_id))
-            case ThinkingBlock() if block.text or block.signature is not None:
-                events.append(ThinkingDelta(block.text, block.signature, index, message_id))
-            case ToolUseBlock():
-                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
-                events += [
-                    ToolUseStart(block.id, block.name, index, message_id),
-                    ToolUseInputDelta(block.id, text, index, message_id),
-                    ToolUseEnd(block.id, block.input, block.incomplete, index, message_id),
-                ]
-            case RedactedThinkingBlock():
-                raw: Json = block.provider_raw.data if block.provider_raw is not None else block.data
-                events.append(ProviderBlock("redacted_thinking", raw, index, message_id))
-            case OpaqueBlock():
-                events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
-            case _:
-                pass
-    events.append(
-        MessageComplete(
-            response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
-        )
-    )
-    return events

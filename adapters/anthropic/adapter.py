@@ -10,7 +10,8 @@ from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 
 from .errors import ERROR_CODES
-from .request import IMAGE_MEDIA_TYPES, write_request
+from .messages import IMAGE_MEDIA_TYPES
+from .request import write_request
 from .response import read_reply
 from .stream import MessagesNormaliser
 

@@ -10,6 +10,8 @@ from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
+from adapters.rate_limits import read_rate_limit
+from adapters.strict_mode import input_cleaner
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
@@ -17,7 +19,7 @@ from . import response
 from .data import family
 from .errors import CODES
 from .quirks import choose_quirks
-from .request import build_request, input_cleaner
+from .request import build_request
 from .stream import ResponsesNormaliser
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -91,21 +93,7 @@ class OpenAIAdapter(HttpAdapter):
 
     def _prepare(self, assembler: Assembler) -> None:
         if assembler.request is not None:
-            assembler.clean_input = input_cleaner(assembler.request, self.quirks)
+            assembler.clean_input = input_cleaner(assembler.request.tools, by_default=self.quirks.strict_tools)
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        info = RateLimitInfo(
-            requests_limit=_count(headers.get("x-ratelimit-limit-requests")),
-            requests_remaining=_count(headers.get("x-ratelimit-remaining-requests")),
-            tokens_limit=_count(headers.get("x-ratelimit-limit-tokens")),
-            tokens_remaining=_count(headers.get("x-ratelimit-remaining-tokens")),
-            reset_at=headers.get("x-ratelimit-reset-requests") or headers.get("x-ratelimit-reset-tokens"),
-        )
-        return None if info == RateLimitInfo() else info
-
-
-def _count(text: str | None) -> int | None:
-    try:
-        return int(text) if text is not None else None
-    except ValueError:
-        return None
+        return read_rate_limit(headers)

@@ -10,9 +10,6 @@ import re
 
 import msgspec
 
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""All efforts, weakest first."""
-
 
 class Family(msgspec.Struct, frozen=True):
     """A family of models. pattern: of the name's beginning, first match wins.
@@ -51,11 +48,3 @@ def family(model: str) -> Family | None:
     """The family of a model, with or without a vendor's prefix; None if no row matches."""
     name = model.rpartition("/")[2].removeprefix("openai.")
     return next((row for row in FAMILIES if re.match(row.pattern, name)), None)
-
-
-def nearest_effort(asked: str, efforts: tuple[str, ...]) -> str:
-    """The effort of those that is nearest to the one asked for; the weaker of two. Unknown ones are kept."""
-    if asked in efforts or asked not in EFFORTS:
-        return asked
-    wanted = EFFORTS.index(asked)
-    return min(efforts, key=lambda effort: abs(EFFORTS.index(effort) - wanted))

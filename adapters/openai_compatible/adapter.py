@@ -16,14 +16,18 @@ from adapters.contract import (
     RateLimitInfo,
 )
 from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.rate_limits import read_rate_limit
 from adapters.sse import SseDecoder
+from adapters.strict_mode import input_cleaner
 from adapters.transport import HttpReply, Transport
+from adapters.whole_stream import WholeStream
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 
+from .encoding import encode_json
 from .errors import ERROR_CODES, error_in_body
 from .quirks import choose_quirks, endpoint_path
-from .request import build_body, encode_json, input_cleaner
+from .request import build_body
 from .response import read_whole
 from .stream import ChatNormaliser
 from .wire import decode_reply
@@ -104,8 +108,8 @@ class OpenAICompatibleAdapter(HttpAdapter):
         return ChatNormaliser(assembler, self.quirks)
 
     def _prepare(self, assembler: Assembler) -> None:
-        if assembler.request is not None:
-            assembler.clean_input = input_cleaner(assembler.request, self.quirks)
+        if assembler.request is not None and self.quirks.strict:
+            assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         return read_rate_limit(headers)
@@ -145,26 +149,4 @@ class OpenAICompatibleAdapter(HttpAdapter):
             emulated = None  # writing the request raises it again, where the caller expects it
         if emulated is None or not emulated.constrained:
             return super().stream(request, on_attempt=on_attempt)
-        return emulation.WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
-
-
-def read_rate_limit(headers: Mapping[str, str]) -> RateLimitInfo | None:
-    """Limits from `x-ratelimit-*` headers; None if there are none. headers: with lower-case names."""
-    found = {name: headers[f"x-ratelimit-{name}"] for name in _LIMITS if f"x-ratelimit-{name}" in headers}
-    if not found:
-        return None
-    return RateLimitInfo(
-        requests_limit=_limit(found.get("limit-requests") or found.get("limit")),
-        requests_remaining=_limit(found.get("remaining-requests") or found.get("remaining")),
-        tokens_limit=_limit(found.get("limit-tokens")),
-        tokens_remaining=_limit(found.get("remaining-tokens")),
-        reset_at=found.get("reset-requests") or found.get("reset-tokens") or found.get("reset"),
-    )
-
-
-_LIMITS = [f"{what}{unit}" for what in ("limit", "remaining", "reset") for unit in ("", "-requests", "-tokens")]
-
-
-def _limit(text: str | None) -> int | None:
-    """A limit; some gateways write -1 for none."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 19 else None
+        return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)

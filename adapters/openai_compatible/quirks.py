@@ -13,13 +13,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from adapters.effort import EFFORTS
 from bus.errors import ConfigurationError
 from bus.json_types import Json
 
 EffortStyle: TypeAlias = Literal["field", "openrouter", "thinking", "none"]
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-"""All efforts, from least to most."""
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

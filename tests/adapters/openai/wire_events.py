@@ -10,9 +10,9 @@ import msgspec
 from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
 from adapters.openai.quirks import OPENAI, Quirks
-from adapters.openai.request import input_cleaner
 from adapters.openai.response import read_reply
 from adapters.openai.stream import ResponsesNormaliser
+from adapters.strict_mode import input_cleaner
 from bus.content import ContentBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
@@ -189,7 +189,7 @@ def new_assembler(asked: CanonicalRequest | None = None, quirks: Quirks = OPENAI
         estimate_usage=lambda text: ESTIMATE,
         request=asked,
     )
-    assembler.clean_input = input_cleaner(asked, quirks)
+    assembler.clean_input = input_cleaner(asked.tools, by_default=quirks.strict_tools)
     return assembler
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.openai_compatible.response import read_usage
+from adapters.openai_compatible.usage import read_usage
 from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError, ServerError, StreamError
 from bus.json_types import Json, JsonObject

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.openai_compatible.encoding import encode_json
 from adapters.openai_compatible.quirks import QUIRKS, Quirks
-from adapters.openai_compatible.request import ChatBody, build_body, encode_json, input_cleaner, schema_name
+from adapters.openai_compatible.request import ChatBody, build_body, schema_name
+from adapters.strict_mode import input_cleaner
 from bus.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
@@ -256,7 +258,7 @@ def test_strict_tools_on_openai() -> None:
     }
     assert [function["strict"] for function in functions] == [True, False]
     assert codes(body) == ["parameter_dropped"]
-    clean = input_cleaner(request, OPENAI)
+    clean = input_cleaner(request.tools, by_default=OPENAI.strict)
     assert clean is not None
     assert (clean("look", {"at": None}), clean("any", {"x": None})) == ({}, {"x": None})
     with pytest.raises(InvalidRequestError, match="strict=False"):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.openai_compatible.quirks import QUIRKS, Quirks
-from adapters.openai_compatible.response import ThinkTags
+from adapters.openai_compatible.think_tags import ThinkTags
 from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import (
     AdapterError,

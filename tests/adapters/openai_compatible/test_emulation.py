@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse
-from adapters.emulation import call_schema, emulate, read_decision, read_response, whole_events
+from adapters.emulation import call_schema, emulate, read_decision, read_response
 from adapters.openai_compatible import OpenAICompatibleAdapter
+from adapters.whole_stream import whole_events
 from bus.content import (
     ContentBlock,
     ImageBlock,

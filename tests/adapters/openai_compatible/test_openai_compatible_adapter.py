@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import AdapterConfig, CanonicalResponse, RateLimitInfo
 from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.openai_compatible.adapter import read_rate_limit
+from adapters.rate_limits import read_rate_limit
 from bus.errors import (
     AccessDeniedError,
     AdapterError,

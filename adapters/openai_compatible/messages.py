@@ -1,0 +1,210 @@
+"""A fitted history as Chat messages. Pure.
+
+What this protocol can't carry, or this server doesn't take, is left out and named among the losses. A result has
+only text here, so its images follow in a user message; and messages of one role are joined where chat templates
+want roles to alternate.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.history import FittedHistory, Loss
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role
+
+from .encoding import encode_json
+from .quirks import Quirks
+
+
+def write_messages(
+    request: CanonicalRequest,
+    history: FittedHistory,
+    quirks: Quirks,
+    capabilities: AdapterCapabilities,
+    provider: str,
+) -> tuple[list[JsonObject], list[Loss]]:
+    """The messages, without the system text, and what had to be left out of them. provider: the adapter's name."""
+    return _Writer(request, history, quirks, capabilities, provider).write()
+
+
+def sendable(image: ImageBlock, quirks: Quirks) -> bool:
+    """Whether the server takes an image in the form that it has, by address or as data."""
+    return quirks.image_urls or image.url is None or image.url.startswith("data:")
+
+
+class _Writer:
+    def __init__(
+        self,
+        request: CanonicalRequest,
+        history: FittedHistory,
+        quirks: Quirks,
+        capabilities: AdapterCapabilities,
+        provider: str,
+    ) -> None:
+        self.request = request
+        self.history = history
+        self.quirks = quirks
+        self.capabilities = capabilities
+        self.provider = provider
+        self.losses: list[Loss] = []
+        self.messages: list[JsonObject] = []
+
+    def write(self) -> tuple[list[JsonObject], list[Loss]]:
+        history = self.history.messages
+        loop_start = max((n for n, m in enumerate(history) if m.role is Role.USER), default=-1)
+        for position, message in enumerate(history):
+            match message.role:
+                case Role.USER:
+                    self._say(self._parts(message.content, message))
+                case Role.ASSISTANT:
+                    self.messages.append(self._assistant(message, in_loop=position > loop_start))
+                case Role.TOOL:
+                    self._results(message)
+                case _:
+                    self.messages.append({"role": message.role.value, "content": _join_text(message.content)})
+        return self.messages, self.losses
+
+    def _say(self, parts: list[JsonObject]) -> None:
+        """A user's words. They join a user message before them: chat templates want roles to alternate."""
+        if not parts:
+            return
+        before = self.messages[-1] if self.messages and self.messages[-1]["role"] == "user" else None
+        if before is not None:
+            content = before["content"]
+            old: list[Json] = [_text_part(content)] if isinstance(content, str) else _as_list(content)
+            before["content"] = [*old, *parts]
+        elif all(part["type"] == "text" for part in parts):
+            self.messages.append({"role": "user", "content": "\n\n".join(str(part["text"]) for part in parts)})
+        else:
+            self.messages.append({"role": "user", "content": list(parts)})
+
+    def _parts(self, content: Iterable[ContentBlock], message: Message) -> list[JsonObject]:
+        parts: list[JsonObject] = []
+        for block in content:
+            match block:
+                case TextBlock():
+                    parts.append(_text_part(block.text))
+                case ImageBlock() if not self.capabilities.supports_images:
+                    self._lose(message, block, "the model takes no images")
+                case ImageBlock() if not sendable(block, self.quirks):
+                    self._lose(message, block, "the server takes images as data only, not by address")
+                case ImageBlock():
+                    parts.append(_image_part(block))
+                case _:
+                    pass
+        return parts
+
+    def _assistant(self, message: Message, *, in_loop: bool) -> JsonObject:
+        calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+        text = _join_text(message.content)
+        wire: JsonObject = {"role": "assistant", "content": text}
+        if calls:
+            wire["content"] = text or (None if self.quirks.null_content else "")
+            wire["tool_calls"] = [self._call(call) for call in calls]
+        self._replay(wire, message, with_calls=bool(calls) and in_loop)
+        return wire
+
+    def _call(self, call: ToolUseBlock) -> JsonObject:
+        raw = call.provider_raw
+        own = raw is not None and raw.provider == self.provider
+        wire: JsonObject = {
+            "id": self.history.tool_ids[call.id],
+            "type": "function",
+            # always an object: chat templates parse it
+            "function": {"name": call.name, "arguments": encode_json(call.input).decode()},
+        }
+        if raw is not None and own and self.quirks.replays == "extra_content" and "extra_content" in raw.data:
+            wire["extra_content"] = raw.data["extra_content"]
+        return wire
+
+    def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool) -> None:
+        """The reasoning that the server wants back; the rest is lost, and said to be."""
+        details: list[Json] = []
+        for block in message.content:
+            data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
+            match self.quirks.replays:
+                case "tool_loop" if isinstance(block, ThinkingBlock) and with_calls:
+                    wire["reasoning_content"] = f"{wire.get('reasoning_content', '')}{block.text}"
+                case "reasoning_details" if "reasoning_details" in data:
+                    details += _as_list(data["reasoning_details"])
+                case "extra_content" if "extra_content" in data:
+                    wire["extra_content"] = data["extra_content"]
+                case _ if isinstance(block, ThinkingBlock):
+                    self._lose(message, block, "this server takes no such reasoning back")
+                case _ if isinstance(block, OpaqueBlock):
+                    self._lose(message, block, "this protocol can't carry it")
+                case _:
+                    pass
+        if details:
+            wire["reasoning_details"] = details
+        if with_calls and self.quirks.replays == "tool_loop":
+            wire.setdefault("reasoning_content", "")
+
+    def _results(self, message: Message) -> None:
+        """One message for each result; their images follow in a user message, for results carry only text here."""
+        images: list[JsonObject] = []
+        for block in message.content:
+            if not isinstance(block, ToolResultBlock):
+                continue
+            name = self.history.tool_names[block.tool_use_id]
+            pictures = self._parts([part for part in _blocks(block) if isinstance(part, ImageBlock)], message)
+            text = block.text or ("The result is an image; it follows." if pictures else "")
+            result: JsonObject = {
+                "role": "tool",
+                "tool_call_id": self.history.tool_ids[block.tool_use_id],
+                "content": f"Error: {text}" if block.is_error else text,
+            }
+            if self.quirks.tool_result_name:
+                result["name"] = name
+            self.messages.append(result)
+            if pictures:
+                images += [_text_part(f"Result of {name}:"), *pictures]
+        self._say(images)
+
+    def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
+        kind = str(type(block).__struct_config__.tag)
+        self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.provider, reason))
+
+
+def _join_text(content: Iterable[ContentBlock]) -> str:
+    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
+    joined = ""
+    for block in content:
+        if isinstance(block, TextBlock):
+            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
+            joined += block.text if goes_on else f"\n\n{block.text}"
+    return joined
+
+
+def _blocks(result: ToolResultBlock) -> tuple[TextBlock | ImageBlock, ...]:
+    return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
+
+
+def _text_part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _image_part(block: ImageBlock) -> JsonObject:
+    url = block.url
+    if block.data is not None:
+        url = f"data:{block.media_type};base64,{base64.b64encode(block.data).decode()}"
+    image: JsonObject = {"url": url}
+    if block.detail is not None:
+        image["detail"] = block.detail
+    return {"type": "image_url", "image_url": image}
+
+
+def _as_list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []

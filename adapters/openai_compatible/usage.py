@@ -1,0 +1,72 @@
+"""From the wire's usage object to token counts."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from bus.json_types import Json
+from bus.usage import TokenUsage, UsageSource
+
+from .wire import decode_usage
+
+
+def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
+    """Token counts in disjoint buckets; None if nothing is reported.
+
+    The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
+    reasoning that some servers count nowhere else.
+    """
+    wire = decode_usage(raw)
+    if wire is None:
+        return None
+    prompt, completion, total = (
+        _count(n) for n in (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens)
+    )
+    if prompt is None and completion is None:
+        return None
+    partial = total is None and (prompt is None or completion is None)
+    if prompt is None:
+        prompt = max(0, (total or 0) - (completion or 0))
+    hidden = max(0, (total or 0) - prompt - (completion or 0))
+    output = (completion or 0) + hidden
+    cached = _first(
+        _detail(wire.prompt_tokens_details, "cached_tokens"),
+        _count(wire.prompt_cache_hit_tokens),
+        _count(wire.cached_tokens),
+    )
+    written = _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0
+    reasoning = _first(
+        _detail(wire.completion_tokens_details, "reasoning_tokens"),
+        _count(wire.reasoning_tokens),
+        none=hidden if hidden and completion is not None else None,
+    )
+    return TokenUsage(
+        input_tokens=max(0, prompt - (cached or 0) - written),
+        output_tokens=output,
+        cached_input_tokens=cached or 0,
+        cache_creation_input_tokens=written,
+        reasoning_tokens=None if reasoning is None else min(reasoning, output),
+        source=UsageSource.PARTIAL if partial else UsageSource.REPORTED,
+        raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
+    )
+
+
+def _first(*counts: int | None, none: int | None = None) -> int | None:
+    """The first count that isn't zero or missing; else zero if any was there."""
+    for count in counts:
+        if count:
+            return count
+    return none if none is not None else next((count for count in counts if count is not None), None)
+
+
+def _detail(details: Json, name: str) -> int | None:
+    return _count(details.get(name)) if isinstance(details, dict) else None
+
+
+def _count(value: Json) -> int | None:
+    """A count of tokens: a number that is not negative, whatever its type."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return max(0, int(value))
