@@ -17,6 +17,7 @@ from adapters.actor import AdapterActor
 from bus import (
     SYSTEM_CLOCK,
     ActorRef,
+    ActorStopped,
     AdmissionError,
     Bus,
     CallboardError,
@@ -222,10 +223,14 @@ class Engine:
     # -- what turns need
 
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
-        """Run a turn below the session manager. Raises SessionBusy."""
+        """Run a turn below the session manager. Raises SessionBusy; ActorStopped while the manager is down."""
         hosted = await self.start()
         turn.enter_queue()
-        return start_turn(hosted.manager, turn)
+        try:
+            return start_turn(hosted.manager, turn)
+        except ActorStopped as error:
+            turn.leave_queue(error)
+            raise
 
     def announce(self, state: SessionState) -> None:
         """Publish that a session exists, before its first turn."""

@@ -97,6 +97,11 @@ class Turn:
         self.log = self._engine.streams.open(self.id)
         self._engine.announce(state)
 
+    def leave_queue(self, error: BaseException) -> None:
+        """Give the place back, and end the stream: there is nobody to run this turn."""
+        self._state.waiting -= 1
+        self._finish(error)
+
     def cancel(self) -> bool:
         """Ask the turn to end. False if it is over. Idempotent."""
         if self._over:
