@@ -297,7 +297,7 @@ class _Round:
                 case "call" if running is not None and isinstance(running.ref.actor, AdapterActor):
                     _crash_once(running.ref.actor.adapter, chance.choice(("read_whole", "_write", "feed")))
                 case "writer" if hosted.writer is not None:
-                    _crash_once(hosted.writer, "_take")
+                    _crash_once(hosted.writer, "_wait")
                 case "manager":
                     hosted.manager.tell("an injected message that no manager understands")
                 case "store":
@@ -406,7 +406,7 @@ class _Round:
 
 
 def _crash_once(target: object, what: str) -> None:
-    """Let the next use of a method raise what nobody expects; ``feed``: of the next stream, at its second piece."""
+    """Let the next use of a method raise what nobody expects; ``feed``: of the next stream's second piece."""
 
     def crash(*args: object, **options: object) -> object:
         delattr(target, what)
@@ -458,7 +458,7 @@ def _threads() -> set[str]:
     return {
         f"{thread.name} {thread.ident}"
         for thread in threading.enumerate()
-        if not thread.name.startswith("AnyIO worker")
+        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper"))
     }
 
 

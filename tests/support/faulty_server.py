@@ -245,11 +245,8 @@ class _Exchange:
         await self._send(bytes(body))
 
     async def _bad_json(self) -> None:
-        if self.streamed:
-            body = self._events(self.reply.broken)
-        else:
-            body = self._body()[:-1] + b",,"
-        await self._send(body)
+        broken = self._body()[:-1] + b",,"
+        await self._send(self._events(self.reply.broken) if self.streamed else broken)
 
     async def _bad_chunk(self) -> None:
         head = "transfer-encoding: chunked"
