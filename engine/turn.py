@@ -168,6 +168,8 @@ class Turn:
             if rounds >= self._options.max_tool_rounds:
                 self._status = "max_tool_rounds"
                 return message
+            if self._cancelled:  # too late for the call, not for what would follow
+                raise CancelledError("the turn was cancelled; its tools were not run")
             rounds += 1
             await self._tool_round(calls)
 
