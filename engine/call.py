@@ -271,6 +271,9 @@ class Call:
         if error is None:
             return
         accumulator = StreamAccumulator()
+        for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
+            if getattr(event, "message_id", None) == self.request.message_id:
+                accumulator.process(event)  # type: ignore[arg-type]
         for event in self.scene.log.since(first_seq):
             accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
         cancelled = isinstance(error, CancelledError)
