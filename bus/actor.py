@@ -161,6 +161,11 @@ class ActorRef:
         """True while an instance is up and takes messages and tasks."""
         return self._life is not None and self._life.phase == "running"
 
+    @property
+    def coming_up(self) -> bool:
+        """True while there is no instance, or none that is ready, and one will be: a start or restart is due."""
+        return self._open and not self.running
+
     def tell(self, message: object) -> bool:
         """Send a message. False, and a dead letter, if the actor has stopped or its mailbox is full.
 

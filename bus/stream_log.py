@@ -121,6 +121,11 @@ class StreamLog(Generic[T]):
         return self._closed and not self._events and self._base > 0
 
     @property
+    def snapshot(self) -> tuple[T, ...]:
+        """Events that say the same as all that have been folded."""
+        return self._snapshot
+
+    @property
     def readers(self) -> tuple[StreamReader[T], ...]:
         """The readers that are attached."""
         return tuple(self._readers)

@@ -492,6 +492,8 @@ class Supervisor:
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
                 await child.life.ended.wait()  # a stuck one: two lives must not overlap
+            if self._stopping:  # its cancellation has not arrived yet
+                return None
             if not child.wanted or child.active:
                 continue
             life = await self._start(child, again=True)

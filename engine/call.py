@@ -89,6 +89,7 @@ class Call:
     _prices: PriceTable | None = None
     _handle: CallHandle | None = None
     _cancelled: bool = False
+    _over: bool = False
     _waiting: anyio.CancelScope | None = None
 
     def cancel(self) -> None:
@@ -119,6 +120,7 @@ class Call:
         finally:
             self._close_log(first_seq, error if terminal is None else None)
             self._publish_terminal(terminal, error)
+            self._over = True  # a task that was killed may still take a step before it learns of it
 
     async def _converse(self) -> CanonicalResponse:
         with anyio.CancelScope() as self._waiting:
@@ -128,7 +130,7 @@ class Call:
                 self.scene.limiter.release_on_behalf_of(self)
             raise CancelledError("the call was cancelled", request_id=self.request.request_id)
         try:
-            sink = self.scene.log.append if self.streamed else None
+            sink = self._on_event if self.streamed else None
             self._handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
             response = await self._handle.wait()
         except BaseException:
@@ -155,7 +157,13 @@ class Call:
 
     # -- reports of the adapter, synchronous
 
+    def _on_event(self, event: StreamEvent) -> None:
+        if not self._over:
+            self.scene.log.append(event)
+
     def _on_attempt(self, report: AttemptReport) -> None:
+        if self._over:
+            return
         match report:
             case AttemptStarted():
                 self._attempt, self._attempt_open = report.attempt, True
@@ -263,6 +271,9 @@ class Call:
         if error is None:
             return
         accumulator = StreamAccumulator()
+        for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
+            if getattr(event, "message_id", None) == self.request.message_id:
+                accumulator.process(event)  # type: ignore[arg-type]
         for event in self.scene.log.since(first_seq):
             accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
         cancelled = isinstance(error, CancelledError)

@@ -17,6 +17,7 @@ from adapters.actor import AdapterActor
 from bus import (
     SYSTEM_CLOCK,
     ActorRef,
+    ActorStopped,
     AdmissionError,
     Bus,
     CallboardError,
@@ -54,6 +55,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     calls_per_provider: int = 256
     admit_events: int = 8192
     admit_seconds: float = 5.0
+
+
+RESTART_SECONDS = 6.0
+"""How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,10 +227,15 @@ class Engine:
     # -- what turns need
 
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
-        """Run a turn below the session manager. Raises SessionBusy."""
+        """Run a turn below the session manager. Raises SessionBusy; ActorStopped if the manager stays down."""
         hosted = await self.start()
+        await _come_up(hosted.manager)
         turn.enter_queue()
-        return start_turn(hosted.manager, turn)
+        try:
+            return start_turn(hosted.manager, turn)
+        except ActorStopped as error:
+            turn.leave_queue(error)
+            raise
 
     def announce(self, state: SessionState) -> None:
         """Publish that a session exists, before its first turn."""
@@ -260,6 +270,7 @@ class Engine:
                 self._adapters[provider] = running
             elif not running.ref.running:
                 await hosted.revive_adapter(provider)
+                await _come_up(running.ref)
         return running.ref, running.limiter
 
     def capabilities(self, routing: RoutingDecision) -> AdapterCapabilities:
@@ -279,6 +290,13 @@ class Engine:
     @property
     def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
         return self._sessions
+
+
+async def _come_up(ref: ActorRef) -> None:
+    """Give an actor that has crashed the time for its restart, so that what comes next finds a fresh one."""
+    with anyio.move_on_after(RESTART_SECONDS):
+        while ref.coming_up:  # noqa: ASYNC110 (rare and short; an event would be one more thing to keep in step)
+            await anyio.sleep(0.01)
 
 
 def _require_asyncio() -> None:

@@ -47,6 +47,7 @@ class Hosted:
 
     def __init__(self, engine: Engine) -> None:
         self.loop = asyncio.get_running_loop()
+        self.root: Supervisor | None = None
         self.manager: ActorRef
         self._engine = engine
         self._adapters: Supervisor
@@ -98,7 +99,7 @@ class Hosted:
     async def _supervise(self) -> None:
         engine = self._engine
         async with anyio.create_task_group() as group:
-            root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+            root = self.root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
             await group.start(root.run)
             try:
                 await self._start_children(root)

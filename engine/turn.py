@@ -97,6 +97,11 @@ class Turn:
         self.log = self._engine.streams.open(self.id)
         self._engine.announce(state)
 
+    def leave_queue(self, error: BaseException) -> None:
+        """Give the place back, and end the stream: there is nobody to run this turn."""
+        self._state.waiting -= 1
+        self._finish(error)
+
     def cancel(self) -> bool:
         """Ask the turn to end. False if it is over. Idempotent."""
         if self._over:
@@ -163,6 +168,8 @@ class Turn:
             if rounds >= self._options.max_tool_rounds:
                 self._status = "max_tool_rounds"
                 return message
+            if self._cancelled:  # too late for the call, not for what would follow
+                raise CancelledError("the turn was cancelled; its tools were not run")
             rounds += 1
             await self._tool_round(calls)
 

@@ -12,7 +12,15 @@ import json
 
 import msgspec
 
-from bus.events import CatalogueEvent, Envelope, Event, SessionMessageAppended, UnknownEvent
+from bus.events import (
+    CatalogueEvent,
+    Envelope,
+    Event,
+    LlmCallCompleted,
+    LlmCallFailed,
+    SessionMessageAppended,
+    UnknownEvent,
+)
 from bus.messages import Message
 
 _encoder = msgspec.json.Encoder()
@@ -58,7 +66,9 @@ def encode_event(event: Event) -> bytes:
         case _:
             pass
     try:
-        return _encoder.encode(event)
+        encoded = _encoder.encode(event)
+        # A provider's usage object is kept as it came, and may hold bytes that are no text.
+        return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         return _encode_the_hard_way(event, error)
 
@@ -77,8 +87,34 @@ def decode_event(topic: str, data: bytes | str) -> Event:
     try:
         return _decoder.decode(data)
     except (msgspec.DecodeError, ValueError):
+        pass
+    try:
+        return _decode_with_raw_usage(data)
+    except (msgspec.DecodeError, ValueError):
         raw = data.encode() if isinstance(data, str) else data
         return UnknownEvent(topic=topic, raw=msgspec.Raw(raw))
+
+
+class _RawUsage(msgspec.Struct):
+    raw: msgspec.Raw
+
+
+class _OfUsage(msgspec.Struct):
+    usage: _RawUsage
+
+
+def _decode_with_raw_usage(data: bytes | str) -> Event:
+    """An event with the provider's own usage object; msgspec reads nothing but null into ``Raw | None``."""
+    raw = _of_usage.decode(data).usage.raw
+    fields = msgspec.json.decode(data)
+    fields["usage"]["raw"] = None
+    event = msgspec.convert(fields, LlmCallCompleted | LlmCallFailed)
+    assert event.usage is not None
+    usage = msgspec.structs.replace(event.usage, raw=raw.copy())
+    return msgspec.structs.replace(event, usage=usage)
+
+
+_of_usage: msgspec.json.Decoder[_OfUsage] = msgspec.json.Decoder(_OfUsage)
 
 
 def encode_line(envelope: Envelope) -> bytes:

@@ -27,7 +27,7 @@ from bus import (
     SupervisorEscalated,
 )
 from tests.bus.supervised import Boom, World
-from tests.support.virtual_time import run_virtual
+from tests.support.virtual_time import VirtualLoop, run_virtual
 
 pytestmark = pytest.mark.anyio
 
@@ -482,6 +482,27 @@ async def test_stopping_while_a_child_starts(world: World) -> None:
             await supervisor.start_child(spec)
         assert limit.cancelled_caught
         assert (await supervisor.stop()).clean
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_stopping_in_the_moment_of_a_restart_is_no_failure(world: World, steps: int) -> None:
+    """However far a stop has come when a backoff ends, nothing is restarted any more and `run` raises nothing."""
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        async with world.supervisor(policy=RestartPolicy(backoff_base=1.0)) as supervisor:
+            ref = await supervisor.start_child(world.spec("a"))
+            ref.tell("crash")
+            await anyio.sleep(0.1)
+            async with anyio.create_task_group() as group:
+                group.start_soon(supervisor.stop)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                loop.now += 1.0  # the backoff is over
+        assert not ref.running
+
+    run_virtual(scenario)
 
 
 async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:

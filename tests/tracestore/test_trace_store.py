@@ -9,6 +9,8 @@ import pytest
 
 from bus.events import (
     Event,
+    LlmCallCompleted,
+    LlmCallFailed,
     SessionCreated,
     SessionMessageAppended,
     SessionModelChanged,
@@ -18,6 +20,7 @@ from bus.events import (
 from bus.messages import Message, RoutingDecision
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, TraceStore
+from tracestore.codec import decode_line, encode_line
 
 from .trace_making import DAY_US, T0, Maker
 
@@ -265,3 +268,27 @@ async def test_stored_events_cannot_be_edited(store: TraceStore, make: Maker) ->
     with sqlite3.connect(store.path) as other, pytest.raises(sqlite3.IntegrityError, match="append-only"):
         other.execute("UPDATE events SET data = '{}'")
     other.close()
+
+
+async def test_usage_with_the_providers_own_figures_is_read_back(store: TraceStore, make: Maker) -> None:
+    """An event whose usage has a raw part is not an unknown event; every stored byte of that part comes back."""
+    raw = msgspec.Raw(b'{"prompt_tokens": 7, "new": [1.50]}')
+    envelopes = [
+        make.completed(usage=TokenUsage(7, 1, raw=raw)),
+        make.failed("req_2", usage=TokenUsage(7, raw=raw)),
+    ]
+    await store.write(envelopes)
+    for envelope in [*await store.events(), *(decode_line(encode_line(envelope)) for envelope in envelopes)]:
+        assert isinstance(envelope.data, LlmCallCompleted | LlmCallFailed)
+        assert envelope.data.usage is not None
+        assert envelope.data.usage.raw is not None
+        assert bytes(envelope.data.usage.raw) == bytes(raw)
+
+
+async def test_a_call_that_went_through_the_spill_file_has_its_end(store: TraceStore, make: Maker) -> None:
+    """Events that were spilled as lines give the same rows as events that were not."""
+    usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens": 7}'))  # kept as it came, text or not
+    spilled = [encode_line(envelope) for envelope in (make.started(), make.completed(usage=usage))]
+    await store.write([decode_line(line) for line in spilled])
+    (row,) = await store.calls()
+    assert (row.status, row.usage and row.usage.input_tokens) == ("completed", 7)
