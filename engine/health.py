@@ -294,9 +294,10 @@ def _writable(facts: FileFacts) -> Check:
 
 
 def _private(facts: FileFacts) -> Check:
-    shared = " ".join(shlex.quote(str(path)) for path in facts.open_to_others)
+    shared = ", ".join(str(path) for path in facts.open_to_others)
     if shared:
-        return Check("store:private", False, f"others than its owner may open {shared}", f"chmod 600 {shared}")
+        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files beside it the same mode
+        return Check("store:private", False, f"others than its owner may open {shared}", fix)
     return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
 
 

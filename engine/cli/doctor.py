@@ -91,13 +91,17 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def _absence(place: str) -> str:
+    return "" if Path(place).exists() else " (not there)"
+
+
 def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, str | None]]:
     """The report as lines, each with its style. signs: of a check that is well, and of one that failed."""
     good, bad = signs
     width = max(map(len, signs)) + 1
     lines: list[tuple[str, str | None]] = [
         (", ".join(f"{name} {found or '(not installed)'}" for name, found in findings.versions.items()), "dim"),
-        *((f"{name}: {place}", "dim") for name, place in findings.places.items()),
+        *((f"{name}: {place}{_absence(place)}", "dim") for name, place in findings.places.items()),
         ("", None),
     ]
     for check in findings.checks:
