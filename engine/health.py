@@ -65,7 +65,7 @@ async def examine(engine: Engine, *, offline: bool, time_limit: float) -> Health
     live = {name: live_adapter(running.ref) for name, running in engine.running_adapters.items()}
     writer = engine.hosted.writer if engine.hosted is not None else None
     surroundings = Providers(engine.registry, live, engine.clock, offline=offline, time_limit=time_limit)
-    checks = [check_configuration(engine.registry)]
+    checks = [check_configuration(engine.registry, again=engine.hosted is not None)]
     checks += await surroundings.check()
     checks += await check_store(engine.store, writer.statistics() if writer is not None else None)
     return report_of(checks)
@@ -74,11 +74,11 @@ async def examine(engine: Engine, *, offline: bool, time_limit: float) -> Health
 # -- configuration
 
 
-def check_configuration(registry: ModelRegistry) -> Check:
-    """Whether what is loaded holds together, and its file could be loaded again as it is now."""
+def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Check:
+    """Whether what is loaded holds together and, `again`, whether its file could be loaded as it is now."""
     name, path = "configuration", Path(registry.source)
     try:
-        if path.is_file():
+        if again and path.is_file():
             read_models_yaml(path)
         if registry.default_model is not None:
             registry.resolve(registry.default_model)

@@ -12,7 +12,7 @@ from adapters.health import AdapterStatistics, ReportsStatistics
 from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
 from tracestore import WriterStatistics
 
-from .availability import AvailabilityTable, State
+from .availability import Availability
 from .hosting import RunningAdapter
 
 if TYPE_CHECKING:
@@ -34,16 +34,6 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     adapter: AdapterStatistics | None
 
 
-class ProviderAvailability(msgspec.Struct, frozen=True, kw_only=True):
-    """What the availability table knows of one provider; see `engine.availability`."""
-
-    provider: str
-    state: State
-    failures: int
-    reason: str
-    retry_at_us: int | None
-
-
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Before the start there is no supervisor and no writer; after the end, what they last counted.
 
@@ -57,7 +47,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     turns_running: int
     turns_waiting: int
     providers: tuple[ProviderStatistics, ...]
-    availability: tuple[ProviderAvailability, ...]
+    availability: tuple[Availability, ...]
     bus: BusStatistics
     streams: StreamChannelStatistics
     supervisor: SupervisorStatistics | None
@@ -78,7 +68,7 @@ def collect(engine: Engine) -> EngineStatistics:
         turns_running=sum(state.running is not None for state in sessions),
         turns_waiting=sum(state.waiting for state in sessions),
         providers=tuple(_provider(name, running) for name, running in engine.running_adapters.items()),
-        availability=_availability(engine.availability),
+        availability=engine.availability.snapshot(),
         bus=engine.bus.statistics(),
         streams=engine.streams.statistics(),
         supervisor=supervisor.statistics() if supervisor is not None else None,
@@ -108,16 +98,3 @@ def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
 
 def _counted(adapter: object) -> AdapterStatistics | None:
     return adapter.statistics() if isinstance(adapter, ReportsStatistics) else None
-
-
-def _availability(table: AvailabilityTable) -> tuple[ProviderAvailability, ...]:
-    return tuple(
-        ProviderAvailability(
-            provider=provider,
-            state=known.state,
-            failures=known.failures,
-            reason=known.reason,
-            retry_at_us=known.retry_at_us,
-        )
-        for provider, known in table.providers.items()
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -35,6 +34,8 @@ class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def file_facts(path: Path) -> FileFacts:
     """Look at the file and its folder; opens and makes nothing. Raises OSError if even that can't be done."""
+    import shutil  # brings five compression libraries along
+
     folder = _existing(path.parent)
     exists = os.path.lexists(path)
     writable = os.access(folder, os.W_OK | os.X_OK) and (not exists or os.access(path, os.W_OK))

@@ -47,6 +47,7 @@ def test_a_good_configuration_passes_and_the_provider_is_asked_once(traced: Path
     assert line(done.stdout, "provider:here").startswith("ok")
     assert "opens and is whole" in line(done.stdout, "store")
     assert "SQLite" in line(done.stdout, "store:locking")
+    assert done.stderr.count("api_key_in_file") == 1
     assert KEY not in done.stdout + done.stderr
 
 

@@ -174,10 +174,10 @@ async def test_a_models_file_that_was_spoilt_after_the_start_is_found(tmp_path: 
     """The engine goes on with what it has; the next start would fail."""
     path = tmp_path / "models.yaml"
     path.write_text(f"adapters:\n  own: {{type: '{__name__}:Checked'}}\n")
-    engine = Engine(models=load_registry(path), trace=False)
-    assert check(await engine.health(), "configuration").ok
-    path.write_text("adapters: [\n")
-    found = check(await engine.health(), "configuration")
+    async with Engine(models=load_registry(path), trace=False) as engine:
+        assert check(await engine.health(), "configuration").ok
+        path.write_text("adapters: [\n")
+        found = check(await engine.health(), "configuration")
     assert not found.ok
     assert "is no YAML" in found.detail
 
