@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from bus.errors import CallboardError
+from bus.errors import CallboardError, InvalidRequestError
 
 from .transport import HttpRequest, Transport, TransportStatistics, close_reply
 
@@ -71,6 +71,8 @@ async def probe(transport: Transport, request: HttpRequest, seconds: float) -> A
     try:
         with anyio.move_on_after(seconds):
             reply = await transport.send(request)
+    except InvalidRequestError as error:
+        return failed(error, "Correct them; a stray space or line break is enough.")
     except CallboardError as error:
         return failed(error, f"Check the network, base_url and any proxy on the way to {where}.")
     if reply is None:

@@ -133,7 +133,7 @@ class Providers:
     def _any_usable(self) -> Check:
         usable = [name for name in self._registry.adapters if name in self._usable]
         if usable:
-            unasked = ", not asked" if self._offline else ""
+            unasked = " (hosted ones were not asked)" if self._offline else ""
             return Check("usable", True, f"{', '.join(usable)}{unasked}")
         return Check("usable", False, "no adapter can be called", "Do what stands beside one of them.")
 

@@ -42,7 +42,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser = commands.add_parser(
         "doctor",
         help="check configuration, keys, providers and the trace file",
-        description="Looks and changes nothing. Exit code: 0 all is well, 1 a check failed, 2 no configuration.",
+        description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
+        "can't be read.",
     )
     parser.add_argument(
         "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"

@@ -116,6 +116,24 @@ async def test_a_failure_is_not_retried() -> None:
     assert len(transport.requests) == 1
 
 
+async def test_an_address_that_can_not_be_sent_is_a_finding_without_the_key() -> None:
+    """A line break in a key, as from a file that was read whole, shows at once and stays unseen."""
+    with provider_server() as server:
+        health = await check(OpenAIAdapter(AdapterConfig(api_key=f"{KEY}\n", base_url=server.url)))
+        assert server.asked == []
+    assert not health
+    assert "can't be sent" in health.detail
+    assert "line break" in health.fix
+    assert KEY not in repr(health)
+
+
+async def test_a_closed_adapter_says_so() -> None:
+    """It asks nobody."""
+    adapter = OpenAIAdapter(AdapterConfig(base_url=refusing_url()))
+    await adapter.close()
+    assert "closed" in (await adapter.health_check()).detail
+
+
 async def test_statistics_count_calls_and_the_connections_they_hold() -> None:
     """A call counts from its first byte sent until its stream is closed."""
     with provider_server() as server:

@@ -218,6 +218,26 @@ async def test_a_disk_that_is_nearly_full_fails(tmp_path: Path, monkeypatch: pyt
     assert str(tmp_path) in checks["store:disk"].fix
 
 
+async def test_a_place_that_can_not_be_written_fails_before_the_first_call_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a file that is still to be made it is the folder that counts. (Root may write anywhere.)"""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"))}
+    assert checks["store"].ok
+    assert not checks["store:writable"].ok
+    assert str(tmp_path) in checks["store:writable"].fix
+
+
+async def test_a_writer_whose_store_fails_is_named_with_the_reason(tmp_path: Path) -> None:
+    """Calls go on meanwhile, so nobody else would tell."""
+    behind = WriterStatistics("spilling", 40, 30, 10, 0, None, None, 4, "database is locked")
+    checks = {found.name: found for found in await check_store(TraceStore(tmp_path / "trace.db"), behind)}
+    assert not checks["store:writer"].ok
+    assert "spilling" in checks["store:writer"].detail
+    assert "database is locked" in checks["store:writer"].detail
+
+
 async def test_a_writer_that_lost_events_fails_for_good(tmp_path: Path) -> None:
     """Also when it has recovered: the trace has a hole."""
     lost = WriterStatistics("ok", 0, 0, 10, 3, 4, 6, 0, "disk full")
