@@ -83,6 +83,7 @@ from .contract import (  # noqa: E402
     RateLimitInfo,
     RetryPolicy,
 )
+from .health import AdapterHealth, AdapterStatistics  # noqa: E402
 from .registry import create_adapter  # noqa: E402
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ __all__ = [
     "AdapterCapabilities",
     "AdapterConfig",
     "AdapterError",
+    "AdapterHealth",
+    "AdapterStatistics",
     "AdapterStream",
     "AnthropicAdapter",
     "AttemptFailed",

@@ -34,6 +34,11 @@ class AdapterActor(Actor):
         assert self._made is not None
         return self._made
 
+    @property
+    def made(self) -> ProviderAdapter | None:
+        """The adapter; None while there is none."""
+        return self._made
+
     async def started(self, context: ActorContext) -> None:
         self._made = self._factory()
         initialize = getattr(self._made, "initialize", None)

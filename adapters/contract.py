@@ -218,6 +218,7 @@ class ProviderAdapter(Protocol):
 
     Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side.
     Only AdapterError (with its subclasses) is ever raised by a call, besides the event loop's cancellation.
+    Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`.
     """
 
     name: str

@@ -30,6 +30,7 @@ from .contract import (
     RateLimitInfo,
 )
 from .estimate import TokenRates, estimate_request, estimate_tokens
+from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
 from .http_call import HttpCall
 from .http_stream import HttpStream
 from .normaliser import StreamNormaliser
@@ -37,6 +38,7 @@ from .surrogates import mend_json
 from .transport import HttpReply, HttpRequest, HttpxTransport, Transport, close_reply, read_body
 
 ERROR_BODY_BYTES = 1024 * 1024
+HEALTH_SECONDS = 5.0
 
 
 class WireCall(msgspec.Struct, frozen=True):
@@ -98,6 +100,10 @@ class HttpAdapter(ABC):
         """What the reply's headers say about limits."""
         return None
 
+    def health_request(self) -> WireCall:
+        """A GET that costs nothing and wants the key: the list of models."""
+        return WireCall("/v1/models", b"")
+
     # -- the contract
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
@@ -146,6 +152,32 @@ class HttpAdapter(ABC):
             return False
         await call.cancel()
         return True
+
+    async def health_check(self) -> AdapterHealth:
+        """Whether the provider answers and takes the key: one GET, never repeated, bounded to 5 s
+        or to the timeout of a call, if that is shorter.
+
+        A server that has no such page is reachable all the same. Never raises, but for cancellation.
+        """
+        wire = self.health_request()
+        headers = {
+            "accept": "application/json",
+            "user-agent": "callboard",
+            **self.auth_headers(),
+            **wire.headers,
+            **self.config.extra_headers,
+        }
+        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
+        request = HttpRequest("GET", self.base_url + wire.path, headers, wire.body, seconds)
+        return await probe(self._transport, request, seconds)
+
+    def statistics(self) -> AdapterStatistics:
+        """A snapshot."""
+        transport = self._transport
+        return AdapterStatistics(
+            calls=sum(not call.ended for call in list(self.running.values())),
+            transport=transport.statistics() if isinstance(transport, CountingTransport) else None,
+        )
 
     async def close(self) -> None:
         for call in list(self.running.values()):

@@ -55,6 +55,17 @@ class HttpReply(Protocol):
         ...
 
 
+class TransportStatistics(msgspec.Struct, frozen=True):
+    """clients: connection pools that are open. in_use: connections with a request or a reply on them.
+
+    Not counted are connections kept alive for later, at most 20 in each pool, and the second try after one of
+    those turned out to be dead.
+    """
+
+    clients: int
+    in_use: int
+
+
 class Transport(Protocol):
     """Sends requests. Safe to use by many calls at once."""
 
@@ -112,6 +123,11 @@ class HttpxTransport:
         self._clients: dict[_Kind, list[_Client]] = {}
         self._context: ssl.SSLContext | None = None
         self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        """A snapshot."""
+        homes = [home for clients in self._clients.values() for home in clients]
+        return TransportStatistics(clients=len(homes), in_use=sum(home.calls for home in homes))
 
     async def send(self, request: HttpRequest) -> HttpReply:
         import httpx

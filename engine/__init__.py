@@ -20,13 +20,18 @@ check_siblings(__file__)
 
 from .config import load_registry  # noqa: E402 (after the check, which explains what imports could not)
 from .engine import Engine, Limits, Timeouts  # noqa: E402
+from .health import Check, HealthReport  # noqa: E402
 from .registry import AdapterEntry, ModelEntry, ModelRegistry  # noqa: E402
 from .session import Session, TurnOptions, TurnStream  # noqa: E402
+from .statistics import EngineStatistics  # noqa: E402
 from .tools import Tool  # noqa: E402
 
 __all__ = [
     "AdapterEntry",
+    "Check",
     "Engine",
+    "EngineStatistics",
+    "HealthReport",
     "Limits",
     "ModelEntry",
     "ModelRegistry",

@@ -34,6 +34,16 @@ class ProviderState(msgspec.Struct):
     reason: str = ""
 
 
+class Availability(msgspec.Struct, frozen=True, kw_only=True):
+    """What the table says of a provider, or of one of its models. retry_at_us: when it may be tried again."""
+
+    provider: str
+    model: str | None
+    state: State
+    reason: str
+    retry_at_us: int | None = None
+
+
 class AvailabilityTable:
     """The states of all providers; a plain object that outlives the actor which feeds it."""
 
@@ -43,6 +53,19 @@ class AvailabilityTable:
     def state(self, provider: str) -> State:
         known = self.providers.get(provider)
         return known.state if known is not None else "available"
+
+    def snapshot(self) -> tuple[Availability, ...]:
+        """Everything that is known, as it is now."""
+        return tuple(
+            Availability(
+                provider=provider,
+                model=None,
+                state=known.state,
+                reason=known.reason,
+                retry_at_us=known.retry_at_us,
+            )
+            for provider, known in self.providers.items()
+        )
 
     def observe(self, event: LlmCallCompleted | LlmCallFailed, now_us: int) -> ProviderAvailabilityChanged | None:
         """Take one attempt into account; the change to publish, if there is one."""

@@ -31,6 +31,9 @@ _ADAPTER_KEYS = {
 _MODEL_KEYS = {"adapter", "wire_name", "tier", "can_delegate", "aliases", "max_output_tokens"}
 _TOP_KEYS = {"adapters", "models", "default_model"}
 
+FROM_ENVIRONMENT = "the environment (no models.yaml)"
+"""`ModelRegistry.source` where nobody listed the adapters: they stand for what could be configured."""
+
 LOCAL_PROTOCOLS = ("chat", "messages", "responses")
 
 
@@ -66,7 +69,7 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
         adapters[name] = AdapterEntry(name=name, type="local", config=AdapterConfig(options=options))
         model = ModelEntry(id=f"{name}:smollm2", adapter=name, wire_name="smollm2", aliases=(name,))
         models[model.id] = model
-    return ModelRegistry(adapters, models, source="the environment (no models.yaml)")
+    return ModelRegistry(adapters, models, source=FROM_ENVIRONMENT)
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
@@ -80,8 +83,18 @@ def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> Mod
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path}: is no YAML: {' '.join(str(error).split())}") from error
-    return _Reader(path, environ).registry(document)
+        fault = _describe_fault(error)
+    else:
+        return _Reader(path, environ).registry(document)
+    # out here and without its cause, which quotes the line, and with it perhaps a key
+    raise ConfigurationError(f"{path}: is no YAML: {fault}")
+
+
+def _describe_fault(error: Exception) -> str:
+    """What is wrong with the YAML, and where, without a word of its text."""
+    mark = getattr(error, "problem_mark", None)
+    said = getattr(error, "problem", None) or type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -39,10 +39,12 @@ from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
 
 from .availability import AvailabilityTable
 from .config import home_folder, load_registry
+from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted, RunningAdapter
 from .registry import ModelRegistry
 from .session import Session, SessionState
 from .session_manager import ApplyCosts, start_turn
+from .statistics import EngineStatistics, collect
 from .tools import Tool
 from .turn import Turn
 
@@ -224,6 +226,21 @@ class Engine:
         hosted = await self.start()
         await hosted.flush()
 
+    # -- how it does
+
+    def statistics(self) -> EngineStatistics:
+        """A snapshot of everything that counts; cheap, and also before the start and after the end."""
+        return collect(self)
+
+    async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
+        """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
+
+        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop while the engine runs.
+        """
+        if self._hosted is not None and self._hosted.state == "running":
+            await self.start()
+        return await examine(self, offline=offline, time_limit=time_limit)
+
     # -- what turns need
 
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
@@ -279,6 +296,16 @@ class Engine:
         if not isinstance(actor, AdapterActor):
             raise CallboardError(f"adapter {routing.provider!r} is restarting; try again")
         return actor.adapter.get_capabilities(routing.model.partition(":")[2])
+
+    @property
+    def hosted(self) -> Hosted | None:
+        """The engine's life on its loop; None before the first start. Stays after `aclose()`."""
+        return self._hosted
+
+    @property
+    def running_adapters(self) -> Mapping[str, RunningAdapter]:
+        """The adapters that were needed so far, by provider; one of them may be down just now."""
+        return self._adapters
 
     def new_limiter(self) -> anyio.CapacityLimiter:
         return anyio.CapacityLimiter(self._limits.calls_per_provider)

@@ -9,7 +9,7 @@ left from another task than it was entered from.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 
@@ -47,15 +47,29 @@ class Hosted:
 
     def __init__(self, engine: Engine) -> None:
         self.loop = asyncio.get_running_loop()
-        self.root: Supervisor | None = None
         self.manager: ActorRef
         self._engine = engine
+        self.supervisor: Supervisor | None = None
         self._adapters: Supervisor
         self.writer: WriterCore | None = None
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
+        self._started_ns = engine.clock.monotonic_ns()
+        self._stopped_ns: int | None = None
         self._task = asyncio.create_task(self._root(), name="callboard engine")
+
+    @property
+    def state(self) -> Literal["starting", "running", "closed"]:
+        if self._task.done():
+            return "closed"
+        return "running" if self._up.is_set() else "starting"
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since it was made; when it is closed, how long it lived."""
+        until = self._engine.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
+        return (until - self._started_ns) / 1e9
 
     async def ready(self) -> None:
         """Raises what the start raised."""
@@ -84,6 +98,12 @@ class Hosted:
             await self.writer.flush()
 
     async def _root(self) -> None:
+        try:
+            await self._live()
+        finally:
+            self._stopped_ns = self._engine.clock.monotonic_ns()
+
+    async def _live(self) -> None:
         store = self._engine.store
         if store is None:
             await self._supervise()
@@ -99,7 +119,7 @@ class Hosted:
     async def _supervise(self) -> None:
         engine = self._engine
         async with anyio.create_task_group() as group:
-            root = self.root = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+            root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
             await group.start(root.run)
             try:
                 await self._start_children(root)

@@ -25,6 +25,7 @@ import contextlib
 import os
 import stat
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -50,6 +51,7 @@ APPLICATION_ID = 0x43414C42
 _MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_MS = 5_000
 _LOCK_TIMEOUT_SECONDS = 10.0
+_PROGRESS_STEPS = 10_000
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
 _log = Log("tracestore.database")
@@ -113,7 +115,7 @@ class Database:
         import aiosqlite
 
         if not self.readonly:
-            self._file_lock = _FileLock(self.path) if _needs_file_lock() else None
+            self._file_lock = _FileLock(self.path) if needs_file_lock() else None
         mode = "ro" if self.readonly else "rw"
         connection = aiosqlite.connect(
             f"file:{quote(str(self.path.absolute()))}?mode={mode}", uri=True, isolation_level=None
@@ -168,6 +170,34 @@ class Database:
         async with self._turn:
             with self._translated():
                 return await Statements(self._open_connection()).run(sql, parameters)
+
+    async def quick_check(self, seconds: float) -> list[str]:
+        """What SQLite finds wrong with the file. Raises TimeoutError when it could not finish in time."""
+        return await _uninterrupted(self._quick_check(seconds))
+
+    async def _quick_check(self, seconds: float) -> list[str]:
+        import sqlite3
+
+        deadline = time.monotonic() + seconds
+
+        def too_late() -> bool:  # called by SQLite in aiosqlite's thread; true interrupts the statement
+            return time.monotonic() > deadline
+
+        async with self._turn:
+            connection = self._open_connection()
+            with self._translated():
+                await connection.set_progress_handler(too_late, _PROGRESS_STEPS)
+                try:
+                    rows = await Statements(connection).run("PRAGMA quick_check")
+                except sqlite3.DatabaseError as error:
+                    if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                        return [str(error)]  # so badly damaged that it can't say where
+                    if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                        raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
+                    raise
+                finally:
+                    await connection.set_progress_handler(None, 0)  # type: ignore[arg-type]
+        return [str(said) for (said,) in rows if said != "ok"]
 
     async def look(self, work: Callable[[Statements], Awaitable[_T]]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, with nobody else in between."""
@@ -299,7 +329,14 @@ def open_private(path: Path, flags: int) -> int:
 # -- Several processes
 
 
-def _needs_file_lock() -> bool:
+def sqlite_version() -> str:
+    """Of the library that Python was built with."""
+    import sqlite3
+
+    return sqlite3.sqlite_version
+
+
+def needs_file_lock() -> bool:
     """Whether this SQLite can corrupt a WAL file that two connections write."""
     import sqlite3
 

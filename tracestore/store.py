@@ -348,6 +348,21 @@ class TraceStore:
             for row in rows
         ]
 
+    # -- Health
+
+    async def check(self, *, seconds: float = 30.0) -> list[str]:
+        """What SQLite finds wrong with the file, in its own words; empty if nothing.
+
+        Reads the whole file, with nobody else on this connection meanwhile: for a file in use, ask a store of
+        its own, opened with `open_readonly`. Raises TimeoutError when `seconds` were not enough.
+        """
+        return await self._database.quick_check(seconds)
+
+    async def journal_mode(self) -> str:
+        """``wal``, unless the file is where there can be none, such as on a network share."""
+        ((mode,),) = await self._database.read("PRAGMA journal_mode")
+        return str(mode)
+
     # -- Prices
 
     async def reprice(

@@ -9,6 +9,7 @@ from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitIn
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 
+from . import wire
 from .errors import ERROR_CODES
 from .messages import IMAGE_MEDIA_TYPES
 from .request import write_request
@@ -50,6 +51,9 @@ class AnthropicAdapter(HttpAdapter):
 
     def auth_headers(self) -> Mapping[str, str]:
         return {"x-api-key": self.config.api_key} if self.config.api_key else {}
+
+    def health_request(self) -> WireCall:
+        return WireCall("/v1/models", b"", {"anthropic-version": wire.VERSION})
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         """The requests' and tokens' limits; `reset_at` is the tokens' (RFC 3339), or else the requests'."""

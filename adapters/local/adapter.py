@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+import anyio.to_thread
 import msgspec
 
 from adapters.contract import (
@@ -28,6 +29,7 @@ from adapters.contract import (
     CanonicalResponse,
     ProviderAdapter,
 )
+from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
 from adapters.registry import create_adapter
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
@@ -35,7 +37,7 @@ from bus.errors import CapabilityError, ConfigurationError
 from bus.messages import Message, ToolDefinition
 
 from .process import LocalServer
-from .settings import LocalServerSettings, choose_model
+from .settings import LocalServerSettings, check_installed, choose_model
 from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport
 
 ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
@@ -102,10 +104,32 @@ class LocalAdapter:
         """
         await self._transport.acquire()
 
-    async def health_check(self) -> bool:
-        """Whether the server runs and answers; starts nothing. Never raises."""
+    async def health_check(self) -> AdapterHealth:
+        """Whether the server answers or, if it doesn't run, could be started; starts nothing. Never raises."""
         server = self.server
-        return server is not None and await server.health()
+        if server is None or not server.running:
+            return await self._could_start()
+        if await server.health():
+            return AdapterHealth(True, f"answers at {server.url}")
+        return AdapterHealth(
+            False,
+            f"process {server.pid} runs and does not answer at {server.url}",
+            "If that lasts, close the engine and start it anew.",
+        )
+
+    async def _could_start(self) -> AdapterHealth:
+        try:
+            settings = self._find_settings()
+            await anyio.to_thread.run_sync(check_installed, settings)
+        except ConfigurationError as error:
+            return failed(error)
+        return AdapterHealth(True, f"not started; wheel and weights found ({settings.model_path.name})")
+
+    def statistics(self) -> AdapterStatistics:
+        """A snapshot; `server.statistics()` tells of the process."""
+        inner = self._inner
+        assert isinstance(inner, ReportsStatistics)
+        return inner.statistics()
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None

@@ -90,6 +90,13 @@ def check_before_start(settings: LocalServerSettings) -> None:
 
     Blocking, a few small reads. Raises ConfigurationError.
     """
+    check_installed(settings)
+    if settings.port:
+        check_port(settings.port)
+
+
+def check_installed(settings: LocalServerSettings) -> None:
+    """Whether everything is there that a server is made of. As `check_before_start`, but for the port."""
     if not sys.executable:
         raise ConfigurationError(
             "local model: sys.executable is empty, so there is no Python to start a process with"
@@ -97,8 +104,6 @@ def check_before_start(settings: LocalServerSettings) -> None:
     if importlib.util.find_spec("xllamacpp") is None:
         raise ConfigurationError(f"local model: xllamacpp is not installed; run: {INSTALL_RUNTIME}")
     check_model(settings.model_path)
-    if settings.port:
-        check_port(settings.port)
 
 
 def check_model(path: Path) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from adapters.transport import HttpReply, HttpRequest, HttpxTransport, Transport
+from adapters.health import CountingTransport
+from adapters.transport import HttpReply, HttpRequest, HttpxTransport, Transport, TransportStatistics
 from bus.errors import ConfigurationError, NetworkError, NotFoundError
 
 from .process import LocalServer, SharedServer
@@ -35,6 +36,11 @@ class LocalTransport:
     def server(self) -> LocalServer | None:
         """The server, once it was needed and until the transport is closed."""
         return self._claim.server if self._claim is not None else None
+
+    def statistics(self) -> TransportStatistics:
+        """Of the connections to the server."""
+        http = self._http
+        return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
 
     async def acquire(self) -> LocalServer:
         """The running server, started if need be.

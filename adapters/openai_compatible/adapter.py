@@ -111,6 +111,11 @@ class OpenAICompatibleAdapter(HttpAdapter):
         if assembler.request is not None and self.quirks.strict:
             assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
 
+    def health_request(self) -> WireCall:
+        """The models are listed beside the endpoint, wherever that is."""
+        path, mark, query = self._path.partition("?")
+        return WireCall(path.removesuffix("/chat/completions") + "/models" + mark + query, b"")
+
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         return read_rate_limit(headers)
 

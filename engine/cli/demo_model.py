@@ -10,6 +10,7 @@ import msgspec
 
 from adapters import AdapterConfig
 from adapters.cassette import CassetteTransport, RecordingTransport
+from adapters.health import AdapterHealth
 from adapters.local import LocalAdapter, LocalServer, LocalServerSettings, SharedServer
 from adapters.local.adapter import create_inner, read_options
 from adapters.local.settings import choose_model
@@ -84,8 +85,8 @@ class ReplayedLocal(LocalAdapter):
     async def initialize(self) -> None:
         """Nothing to start."""
 
-    async def health_check(self) -> bool:
-        return True
+    async def health_check(self) -> AdapterHealth:
+        return AdapterHealth(True, "replays a recording")
 
 
 class RecordedLocal(LocalAdapter):

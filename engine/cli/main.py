@@ -12,6 +12,7 @@ from bus import CallboardError, ConfigurationError
 
 from .chat import add_command as add_chat
 from .demo import add_command as add_demo
+from .doctor import add_command as add_doctor
 from .logs import configure as configure_logs
 from .reprice import add_command as add_reprice
 from .traces import add_command as add_traces
@@ -54,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_demo, add_chat, add_traces, add_reprice):
+    for add_command in (add_demo, add_chat, add_traces, add_reprice, add_doctor):
         add_command(commands)
     return parser
 

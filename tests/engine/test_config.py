@@ -181,3 +181,12 @@ def test_without_a_file_the_environments_keys_make_the_registry() -> None:
     assert registry.adapters["openai"].config.base_url == "http://localhost:1/v1"
     assert registry.adapters["anthropic"].state == "not_configured"
     assert registry.resolve("local-messages").model.id == "local-messages:smollm2"
+
+
+def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:
+    """The line that is wrong may be the one with the key in it."""
+    path = written(tmp_path, "adapters:\n  a: {type: openai, api_key: sk-secret-key, : : }\n  b: [\n")
+    with pytest.raises(ConfigurationError, match=r"is no YAML: line 2, column \d+") as raised:
+        read_models_yaml(path)
+    assert "sk-secret" not in str(raised.value)
+    assert raised.value.__cause__ is raised.value.__context__ is None

@@ -81,8 +81,8 @@ async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_pa
             for _ in range(3):  # the fifth in a row would be the engine's end
                 await asyncio.sleep(chance.uniform(0, 0.03))
                 hosted = await engine.start()
-                assert hosted.root is not None
-                hosted.root.child("trace writer").tell("no writer understands this")
+                assert hosted.supervisor is not None
+                hosted.supervisor.child("trace writer").tell("no writer understands this")
 
         async with anyio.create_task_group() as group:
             group.start_soon(crash)

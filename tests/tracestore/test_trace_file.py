@@ -452,7 +452,7 @@ async def test_a_lock_that_is_never_given_back_is_reported(
     tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped process that holds the lock makes writing fail in time, with the lock's name."""
-    monkeypatch.setattr(database, "_needs_file_lock", lambda: True)
+    monkeypatch.setattr(database, "needs_file_lock", lambda: True)
     async with TraceStore(tmp_path / "trace.db") as store:
         holder = database._FileLock(store.path)
         await holder.acquire()
@@ -517,7 +517,7 @@ def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatc
         ((3, 52, 0), False),
     ]:
         monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
-        assert database._needs_file_lock() is needed
+        assert database.needs_file_lock() is needed
 
 
 def test_durability_is_one_of_two() -> None:

@@ -1,0 +1,109 @@
+"""Whether a provider answers, and how busy its adapter is: the optional part of the contract.
+
+An adapter may have `health_check()` and `statistics()`; whoever asks looks for them with `isinstance` and takes a
+plain bool for an answer, too.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+from urllib.parse import urlsplit
+
+import anyio
+import msgspec
+
+from bus.errors import CallboardError, InvalidRequestError
+
+from .transport import HttpRequest, Transport, TransportStatistics, close_reply
+
+
+class AdapterHealth(msgspec.Struct, frozen=True):
+    """What a health check found. True where `ok`. fix: what to do when it isn't."""
+
+    ok: bool
+    detail: str
+    fix: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+class AdapterStatistics(msgspec.Struct, frozen=True):
+    """calls: under way, waits between two attempts included. transport: None for one that doesn't count."""
+
+    calls: int
+    transport: TransportStatistics | None = None
+
+
+@runtime_checkable
+class ChecksHealth(Protocol):
+    """An adapter that can find out whether its provider answers, within seconds and at no cost."""
+
+    async def health_check(self) -> AdapterHealth | bool:
+        """Starts nothing, costs nothing. Should not raise; an AdapterError counts as a no."""
+        ...
+
+
+@runtime_checkable
+class ReportsStatistics(Protocol):
+    """An adapter that counts."""
+
+    def statistics(self) -> AdapterStatistics: ...
+
+
+@runtime_checkable
+class CountingTransport(Protocol):
+    """A transport that counts."""
+
+    def statistics(self) -> TransportStatistics: ...
+
+
+def failed(error: CallboardError, fix: str = "") -> AdapterHealth:
+    """An error as a finding. Without a `fix` it is what our errors say behind their semicolon."""
+    said, _, advice = str(error).partition("; ")
+    return AdapterHealth(False, said, fix or advice)
+
+
+async def probe(transport: Transport, request: HttpRequest, seconds: float) -> AdapterHealth:
+    """Send one harmless request, once, and judge by the status alone. Never raises, but for cancellation."""
+    where = place(request.url)
+    reply = None
+    try:
+        with anyio.move_on_after(seconds):
+            reply = await transport.send(request)
+    except InvalidRequestError as error:
+        return failed(error, "Correct them; a stray space or line break is enough.")
+    except CallboardError as error:
+        return failed(error, f"Check the network, base_url and any proxy on the way to {where}.")
+    if reply is None:
+        return AdapterHealth(
+            False,
+            f"{where} did not answer within {seconds:g} s",
+            "Check the network and base_url; if others reach it, it is overloaded.",
+        )
+    await close_reply(reply)
+    return judge(reply.status, f"HTTP {reply.status} from {where}")
+
+
+def judge(status: int, said: str) -> AdapterHealth:
+    """What the status of an answer to a harmless, authenticated GET means. said: how to call that answer."""
+    match status:
+        case 401 | 403:
+            return AdapterHealth(False, f"the key was refused: {said}", "Set a key that is valid there.")
+        case 407:
+            return AdapterHealth(False, f"a proxy wants a password: {said}", "Check HTTPS_PROXY and NO_PROXY.")
+        case 429:
+            return AdapterHealth(True, f"answers, and limits this key's requests now: {said}")
+        case _ if status >= 500:
+            return AdapterHealth(False, f"answers with its own failure: {said}", "Try again later.")
+        case _ if 300 <= status < 400:
+            return AdapterHealth(False, f"redirects, which is never followed: {said}", "Correct base_url.")
+        case _:
+            return AdapterHealth(True, f"answers: {said}")
+
+
+def place(url: str) -> str:
+    """Scheme, host and path of a URL: what may be shown, without a password or a key in it."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path}"

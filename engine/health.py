@@ -1,0 +1,317 @@
+"""What `Engine.health()` and `callboard doctor` find out: configuration, keys, providers, store.
+
+Every check looks and does nothing: no call that costs, no file made, no local model started. A check that fails
+says what to do; what it says never holds a key.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from adapters import ProviderAdapter, create_adapter
+from adapters.health import AdapterHealth, ChecksHealth
+from bus import CallboardError, Clock, ConfigurationError, StoreError
+from tracestore import TraceStore, WriterStatistics
+from tracestore.health import FileFacts, file_facts
+
+from .config import FROM_ENVIRONMENT, read_models_yaml
+from .registry import AdapterEntry, ModelRegistry
+from .statistics import live_adapter
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+CHECK_SECONDS = 5.0
+"""How long one provider may take."""
+
+FILE_SECONDS = 30.0
+"""How long the trace file is read; what is larger than that is checked in part."""
+
+LEAST_FREE_BYTES = 100 * 1024 * 1024
+
+_CLOSE_SECONDS = 2.0
+_LONGEST_DETAIL = 400
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One finding. fix: what to do if it is not `ok`; if it is, what would make more possible, or nothing."""
+
+    name: str
+    ok: bool
+    detail: str
+    fix: str = ""
+
+
+class HealthReport(msgspec.Struct, frozen=True):
+    """ok: every check is."""
+
+    ok: bool
+    checks: tuple[Check, ...]
+
+
+def report_of(checks: Sequence[Check]) -> HealthReport:
+    return HealthReport(all(check.ok for check in checks), tuple(checks))
+
+
+async def examine(engine: Engine, *, offline: bool, time_limit: float) -> HealthReport:
+    """All checks of an engine, whether it runs or not."""
+    live = {name: live_adapter(running.ref) for name, running in engine.running_adapters.items()}
+    writer = engine.hosted.writer if engine.hosted is not None else None
+    surroundings = Providers(engine.registry, live, engine.clock, offline=offline, time_limit=time_limit)
+    checks = [check_configuration(engine.registry, again=engine.hosted is not None)]
+    checks += await surroundings.check()
+    checks += await check_store(engine.store, writer.statistics() if writer is not None else None)
+    return report_of(checks)
+
+
+# -- configuration
+
+
+def check_configuration(registry: ModelRegistry, *, again: bool = False) -> Check:
+    """Whether what is loaded holds together and, `again`, whether its file could be loaded as it is now."""
+    name, path = "configuration", Path(registry.source)
+    try:
+        if again and path.is_file():
+            read_models_yaml(path)
+        if registry.default_model is not None:
+            registry.resolve(registry.default_model)
+    except ConfigurationError as error:
+        return unreadable(error, name)
+    adapters, models = len(registry.adapters), len(registry.models)
+    if not adapters:
+        return Check(name, False, f"no adapters in {registry.source}", "List at least one under `adapters:`.")
+    return Check(name, True, f"{adapters} adapters and {models} models, from {registry.source}")
+
+
+def unreadable(error: ConfigurationError, name: str = "configuration") -> Check:
+    """The check of a configuration that can't be used."""
+    return Check(name, False, str(error), "Correct the place that it names.")
+
+
+# -- providers
+
+
+class Providers:
+    """The checks of all adapters of a registry. live: those that run; for others one is made and closed."""
+
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        live: dict[str, ProviderAdapter | None],
+        clock: Clock,
+        *,
+        offline: bool,
+        time_limit: float,
+    ) -> None:
+        self._registry = registry
+        self._live = live
+        self._clock = clock
+        self._offline = offline
+        self._time_limit = time_limit
+        self._usable: set[str] = set()
+
+    async def check(self) -> list[Check]:
+        """In the order of the registry; providers are asked side by side."""
+        found: dict[str, list[Check]] = {}
+
+        async def look(entry: AdapterEntry) -> None:
+            found[entry.name] = [self._masked(check) for check in await self._adapter(entry)]
+
+        async with anyio.create_task_group() as group:
+            for entry in self._registry.adapters.values():
+                group.start_soon(look, entry)
+        checks = [check for name in self._registry.adapters for check in found[name]]
+        return [*checks, self._any_usable()]
+
+    def _any_usable(self) -> Check:
+        usable = [name for name in self._registry.adapters if name in self._usable]
+        if usable:
+            unasked = " (hosted ones were not asked)" if self._offline else ""
+            return Check("usable", True, f"{', '.join(usable)}{unasked}")
+        return Check("usable", False, "no adapter can be called", "Do what stands beside one of them.")
+
+    async def _adapter(self, entry: AdapterEntry) -> list[Check]:
+        key = self._key(entry)
+        if entry.missing_key is not None:
+            return [key]
+        live = self._live.get(entry.name)
+        try:
+            adapter = live or create_adapter(entry.type, entry.config, name=entry.name, clock=self._clock)
+        except Exception as error:  # a host's own adapter may raise anything
+            where = f"adapters.{entry.name} in {self._registry.source}"
+            return [key, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
+        try:
+            return [key, *await self._provider(entry, adapter)]
+        finally:
+            if adapter is not live:
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSE_SECONDS):
+                    await adapter.close()
+
+    def _key(self, entry: AdapterEntry) -> Check:
+        name, missing = f"key:{entry.name}", entry.missing_key
+        if missing is None:
+            return Check(name, True, "set" if entry.config.api_key else "none, and none is asked for")
+        detail = f"not_configured: {missing} is not set"
+        if self._chosen:
+            fix = f"Set {missing}, or take {entry.name} out of {self._registry.source}."
+            return Check(name, False, detail, fix)
+        return Check(name, True, detail, f"Set {missing} to use {entry.name}.")
+
+    @property
+    def _chosen(self) -> bool:
+        """Whether somebody listed these adapters, and so wants each of them to work."""
+        return self._registry.source != FROM_ENVIRONMENT
+
+    async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:
+        name = f"provider:{entry.name}"
+        if self._offline and entry.type != "local":
+            self._usable.add(entry.name)
+            return []
+        if not isinstance(adapter, ChecksHealth):
+            self._usable.add(entry.name)
+            return [Check(name, True, "not asked: this adapter has no health check")]
+        health = await self._ask(adapter)
+        if health.ok:
+            self._usable.add(entry.name)
+        elif not self._chosen and not entry.config.api_key:
+            return [Check(name, True, f"not_configured: {health.detail}", health.fix)]
+        fix = health.fix or ("" if health.ok else f"Look at adapters.{entry.name} in {self._registry.source}.")
+        return [Check(name, health.ok, health.detail, fix)]
+
+    async def _ask(self, adapter: ChecksHealth) -> AdapterHealth:
+        answer: AdapterHealth | bool | None = None
+        try:
+            with anyio.move_on_after(self._time_limit) as scope:
+                answer = await adapter.health_check()
+        except Exception as error:
+            return AdapterHealth(False, f"its health check failed: {_said(error)}")
+        if scope.cancelled_caught:
+            said = f"no answer within {self._time_limit:g} s"
+            return AdapterHealth(False, said, "Check the network and base_url; try again.")
+        if isinstance(answer, AdapterHealth):
+            return answer
+        healthy = answer is not False  # the contract's no-op returns nothing
+        return AdapterHealth(healthy, "its health check is content" if healthy else "its health check says no")
+
+    def _masked(self, check: Check) -> Check:
+        """The check without any key of the configuration, whoever wrote its text."""
+        keys = [entry.config.api_key for entry in self._registry.adapters.values() if entry.config.api_key]
+        detail, fix = check.detail, check.fix
+        for key in keys:
+            detail, fix = detail.replace(key, "***"), fix.replace(key, "***")
+        return msgspec.structs.replace(check, detail=detail, fix=fix)
+
+
+def _said(error: Exception) -> str:
+    text = str(error) if isinstance(error, CallboardError) else f"{type(error).__name__}: {error}"
+    return text[:_LONGEST_DETAIL]
+
+
+# -- the store
+
+
+async def check_store(store: TraceStore | None, writer: WriterStatistics | None = None) -> list[Check]:
+    """The trace file and what is around it. It is read over a connection of its own. writer: None if none runs."""
+    if store is None:
+        return [Check("store", True, "no trace is kept")]
+    try:
+        facts = await anyio.to_thread.run_sync(file_facts, store.path)
+    except OSError as error:
+        return [Check("store", False, f"{store.path}: {error.strerror or error}", "Make its folder reachable.")]
+    checks = [*await _content(facts), *_file(facts)]
+    if writer is not None:
+        checks.append(_writer(writer))
+    return checks
+
+
+async def _content(facts: FileFacts) -> list[Check]:
+    path = facts.path
+    if not facts.exists:
+        return [Check("store", True, f"{path} is not there yet; the first call makes it")]
+    if not facts.size:
+        return [Check("store", True, f"{path} is empty; the first call fills it")]
+    try:
+        async with TraceStore.open_readonly(path) as store:
+            journal = _journal(await store.journal_mode())
+            return [await _quick_check(store, facts), journal]
+    except StoreError as error:
+        return [Check("store", False, str(error), "Move that file away, or name another trace file.")]
+
+
+async def _quick_check(store: TraceStore, facts: FileFacts) -> Check:
+    size = f"{facts.size / 1_000_000:,.1f} MB"
+    try:
+        wrong = await store.check(seconds=FILE_SECONDS)
+    except TimeoutError:
+        return Check("store", True, f"{facts.path} opens, {size}; too large to be checked in {FILE_SECONDS:g} s")
+    if not wrong:
+        return Check("store", True, f"{facts.path} opens and is whole, {size}")
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    return Check(
+        "store",
+        False,
+        f"{facts.path} is damaged: {wrong[0][:_LONGEST_DETAIL]}{more}",
+        "Stop what writes to it, keep a copy, and recover it with: sqlite3 FILE .recover",
+    )
+
+
+def _journal(mode: str) -> Check:
+    if mode == "wal":
+        return Check("store:journal", True, "write-ahead log")
+    return Check(
+        "store:journal",
+        False,
+        f"no write-ahead log but {mode!r}, as on a network share: safe, and slow",
+        "Put the trace file on a local disk.",
+    )
+
+
+def _file(facts: FileFacts) -> list[Check]:
+    return [
+        _writable(facts),
+        _private(facts),
+        Check("store:locking", True, facts.locking),
+        _disk(facts),
+    ]
+
+
+def _writable(facts: FileFacts) -> Check:
+    if facts.writable:
+        return Check("store:writable", True, f"{facts.path if facts.exists else facts.folder}")
+    return Check(
+        "store:writable",
+        False,
+        f"{facts.path} can't be written, or no file be made beside it",
+        f"Give this user the right to write to it and to {facts.folder}, or name another trace file.",
+    )
+
+
+def _private(facts: FileFacts) -> Check:
+    shared = ", ".join(str(path) for path in facts.open_to_others)
+    if shared:
+        fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files beside it the same mode
+        return Check("store:private", False, f"others than its owner may open {shared}", fix)
+    return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")
+
+
+def _disk(facts: FileFacts) -> Check:
+    free = f"{facts.free_bytes / 1_000_000_000:,.1f} GB free"
+    if facts.free_bytes >= LEAST_FREE_BYTES:
+        return Check("store:disk", True, free)
+    return Check("store:disk", False, f"only {free}", f"Make room on the disk of {facts.folder}.")
+
+
+def _writer(writer: WriterStatistics) -> Check:
+    lost = f", {writer.lost} lost" if writer.lost else ""
+    detail = f"{writer.state}: {writer.committed} events committed, {writer.waiting} wait{lost}"
+    if writer.state == "ok" and not writer.lost:
+        return Check("store:writer", True, detail)
+    reason = f" ({writer.reason})" if writer.reason else ""
+    return Check("store:writer", False, detail + reason, "Make the trace file writable; the rest goes by itself.")

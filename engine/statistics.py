@@ -1,0 +1,100 @@
+"""What `Engine.statistics()` tells: put together from what every part counts by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from adapters.actor import AdapterActor
+from adapters.contract import ProviderAdapter
+from adapters.health import AdapterStatistics, ReportsStatistics
+from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
+from tracestore import WriterStatistics
+
+from .availability import Availability
+from .hosting import RunningAdapter
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider that was needed so far.
+
+    in_flight: calls that have one of `slots`; waiting: calls that have none yet. adapter: what it counts itself;
+    None while it is down, or if it doesn't count.
+    """
+
+    provider: str
+    running: bool
+    in_flight: int
+    waiting: int
+    slots: float
+    adapter: AdapterStatistics | None
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot. Before the start there is no supervisor and no writer; after the end, what they last counted.
+
+    uptime_seconds: since the start; once closed, how long it was up. sessions: those somebody still holds.
+    turns_waiting: for an earlier turn of their session.
+    """
+
+    state: Literal["new", "starting", "running", "closed"]
+    uptime_seconds: float
+    sessions: int
+    turns_running: int
+    turns_waiting: int
+    providers: tuple[ProviderStatistics, ...]
+    availability: tuple[Availability, ...]
+    bus: BusStatistics
+    streams: StreamChannelStatistics
+    supervisor: SupervisorStatistics | None
+    writer: WriterStatistics | None
+    prices_version: str
+
+
+def collect(engine: Engine) -> EngineStatistics:
+    """Ask every part."""
+    hosted = engine.hosted
+    sessions = list(engine.live_sessions.values())
+    supervisor = hosted.supervisor if hosted is not None else None
+    writer = hosted.writer if hosted is not None else None
+    return EngineStatistics(
+        state=hosted.state if hosted is not None else "new",
+        uptime_seconds=hosted.uptime_seconds if hosted is not None else 0.0,
+        sessions=len(sessions),
+        turns_running=sum(state.running is not None for state in sessions),
+        turns_waiting=sum(state.waiting for state in sessions),
+        providers=tuple(_provider(name, running) for name, running in engine.running_adapters.items()),
+        availability=engine.availability.snapshot(),
+        bus=engine.bus.statistics(),
+        streams=engine.streams.statistics(),
+        supervisor=supervisor.statistics() if supervisor is not None else None,
+        writer=writer.statistics() if writer is not None else None,
+        prices_version=engine.prices.version,
+    )
+
+
+def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
+    """The adapter of a running actor; None while it is down."""
+    actor = ref.actor
+    return actor.made if ref.running and isinstance(actor, AdapterActor) else None
+
+
+def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
+    slots = running.limiter.statistics()
+    adapter = live_adapter(running.ref)
+    return ProviderStatistics(
+        provider=name,
+        running=running.ref.running,
+        in_flight=slots.borrowed_tokens,
+        waiting=slots.tasks_waiting,
+        slots=slots.total_tokens,
+        adapter=_counted(adapter),
+    )
+
+
+def _counted(adapter: object) -> AdapterStatistics | None:
+    return adapter.statistics() if isinstance(adapter, ReportsStatistics) else None

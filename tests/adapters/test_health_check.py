@@ -1,0 +1,173 @@
+"""Whether a provider answers: one harmless GET against servers on real sockets."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from adapters.health import AdapterHealth, ChecksHealth, ReportsStatistics, judge, place
+from adapters.http_adapter import HttpAdapter
+from bus.errors import NetworkError
+
+from ..support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request
+from ..support.provider_server import provider_server, refusing_url
+from ..support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+KEY = "sk-the-key-under-test"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+async def check(adapter: HttpAdapter) -> AdapterHealth:
+    try:
+        return await adapter.health_check()
+    finally:
+        await adapter.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "path", "header"),
+    [
+        (AnthropicAdapter, "", "/v1/models", ("x-api-key", KEY)),
+        (AnthropicAdapter, "", "/v1/models", ("anthropic-version", "2023-06-01")),
+        (OpenAIAdapter, "/v1", "/v1/models", ("authorization", f"Bearer {KEY}")),
+        (OpenAICompatibleAdapter, "/openai/v1", "/openai/v1/models", ("authorization", f"Bearer {KEY}")),
+    ],
+)
+async def test_a_provider_that_lists_its_models_is_well(
+    kind: type[HttpAdapter], base: str, path: str, header: tuple[str, str]
+) -> None:
+    """It is asked once, with a GET beside its endpoint that carries the key and costs nothing."""
+    with provider_server() as server:
+        health = await check(kind(AdapterConfig(api_key=KEY, base_url=server.url + base)))
+        assert health
+        assert "HTTP 200" in health.detail
+        (asked,) = server.asked
+    assert (asked.method, asked.path) == ("GET", path)
+    assert asked.headers[header[0]] == header[1]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_key_is_named_as_that_and_never_shown(status: int) -> None:
+    """Whoever reads the finding learns which address refused it, not the key."""
+    with provider_server(status, f'{{"error": "bad key {KEY}"}}'.encode()) as server:
+        health = await check(OpenAIAdapter(AdapterConfig(api_key=KEY, base_url=server.url)))
+        assert len(server.asked) == 1
+    assert not health
+    assert "refused" in health.detail
+    assert str(status) in health.detail
+    assert health.fix
+    assert KEY not in repr(health)
+
+
+@pytest.mark.parametrize(
+    ("status", "well"),
+    [(400, True), (404, True), (405, True), (429, True), (302, False), (500, False), (529, False)],
+)
+async def test_a_server_that_answers_without_a_list_is_reachable_unless_it_says_it_is_broken(
+    status: int, well: bool
+) -> None:
+    """Servers need not have that page; one that fails or redirects is asked once all the same."""
+    with provider_server(status) as server:
+        health = await check(OpenAICompatibleAdapter(AdapterConfig(base_url=server.url)))
+        assert len(server.asked) == 1
+    assert health.ok is well
+    assert bool(health.fix) is not well
+
+
+async def test_a_refused_connection_is_a_finding() -> None:
+    """It says where nobody listens and what to look at, and raises nothing."""
+    url = refusing_url()
+    health = await check(OpenAIAdapter(AdapterConfig(base_url=url)))
+    assert not health
+    assert "could not connect" in health.detail
+    assert url in health.fix
+
+
+async def test_a_server_that_hangs_costs_no_more_than_the_configured_limit() -> None:
+    """The timeout of a call bounds the check, where it is shorter than the check's own five seconds."""
+    with provider_server(None) as server:
+        with anyio.fail_after(4):
+            health = await check(OpenAIAdapter(AdapterConfig(base_url=server.url, timeout_seconds=0.2)))
+    assert not health
+    assert "within 0.2 s" in health.detail
+
+
+async def test_the_reply_is_closed_unread() -> None:
+    """A list of models may be long; no byte of it is waited for."""
+    reply = FakeReply(HANG)
+    adapter = ToyAdapter(AdapterConfig(), transport=FakeTransport(reply))
+    assert await adapter.health_check()
+    assert reply.closed
+    assert reply.read == 0
+
+
+async def test_a_failure_is_not_retried() -> None:
+    """A check says how it is now; the second reply of the script is never asked for."""
+    transport = FakeTransport(NetworkError("cable cut"), FakeReply())
+    health = await ToyAdapter(AdapterConfig(max_retries=5), transport=transport).health_check()
+    assert not health
+    assert "cable cut" in health.detail
+    assert len(transport.requests) == 1
+
+
+async def test_an_address_that_can_not_be_sent_is_a_finding_without_the_key() -> None:
+    """A line break in a key, as from a file that was read whole, shows at once and stays unseen."""
+    with provider_server() as server:
+        health = await check(OpenAIAdapter(AdapterConfig(api_key=f"{KEY}\n", base_url=server.url)))
+        assert server.asked == []
+    assert not health
+    assert "can't be sent" in health.detail
+    assert "line break" in health.fix
+    assert KEY not in repr(health)
+
+
+async def test_a_closed_adapter_says_so() -> None:
+    """It asks nobody."""
+    adapter = OpenAIAdapter(AdapterConfig(base_url=refusing_url()))
+    await adapter.close()
+    assert "closed" in (await adapter.health_check()).detail
+
+
+async def test_statistics_count_calls_and_the_connections_they_hold() -> None:
+    """A call counts from its first byte sent until its stream is closed."""
+    with provider_server() as server:
+        adapter = ToyAdapter(AdapterConfig(base_url=server.url))
+        assert isinstance(adapter, ChecksHealth)
+        assert isinstance(adapter, ReportsStatistics)
+        assert adapter.statistics().calls == 0
+        await adapter.health_check()
+        counted = adapter.statistics().transport
+        assert counted is not None
+        assert (counted.clients, counted.in_use) == (1, 0)
+        await adapter.close()
+        counted = adapter.statistics().transport
+        assert counted is not None
+        assert counted.clients == 0
+
+
+async def test_a_running_call_is_counted_until_it_ends() -> None:
+    """Whoever asks in the middle of a stream sees one call."""
+    adapter = ToyAdapter(
+        AdapterConfig(), transport=FakeTransport(FakeReply(b'data: {"is": "text", "say": "a"}\n\n', HANG))
+    )
+    async with adapter.stream(request()) as stream:
+        await anext(stream)
+        assert adapter.statistics().calls == 1
+        assert adapter.statistics().transport is None  # this transport doesn't count
+    assert adapter.statistics().calls == 0
+
+
+def test_what_is_shown_of_an_address_holds_no_password() -> None:
+    """People put credentials into URLs, also as a query."""
+    assert place("https://me:secret@proxy.test:8443/v1/models?key=secret") == "https://proxy.test:8443/v1/models"
+
+
+def test_a_proxy_that_wants_a_password_is_not_the_provider() -> None:
+    """407 comes from in between, so the key is not blamed."""
+    assert "proxy" in judge(407, "HTTP 407").detail

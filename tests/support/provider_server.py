@@ -1,0 +1,68 @@
+"""A provider on 127.0.0.1 that answers every request with one status, or never. In threads of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+
+class Asked(NamedTuple):
+    """One request. headers: with lower-case names."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+class ProviderServer:
+    """What `provider_server` gives: its URL, and what it was asked."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.asked: list[Asked] = []
+
+
+@contextmanager
+def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> Iterator[ProviderServer]:
+    """A server. status: None never answers."""
+    over = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            server.asked.append(Asked("GET", self.path, {k.lower(): v for k, v in self.headers.items()}))
+            if status is None:
+                over.wait(60)
+                return
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_POST(self) -> None:
+            server.asked.append(Asked("POST", self.path, {}))
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ProviderServer(f"http://127.0.0.1:{http.server_address[1]}")
+    thread = threading.Thread(target=http.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        over.set()
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def refusing_url() -> str:
+    """The URL of a port on which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"

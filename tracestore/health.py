@@ -1,0 +1,76 @@
+"""Whether a trace file is well: what stands in it, and what stands around it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+
+from .database import needs_file_lock, sqlite_version
+
+BESIDE = ("", "-wal", "-shm", ".lock")
+
+
+class FileFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file system says about a trace file. All of it but `folder` is of the moment.
+
+    folder: the nearest one above it that exists. open_to_others: files that others than the owner can read.
+    file_lock: whether writers lock ``<file>.lock`` around each transaction, which `locking` explains.
+    """
+
+    path: Path
+    exists: bool
+    size: int
+    folder: Path
+    writable: bool
+    open_to_others: tuple[Path, ...]
+    free_bytes: int
+    sqlite_version: str
+    file_lock: bool
+    locking: str
+
+
+def file_facts(path: Path) -> FileFacts:
+    """Look at the file and its folder; opens and makes nothing. Raises OSError if even that can't be done."""
+    import shutil  # brings five compression libraries along
+
+    folder = _existing(path.parent)
+    exists = os.path.lexists(path)
+    writable = os.access(folder, os.W_OK | os.X_OK) and (not exists or os.access(path, os.W_OK))
+    return FileFacts(
+        path=path,
+        exists=exists,
+        size=path.lstat().st_size if exists else 0,
+        folder=folder,
+        writable=writable,
+        open_to_others=tuple(file for file in _files(path) if _open_to_others(file)),
+        free_bytes=shutil.disk_usage(folder).free,
+        sqlite_version=sqlite_version(),
+        file_lock=needs_file_lock(),
+        locking=_locking(path),
+    )
+
+
+def _existing(folder: Path) -> Path:
+    return next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
+
+
+def _files(path: Path) -> list[Path]:
+    beside = (path.with_name(path.name + ending) for ending in BESIDE)
+    return [file for file in beside if file.exists()]
+
+
+def _open_to_others(path: Path) -> bool:
+    return os.name == "posix" and bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
+
+
+def _locking(path: Path) -> str:
+    version = sqlite_version()
+    if needs_file_lock():
+        return (
+            f"SQLite {version} can lose rows when two connections write a WAL file at once "
+            f"(mended in 3.51.3, 3.50.7 and 3.44.6), so writers take turns on {path.name}.lock"
+        )
+    return f"SQLite {version} needs no lock file: several writers are safe"
