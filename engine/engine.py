@@ -49,11 +49,17 @@ _log = Log("engine")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind."""
+    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind.
+
+    retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
+    attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
+    """
 
     calls_per_provider: int = 256
     admit_events: int = 8192
     admit_seconds: float = 5.0
+    retain_streams_seconds: float = 60.0
+    retain_streams_bytes: int = 64 * 1024 * 1024
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +93,9 @@ class Engine:
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self.bus = Bus(clock=clock)
-        self.streams = StreamChannel(clock=clock)
+        self.streams = StreamChannel(
+            clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
+        )
         self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
         self.availability = AvailabilityTable()
