@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 ROOT = Path(__file__).resolve().parent.parent
 DELTAS_PER_CHUNK = 10
@@ -43,8 +43,8 @@ def _named(kind: str, **fields: object) -> str:
 
 class Chat:
     path = "/v1/chat/completions"
-    usage = {"prompt_tokens": 900, "completion_tokens": USAGE_OUT, "total_tokens": 900 + USAGE_OUT}
-    head = {"id": "chatcmpl-b", "created": 1_700_000_000, "model": "bench"}
+    usage: ClassVar = {"prompt_tokens": 900, "completion_tokens": USAGE_OUT, "total_tokens": 900 + USAGE_OUT}
+    head: ClassVar = {"id": "chatcmpl-b", "created": 1_700_000_000, "model": "bench"}
 
     @classmethod
     def whole(cls) -> dict[str, object]:
@@ -60,25 +60,25 @@ class Chat:
                 f"data: {_json({**cls.head, 'object': 'chat.completion.chunk', 'choices': [choice], **more})}\n\n"
             )
 
-        end = f"data: {_json({**cls.head, 'object': 'chat.completion.chunk', 'choices': [], 'usage': cls.usage})}\n\n"
+        usage = {**cls.head, "object": "chat.completion.chunk", "choices": [], "usage": cls.usage}
         return [
             chunk({"role": "assistant", "content": ""}),
             *(chunk({"content": text}) for text in texts),
             chunk({}, "stop"),
-            end,
+            f"data: {_json(usage)}\n\n",
             "data: [DONE]\n\n",
         ]
 
 
 class Messages:
     path = "/v1/messages"
-    usage = {
+    usage: ClassVar = {
         "input_tokens": 900,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": 0,
         "output_tokens": USAGE_OUT,
     }
-    head = {"id": "msg_b", "type": "message", "role": "assistant", "model": "bench"}
+    head: ClassVar = {"id": "msg_b", "type": "message", "role": "assistant", "model": "bench"}
 
     @classmethod
     def whole(cls) -> dict[str, object]:
@@ -193,8 +193,8 @@ class Replies:
 class Connection(asyncio.Protocol):
     """One connection; requests come one after the other."""
 
-    waiting: list[Connection] = []
-    held: list[Connection] = []
+    waiting: ClassVar[list[Connection]] = []
+    held: ClassVar[list[Connection]] = []
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
