@@ -261,6 +261,9 @@ class Engine:
     async def adapter(self, provider: str) -> tuple[ActorRef, anyio.CapacityLimiter]:
         """The running actor of a provider, and what bounds its calls; started when first asked for."""
         hosted = await self.start()
+        running = self._adapters.get(provider)
+        if running is not None and running.ref.running:
+            return running.ref, running.limiter  # nearly always: without the lock, and a turn of the loop for it
         async with self._adapter_locks.setdefault(provider, anyio.Lock()):
             running = self._adapters.get(provider)
             if running is None:
