@@ -44,7 +44,7 @@ async def _rows(quick: bool) -> list[Row]:
             work[f"raw {level}"] = partial(raw_at_once, clients, level, calls // level)
             work[f"engine {level}"] = partial(calls_at_once, engine, sessions, calls // level)
         spent = {
-            name: value / calls for name, value in (await in_turns(work, repetitions=1 if quick else 3)).items()
+            name: value / calls for name, value in (await in_turns(work, repetitions=1 if quick else 2)).items()
         }
     found = []
     for level in levels:

@@ -1,10 +1,10 @@
 """A thousand streams at once through the whole engine, each with five readers; then whether anything is left.
 
-    python -m benchmarks.scale STREAMS DELTAS ROUNDS [--traced]
+    python -m benchmarks.scale STREAMS DELTAS ROUNDS [--traced] [--no-floor]
 
 A process of its own, so that nothing of other subjects is counted: it prints what it found as JSON. A round makes
-STREAMS sessions, streams one turn in each, all at once, and drops them. With `--traced`, memory is traced (which
-makes everything slower, so no CPU is reported) and every round is compared with the one before it.
+STREAMS sessions, streams one turn in each, all at once, and drops them. With `--traced`, memory is traced, which
+makes everything several times slower.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def memory_now() -> dict[str, int]:
     return {"objects": len(gc.get_objects()), "traced": traced, "resident": resident_bytes()}
 
 
-async def measure(streams: int, deltas: int, rounds: int) -> dict[str, Any]:
+async def measure(streams: int, deltas: int, rounds: int, *, with_floor: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"rounds": []}
     headers = {"x-together": str(streams)}
     with reply_server(deltas) as url:
@@ -108,7 +108,7 @@ async def measure(streams: int, deltas: int, rounds: int) -> dict[str, Any]:
             engine = await stack.enter_async_context(engine_on(url, headers, calls=streams, keep_streams=False))
             clients = await stack.enter_async_context(RawClients(url, headers))
             for _ in range(rounds):
-                floor = 0.0 if tracemalloc.is_tracing() else await cpu_of(partial(raw_round, clients, streams))
+                floor = await cpu_of(partial(raw_round, clients, streams)) if with_floor else 0.0
                 begun = time.perf_counter()
                 spent = await cpu_of(partial(engine_round, engine, streams, deltas))
                 wall = time.perf_counter() - begun
@@ -122,9 +122,9 @@ async def measure(streams: int, deltas: int, rounds: int) -> dict[str, Any]:
     return found
 
 
-def in_own_process(streams: int, deltas: int, rounds: int, *, traced: bool) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.scale", str(streams), str(deltas), str(rounds)]
-    done = subprocess.run(command + ["--traced"] * traced, capture_output=True, text=True, cwd=ROOT, check=False)
+def in_own_process(streams: int, deltas: int, rounds: int, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.scale", str(streams), str(deltas), str(rounds), *options]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(
             done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "it ended without a word"
@@ -140,7 +140,7 @@ def _left(found: dict[str, Any]) -> Row:
 
 def rows(quick: bool) -> list[Row]:
     streams, deltas, rounds = (50, 50, 1) if quick else (1000, 500, 2)
-    found = in_own_process(streams, deltas, rounds, traced=False)
+    found = in_own_process(streams, deltas, rounds)
     best = min(found["rounds"], key=lambda one: one["cpu"])
     floor = min(one["floor"] for one in found["rounds"])
     events = streams * deltas
@@ -155,14 +155,14 @@ def rows(quick: bool) -> list[Row]:
 
 def plateau(quick: bool) -> list[Row]:
     """The third identical round against the second."""
-    streams, deltas = (20, 50) if quick else (1000, 500)
-    plain = in_own_process(streams, deltas, 3, traced=False)["rounds"]
-    traced = in_own_process(streams, deltas, 3, traced=True)["rounds"]
+    streams, traced_streams, deltas = (20, 20, 50) if quick else (1000, 200, 500)
+    plain = in_own_process(streams, deltas, 3, "--no-floor")["rounds"]
+    traced = in_own_process(traced_streams, deltas, 3, "--no-floor", "--traced")["rounds"]
     found = []
     for name, rounds, key, limit in (
-        ("live objects", plain, "objects", 1.02),
-        ("traced bytes", traced, "traced", 1.02),
-        ("resident bytes", plain, "resident", 1.10),
+        (f"live objects, {streams} streams", plain, "objects", 1.02),
+        (f"traced bytes, {traced_streams} streams", traced, "traced", 1.02),
+        (f"resident bytes, {streams} streams", plain, "resident", 1.10),
     ):
         second, third = rounds[1][key], rounds[2][key]
         ratio = third / max(second, 1)
@@ -170,7 +170,7 @@ def plateau(quick: bool) -> list[Row]:
         shown = [
             f"{value / unit:,.{0 if unit == 1 else 2}f}{'' if unit == 1 else ' MiB'}" for value in (third, second)
         ]
-        title = f"{name}, third of three rounds against the second"
+        title = f"{name}, third round against second"
         found.append(Row(title, shown[0], shown[1], ratio, f"≤ {limit:g}×", ratio <= limit))
     return found
 
@@ -181,10 +181,12 @@ def main() -> None:
     parser.add_argument("deltas", type=int)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--traced", action="store_true")
+    parser.add_argument("--no-floor", action="store_true")
     arguments = parser.parse_args()
     if arguments.traced:
         tracemalloc.start()
-    print(json.dumps(asyncio.run(measure(arguments.streams, arguments.deltas, arguments.rounds))))
+    work = measure(arguments.streams, arguments.deltas, arguments.rounds, with_floor=not arguments.no_floor)
+    print(json.dumps(asyncio.run(work)))
 
 
 if __name__ == "__main__":
