@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from operator import is_
 
 import msgspec
 
@@ -131,12 +132,13 @@ class _Fitter:
         for message in self.request.messages:
             match message.role:
                 case Role.USER | Role.DEVELOPER if message.role not in hoisted:
-                    self._append(fitted, message.role, self._said(message))
+                    self._append(fitted, message, message.role, self._said(message))
                 case Role.ASSISTANT:
                     content = self._assistant(message)
-                    self._append(fitted, Role.ASSISTANT, content)
+                    self._append(fitted, message, Role.ASSISTANT, content)
                     calls = [block for block in content if isinstance(block, ToolUseBlock)]
-                    self._append(fitted, Role.TOOL, [self._answer(call) for call in calls])
+                    if calls:
+                        self._append(fitted, None, Role.TOOL, [self._answer(call) for call in calls])
                 case Role.TOOL:
                     self._report_dropped(message)
                 case _:
@@ -149,12 +151,17 @@ class _Fitter:
             losses=tuple(self.losses),
         )
 
-    def _append(self, fitted: list[Message], role: Role, content: Iterable[ContentBlock]) -> None:
+    def _append(
+        self, fitted: list[Message], origin: Message | None, role: Role, content: Iterable[ContentBlock]
+    ) -> None:
+        """Add blocks of a role. origin: the message that they were, taken as it is if nothing had to change."""
         blocks = tuple(content)
         if not blocks:
             return
         if fitted and fitted[-1].role is role:
             fitted[-1] = Message(role, fitted[-1].content + blocks)
+        elif origin is not None and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
+            fitted.append(origin)
         else:
             fitted.append(Message(role, blocks))
 

@@ -124,7 +124,10 @@ class Call:
 
     async def _converse(self) -> CanonicalResponse:
         with anyio.CancelScope() as self._waiting:
-            await self.scene.limiter.acquire_on_behalf_of(self)
+            try:
+                self.scene.limiter.acquire_on_behalf_of_nowait(self)  # raises also when others wait already
+            except anyio.WouldBlock:
+                await self.scene.limiter.acquire_on_behalf_of(self)
         if self._cancelled:
             if not self._waiting.cancelled_caught:
                 self.scene.limiter.release_on_behalf_of(self)

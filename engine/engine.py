@@ -52,11 +52,17 @@ _log = Log("engine")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind."""
+    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind.
+
+    retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
+    attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
+    """
 
     calls_per_provider: int = 256
     admit_events: int = 8192
     admit_seconds: float = 5.0
+    retain_streams_seconds: float = 60.0
+    retain_streams_bytes: int = 64 * 1024 * 1024
 
 
 RESTART_SECONDS = 6.0
@@ -94,7 +100,9 @@ class Engine:
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self.bus = Bus(clock=clock)
-        self.streams = StreamChannel(clock=clock)
+        self.streams = StreamChannel(
+            clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
+        )
         self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
         self.availability = AvailabilityTable()
@@ -280,6 +288,9 @@ class Engine:
     async def adapter(self, provider: str) -> tuple[ActorRef, anyio.CapacityLimiter]:
         """The running actor of a provider, and what bounds its calls; started when first asked for."""
         hosted = await self.start()
+        running = self._adapters.get(provider)
+        if running is not None and running.ref.running:
+            return running.ref, running.limiter  # nearly always: without the lock, and a turn of the loop for it
         async with self._adapter_locks.setdefault(provider, anyio.Lock()):
             running = self._adapters.get(provider)
             if running is None:

@@ -15,7 +15,7 @@ import pytest
 
 from adapters import ToolDefinition, ToolResultBlock
 from bus import ConfigurationError, StoreError, WrongLoop
-from engine import Engine, Tool
+from engine import Engine, Limits, Tool
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tracestore import CallFilter, PriceTable, TraceStore
@@ -137,6 +137,16 @@ async def test_a_call_under_way_ends_in_a_row_when_the_engine_stops(tmp_path: Pa
         await sending
     async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
         assert [row.status in ("failed", "cancelled") for row in await store.calls()] == [True]
+
+
+async def test_without_retention_nothing_of_a_stream_outlives_its_turn() -> None:
+    """With retention 0 a stream that is over can't be attached to; by default it can."""
+    for limits, kept in ((Limits(), True), (Limits(retain_streams_seconds=0, retain_streams_bytes=0), False)):
+        async with Engine(models=registry(Say("Hello")), trace=False, limits=limits) as engine:
+            async with engine.session("s:m").stream("Hi") as turn:
+                assert "".join([text async for text in turn.text_stream]) == "Hello"
+            assert (turn.stream_id in engine.streams) is kept
+            assert (engine.streams.statistics().closed_bytes > 0) is kept
 
 
 async def test_another_loop_is_refused(tmp_path: Path) -> None:

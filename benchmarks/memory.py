@@ -1,0 +1,72 @@
+"""What an open stream and an idle session keep alive, and whether memory stays on a plateau.
+
+    python -m benchmarks.memory STREAMS SESSIONS
+
+As `benchmarks.scale`, it measures in a process of its own and prints JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import tracemalloc
+from contextlib import AsyncExitStack
+
+from .hosts import engine_on, release, settle
+from .reply_server import ROOT, reply_server
+from .scale import memory_now, plateau
+from .table import Row
+
+
+async def measure(streams: int, sessions: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    with reply_server(100) as url:
+        async with engine_on(url, {"x-hold": "1"}, calls=streams) as engine:
+            async with AsyncExitStack() as stack:  # one stream first, so that what everything shares is there
+                turn = await stack.enter_async_context(engine.session("chat:bench").stream("Go on."))
+                await anext(aiter(turn.text_stream))
+                await release(url)
+                await turn.message()
+            before = memory_now()
+            idle = [engine.session("chat:bench", system_prompt="You are brief.") for _ in range(sessions)]
+            found["session"] = _each(before, memory_now(), sessions)
+            idle.clear()
+            before = memory_now()
+            async with AsyncExitStack() as stack:
+                turns = [engine.session("chat:bench").stream("Go on.") for _ in range(streams)]
+                await asyncio.gather(*(stack.enter_async_context(turn) for turn in turns))
+                await asyncio.gather(*(anext(aiter(turn.text_stream)) for turn in turns))
+                await settle()
+                found["stream"] = _each(before, memory_now(), streams)
+                await release(url)
+                await asyncio.gather(*(turn.message() for turn in turns))
+    return found
+
+
+def _each(before: dict[str, int], after: dict[str, int], count: int) -> dict[str, float]:
+    return {name: (after[name] - before[name]) / count for name in before}
+
+
+def rows(quick: bool) -> list[Row]:
+    streams, sessions = (20, 100) if quick else (500, 10_000)
+    command = [sys.executable, "-m", "benchmarks.memory", str(streams), str(sessions)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    shown = []
+    for name, title in (
+        ("session", f"an idle session, of {sessions:,}"),
+        ("stream", f"an open stream with its connection and ten deltas, of {streams:,}"),
+    ):
+        of = found[name]
+        shown.append(Row(f"{title}, traced", f"{of['traced'] / 1024:.1f} KiB"))
+        shown.append(Row("  live objects", f"{of['objects']:.0f}"))
+    return [*shown, *plateau(quick)]
+
+
+if __name__ == "__main__":
+    tracemalloc.start()
+    print(json.dumps(asyncio.run(measure(int(sys.argv[1]), int(sys.argv[2])))))

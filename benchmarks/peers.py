@@ -1,0 +1,275 @@
+"""The vendors' SDKs and frameworks that are installed, each in a process of its own, against the same server.
+
+    python -m benchmarks.peers CLIENT URL MODE COUNT        MODE: call or stream
+
+Every client reads the same replies with its own defaults. The figure is CPU time of the process, per call or per
+event that the client hands out; import is not counted. Callboard stands among them twice: an adapter alone, and
+the whole engine with its store. The clients of others are the extra ``bench`` of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from importlib.util import find_spec
+from typing import Any, TypeAlias
+
+from .reply_server import ROOT, Chat, Messages, reply_server
+from .table import Row, against
+
+Work: TypeAlias = Callable[[], Awaitable[int]]
+Client: TypeAlias = tuple[Work, Work]
+"""One call and one stream; each returns how many events it had."""
+
+QUESTION = "Go on."
+TURNS: list[Any] = [{"role": "user", "content": QUESTION}]
+LIMIT = 1000
+DELTAS = 500
+
+
+async def _counted(events: Any) -> int:
+    count = 0
+    async for _ in events:
+        count += 1
+    return count
+
+
+async def raw(url: str, stack: AsyncExitStack, path: str, body: dict[str, Any]) -> Client:
+    from .hosts import RawClients
+
+    clients = await stack.enter_async_context(RawClients(url))
+
+    async def call() -> int:
+        await clients.post(path, body)
+        return 1
+
+    async def stream() -> int:
+        return await clients.stream(path, {**body, "stream": True})
+
+    return call, stream
+
+
+async def raw_chat(url: str, stack: AsyncExitStack) -> Client:
+    return await raw(url, stack, Chat.path, {"model": "bench", "messages": TURNS})
+
+
+async def raw_messages(url: str, stack: AsyncExitStack) -> Client:
+    return await raw(url, stack, Messages.path, {"model": "bench", "messages": TURNS, "max_tokens": LIMIT})
+
+
+async def adapter(url: str, stack: AsyncExitStack, kind: str) -> Client:
+    from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
+
+    made = create_adapter(kind, AdapterConfig(api_key="x", base_url=url), name="bench")
+    stack.push_async_callback(made.close)
+    number = 0
+
+    def request() -> CanonicalRequest:
+        nonlocal number
+        number += 1
+        return CanonicalRequest(
+            request_id=f"req_{number}", model="bench", messages=(Message.user(QUESTION),), max_output_tokens=LIMIT
+        )
+
+    async def call() -> int:
+        await made.complete(request())
+        return 1
+
+    return call, lambda: _counted(made.stream(request()))
+
+
+async def adapter_chat(url: str, stack: AsyncExitStack) -> Client:
+    return await adapter(url, stack, "openai_compatible")
+
+
+async def adapter_messages(url: str, stack: AsyncExitStack) -> Client:
+    return await adapter(url, stack, "anthropic")
+
+
+async def engine(url: str, stack: AsyncExitStack, model: str) -> Client:
+    from .hosts import engine_on
+
+    made = await stack.enter_async_context(engine_on(url))
+
+    async def call() -> int:
+        await made.session(model).send(QUESTION)
+        return 1
+
+    async def stream() -> int:
+        async with made.session(model).stream(QUESTION) as turn:
+            return await _counted(turn)
+
+    return call, stream
+
+
+async def engine_chat(url: str, stack: AsyncExitStack) -> Client:
+    return await engine(url, stack, "chat:bench")
+
+
+async def engine_messages(url: str, stack: AsyncExitStack) -> Client:
+    return await engine(url, stack, "messages:bench")
+
+
+async def openai_chat(url: str, stack: AsyncExitStack) -> Client:
+    from openai import AsyncOpenAI
+
+    client = await stack.enter_async_context(AsyncOpenAI(api_key="x", base_url=f"{url}/v1"))
+
+    async def call() -> int:
+        await client.chat.completions.create(model="bench", messages=TURNS)
+        return 1
+
+    async def stream() -> int:
+        return await _counted(await client.chat.completions.create(model="bench", messages=TURNS, stream=True))
+
+    return call, stream
+
+
+async def anthropic_messages(url: str, stack: AsyncExitStack) -> Client:
+    from anthropic import AsyncAnthropic
+
+    client = await stack.enter_async_context(AsyncAnthropic(api_key="x", base_url=url))
+
+    async def call() -> int:
+        await client.messages.create(model="bench", messages=TURNS, max_tokens=LIMIT)
+        return 1
+
+    async def stream() -> int:
+        return await _counted(
+            await client.messages.create(model="bench", messages=TURNS, max_tokens=LIMIT, stream=True)
+        )
+
+    return call, stream
+
+
+async def pydantic_ai_chat(url: str, stack: AsyncExitStack) -> Client:
+    from pydantic_ai.direct import model_request, model_request_stream
+    from pydantic_ai.messages import ModelRequest
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("bench", provider=OpenAIProvider(api_key="x", base_url=f"{url}/v1"))
+    prompt = [ModelRequest.user_text_prompt(QUESTION)]
+
+    async def call() -> int:
+        await model_request(model, prompt)
+        return 1
+
+    async def stream() -> int:
+        async with model_request_stream(model, prompt) as events:
+            return await _counted(events)
+
+    return call, stream
+
+
+async def litellm_chat(url: str, stack: AsyncExitStack) -> Client:
+    import litellm
+
+    where = {"model": "openai/bench", "api_base": f"{url}/v1", "api_key": "x", "messages": TURNS}
+
+    async def call() -> int:
+        await litellm.acompletion(**where)
+        return 1
+
+    async def stream() -> int:
+        return await _counted(await litellm.acompletion(**where, stream=True))
+
+    return call, stream
+
+
+async def langchain_chat(url: str, stack: AsyncExitStack) -> Client:
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="bench", api_key="x", base_url=f"{url}/v1")
+
+    async def call() -> int:
+        await model.ainvoke(QUESTION)
+        return 1
+
+    return call, lambda: _counted(model.astream(QUESTION))
+
+
+CLIENTS: dict[str, tuple[Callable[[str, AsyncExitStack], Awaitable[Client]], str | None, str]] = {
+    "raw-chat": (raw_chat, None, "raw-chat"),
+    "callboard-adapter-chat": (adapter_chat, None, "raw-chat"),
+    "callboard-engine-chat": (engine_chat, None, "raw-chat"),
+    "openai": (openai_chat, "openai", "raw-chat"),
+    "pydantic-ai": (pydantic_ai_chat, "pydantic_ai", "raw-chat"),
+    "litellm": (litellm_chat, "litellm", "raw-chat"),
+    "langchain-openai": (langchain_chat, "langchain_openai", "raw-chat"),
+    "raw-messages": (raw_messages, None, "raw-messages"),
+    "callboard-adapter-messages": (adapter_messages, None, "raw-messages"),
+    "callboard-engine-messages": (engine_messages, None, "raw-messages"),
+    "anthropic": (anthropic_messages, "anthropic", "raw-messages"),
+}
+"""Each client, the module it needs, and its floor."""
+
+
+async def measure(name: str, url: str, mode: str, count: int) -> float:
+    """CPU seconds per call, or per event of a stream."""
+    make, _, _ = CLIENTS[name]
+    async with AsyncExitStack() as stack:
+        call, stream = await make(url, stack)
+        work = call if mode == "call" else stream
+        for _ in range(3):
+            await work()
+        events = 0
+        before = time.process_time()
+        for _ in range(count):
+            events += await work()
+        return (time.process_time() - before) / events
+
+
+def in_own_process(name: str, url: str, mode: str, count: int) -> float | str:
+    """The figure, or what went wrong."""
+    command = [sys.executable, "-m", "benchmarks.peers", name, url, mode, str(count)]
+    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # it fetches its prices otherwise
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300, check=False
+        )
+        return float(json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.TimeoutExpired, IndexError, ValueError) as error:
+        said = done.stderr.strip().splitlines() if isinstance(error, IndexError | ValueError) else []
+        return said[-1][:60] if said else type(error).__name__
+
+
+def rows(quick: bool) -> list[Row]:
+    repetitions = 1 if quick else 3
+    here = [name for name, (_, module, _) in CLIENTS.items() if module is None or find_spec(module) is not None]
+    found = [Row(name, "not installed") for name in CLIENTS if name not in here]
+    with reply_server(DELTAS) as url:
+        for mode, count, unit in (("call", 10 if quick else 200, "call"), ("stream", 2 if quick else 20, "event")):
+            best: dict[str, float] = {}
+            failed: dict[str, str] = {}
+            for _ in range(repetitions):
+                for name in here:
+                    spent = in_own_process(name, url, mode, count)
+                    if isinstance(spent, str):
+                        failed[name] = spent
+                    else:
+                        best[name] = min(best.get(name, spent), spent)
+            for name in here:
+                floor = best.get(CLIENTS[name][2])
+                if name in best and floor:
+                    found.append(against(f"{name}, per {unit}", best[name], floor))
+                else:
+                    found.append(Row(f"{name}, per {unit}: {failed.get(name, 'no floor')}", "failed"))
+    return found
+
+
+def main() -> None:
+    name, url, mode, count = sys.argv[1:]
+    spent = asyncio.run(measure(name, url, mode, int(count)))
+    print(json.dumps(spent), flush=True)
+    os._exit(0)  # some clients leave threads behind
+
+
+if __name__ == "__main__":
+    main()

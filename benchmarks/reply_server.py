@@ -1,0 +1,311 @@
+"""A fast server of canned replies, in a process of its own: Chat Completions, Responses and Messages.
+
+    python -m benchmarks.reply_server [DELTAS]
+
+It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request with
+`"stream": true` gets DELTAS deltas, ten to a chunk, any other a reply of a few sentences. What a header asks for:
+
+    x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
+                    comes in chunks a few milliseconds apart, in turn with those of all others
+    x-hold: 1       a streamed reply stops after its first chunk until somebody gets /release
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+DELTAS_PER_CHUNK = 10
+PACE_SECONDS = 0.005
+SENTENCES = "The curtain rises on a quiet street. A clerk reads the notice, then reads it again. " * 6
+USAGE_OUT = 120
+
+
+def words(deltas: int) -> list[str]:
+    """The text of each delta of a streamed reply."""
+    return [f"word {index:03d} of it " for index in range(deltas)]
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def _named(kind: str, **fields: object) -> str:
+    return f"event: {kind}\ndata: {_json({'type': kind, **fields})}\n\n"
+
+
+class Chat:
+    path = "/v1/chat/completions"
+    usage: ClassVar = {"prompt_tokens": 900, "completion_tokens": USAGE_OUT, "total_tokens": 900 + USAGE_OUT}
+    head: ClassVar = {"id": "chatcmpl-b", "created": 1_700_000_000, "model": "bench"}
+
+    @classmethod
+    def whole(cls) -> dict[str, object]:
+        message = {"role": "assistant", "content": SENTENCES, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}
+        return {**cls.head, "object": "chat.completion", "choices": [choice], "usage": cls.usage}
+
+    @classmethod
+    def events(cls, texts: list[str]) -> list[str]:
+        def chunk(delta: dict[str, object], finish: str | None = None, **more: object) -> str:
+            choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+            return (
+                f"data: {_json({**cls.head, 'object': 'chat.completion.chunk', 'choices': [choice], **more})}\n\n"
+            )
+
+        usage = {**cls.head, "object": "chat.completion.chunk", "choices": [], "usage": cls.usage}
+        return [
+            chunk({"role": "assistant", "content": ""}),
+            *(chunk({"content": text}) for text in texts),
+            chunk({}, "stop"),
+            f"data: {_json(usage)}\n\n",
+            "data: [DONE]\n\n",
+        ]
+
+
+class Messages:
+    path = "/v1/messages"
+    usage: ClassVar = {
+        "input_tokens": 900,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": USAGE_OUT,
+    }
+    head: ClassVar = {"id": "msg_b", "type": "message", "role": "assistant", "model": "bench"}
+
+    @classmethod
+    def whole(cls) -> dict[str, object]:
+        content = [{"type": "text", "text": SENTENCES}]
+        return {
+            **cls.head,
+            "content": content,
+            "stop_reason": "end_turn",
+            "stop_sequence": None,
+            "usage": cls.usage,
+        }
+
+    @classmethod
+    def events(cls, texts: list[str]) -> list[str]:
+        begun = {**cls.head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": cls.usage}
+        return [
+            _named("message_start", message=begun),
+            _named("content_block_start", index=0, content_block={"type": "text", "text": ""}),
+            *(
+                _named("content_block_delta", index=0, delta={"type": "text_delta", "text": text})
+                for text in texts
+            ),
+            _named("content_block_stop", index=0),
+            _named(
+                "message_delta",
+                delta={"stop_reason": "end_turn", "stop_sequence": None},
+                usage={"output_tokens": USAGE_OUT},
+            ),
+            _named("message_stop"),
+        ]
+
+
+class Responses:
+    path = "/v1/responses"
+
+    @classmethod
+    def _response(cls, status: str, text: str | None) -> dict[str, object]:
+        done = status == "completed"
+        usage = {
+            "input_tokens": 900,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": USAGE_OUT,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 900 + USAGE_OUT,
+        }
+        return {
+            "id": "resp_b",
+            "object": "response",
+            "created_at": 1_700_000_000,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "model": "bench",
+            "output": [cls._item(text)] if text is not None else [],
+            "parallel_tool_calls": True,
+            "tool_choice": "auto",
+            "tools": [],
+            "usage": usage if done else None,
+        }
+
+    @staticmethod
+    def _item(text: str) -> dict[str, object]:
+        content = [{"type": "output_text", "annotations": [], "logprobs": [], "text": text}]
+        return {"id": "msg_b", "type": "message", "status": "completed", "role": "assistant", "content": content}
+
+    @classmethod
+    def whole(cls) -> dict[str, object]:
+        return cls._response("completed", SENTENCES)
+
+    @classmethod
+    def events(cls, texts: list[str]) -> list[str]:
+        text = "".join(texts)
+        place = {"item_id": "msg_b", "output_index": 0, "content_index": 0}
+        part = {"type": "output_text", "annotations": [], "logprobs": [], "text": ""}
+        opened = {"id": "msg_b", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        steps: list[tuple[str, dict[str, object]]] = [
+            ("response.created", {"response": cls._response("in_progress", None)}),
+            ("response.in_progress", {"response": cls._response("in_progress", None)}),
+            ("response.output_item.added", {"output_index": 0, "item": opened}),
+            ("response.content_part.added", {**place, "part": part}),
+            *(("response.output_text.delta", {**place, "delta": text, "logprobs": []}) for text in texts),
+            ("response.output_text.done", {**place, "text": text, "logprobs": []}),
+            ("response.content_part.done", {**place, "part": {**part, "text": text}}),
+            ("response.output_item.done", {"output_index": 0, "item": cls._item(text)}),
+            ("response.completed", {"response": cls._response("completed", text)}),
+        ]
+        return [_named(kind, sequence_number=number, **fields) for number, (kind, fields) in enumerate(steps)]
+
+
+class Replies:
+    """All bytes that the server can say, made once. By path: the whole reply, and the chunks of the stream."""
+
+    def __init__(self, deltas: int) -> None:
+        self.whole: dict[str, bytes] = {}
+        self.chunks: dict[str, list[bytes]] = {}
+        for protocol in (Chat, Messages, Responses):
+            body = _json(protocol.whole()).encode()
+            head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            self.whole[protocol.path] = head.encode() + body
+            self.chunks[protocol.path] = list(self._chunked(protocol.events(words(deltas))))
+
+    @staticmethod
+    def _chunked(events: list[str]) -> Iterator[bytes]:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        for start in range(0, len(events), DELTAS_PER_CHUNK):
+            piece = "".join(events[start : start + DELTAS_PER_CHUNK]).encode()
+            yield head + f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
+            head = b""
+        yield b"0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One connection; requests come one after the other."""
+
+    waiting: ClassVar[list[Connection]] = []
+    held: ClassVar[list[Connection]] = []
+
+    def __init__(self, replies: Replies) -> None:
+        self._replies = replies
+        self._transport: asyncio.Transport
+        self._received = b""
+        self._writable = True
+        self._rest: list[bytes] = []
+        self._reply: tuple[str, bool, bool] = ("", False, False)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._rest = []
+        for queue in (Connection.waiting, Connection.held):
+            if self in queue:
+                queue.remove(self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._write_next()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            lines = self._received[:end].decode("latin-1").split("\r\n")
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])
+            }
+            stop = end + 4 + int(headers.get("content-length", "0"))
+            if len(self._received) < stop:
+                return
+            body, self._received = self._received[end + 4 : stop], self._received[stop:]
+            self._answer(lines[0].split(" ")[1], headers, body)
+
+    def _answer(self, path: str, headers: dict[str, str], body: bytes) -> None:
+        if path == "/release":
+            held, Connection.held[:] = list(Connection.held), []
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            for connection in held:
+                connection._write_next()
+            return
+        streamed = b'"stream":true' in body or b'"stream": true' in body
+        self._reply = (path, streamed, "x-hold" in headers)
+        together = int(headers.get("x-together", "1"))
+        if together == 1:
+            self._begin(paced=False)
+            return
+        Connection.waiting.append(self)
+        if len(Connection.waiting) >= together:
+            begin, Connection.waiting[:] = list(Connection.waiting), []
+            for connection in begin:
+                connection._begin(paced=True)
+
+    def _begin(self, *, paced: bool) -> None:
+        path, streamed, hold = self._reply
+        if not streamed:
+            self._transport.write(self._replies.whole[path])
+        elif hold or paced:
+            self._rest = self._replies.chunks[path][::-1]
+            if hold:
+                self._transport.write(self._rest.pop())
+                Connection.held.append(self)
+            else:
+                self._write_next()
+        else:
+            self._transport.write(b"".join(self._replies.chunks[path]))
+
+    def _write_next(self) -> None:
+        if self._rest and self._writable:
+            self._transport.write(self._rest.pop())
+            asyncio.get_running_loop().call_later(PACE_SECONDS, self._write_next)
+
+
+async def serve(deltas: int) -> None:
+    loop = asyncio.get_running_loop()
+    replies = Replies(deltas)
+    server = await loop.create_server(lambda: Connection(replies), "127.0.0.1", 0, backlog=4096)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
+
+
+@contextlib.contextmanager
+def reply_server(deltas: int = 500) -> Iterator[str]:
+    """Run the server; its URL."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.reply_server", str(deltas)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        if not url:
+            raise RuntimeError("the reply server did not start")
+        yield url
+    finally:
+        process.stdin.close()
+        process.wait(timeout=10)
+        process.stdout.close()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    asyncio.run(serve(int(sys.argv[1]) if len(sys.argv) > 1 else 500))

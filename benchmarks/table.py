@@ -1,0 +1,99 @@
+"""What every subject of the benchmarks uses: rows, and measuring in turns."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+
+
+class Row(NamedTuple):
+    """One line of the table. met: whether the gate is kept; None where there is no gate."""
+
+    name: str
+    figure: str
+    floor: str = ""
+    ratio: float | None = None
+    gate: str = ""
+    met: bool | None = None
+
+
+def per_second(count: float) -> str:
+    return f"{count / 1e6:.2f}M/s" if count >= 1e6 else f"{count / 1e3:.0f}k/s"
+
+
+def micros(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def against(name: str, spent: float, floor: float, *, gate: float | None = None) -> Row:
+    """A row of CPU seconds, with their ratio to the floor's, and how large that may be."""
+    ratio = spent / floor
+    if gate is None:
+        return Row(name, micros(spent), micros(floor), ratio)
+    return Row(name, micros(spent), micros(floor), ratio, f"≤ {gate:g}×", ratio <= gate)
+
+
+async def cpu_of(work: Callable[[], Awaitable[object]]) -> float:
+    """CPU seconds of this process, all its threads, for one run of the work; without the collector's whims."""
+    gc.collect()
+    before = time.process_time()
+    await work()
+    return time.process_time() - before
+
+
+async def in_turns(
+    contestants: Mapping[str, Callable[[], Awaitable[object]]], *, repetitions: int, median: bool = False
+) -> dict[str, float]:
+    """CPU seconds of each, measured in turn and repeatedly, so that a noisy machine disturbs all alike.
+
+    The minimum of the repetitions, or their median. The first round warms up and does not count.
+    """
+    spent: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repetitions + 1):
+        for name, work in contestants.items():
+            spent[name].append(await cpu_of(work))
+    return {name: (statistics.median if median else min)(times[1:]) for name, times in spent.items()}
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(work)
+
+
+def as_row(row: Sequence[Any]) -> Row:
+    """A row from (name, figure, floor, ratio, gate), where a gate that is a number bounds the ratio."""
+    if isinstance(row, Row):
+        return row
+    name, figure, floor, ratio, gate, *more = row
+    met = more[0] if more else None
+    if isinstance(gate, int | float) and not isinstance(gate, bool):
+        met = ratio <= gate if ratio is not None else met
+        gate = f"≤ {gate:g}×"
+    return Row(str(name), _text(figure), _text(floor), ratio, gate or "", met)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def render(title: str, rows: Sequence[Row], width: int = 58) -> str:
+    lines = [title]
+    for row in rows:
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}×"
+        mark = {None: "", True: "met", False: "NOT MET"}[row.met]
+        lines.append(
+            f"  {row.name:{width}}{row.figure:>14}{row.floor:>14}{ratio:>10}   {row.gate:12}{mark}".rstrip()
+        )
+    return "\n".join(lines)

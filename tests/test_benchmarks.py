@@ -1,0 +1,53 @@
+"""The benchmarks run and say what they should; how fast anything is stays out of the tests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import actors, bus, fanout
+from benchmarks.reply_server import Chat, Messages, Responses, reply_server
+from benchmarks.table import Row, as_row, render
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("subject", [bus, actors, fanout], ids=lambda module: module.__name__)
+def test_a_subject_gives_rows_with_ratios(subject: object) -> None:
+    rows = subject.rows(quick=True)  # type: ignore[attr-defined]
+    assert rows
+    assert all(row.figure and row.ratio > 0 for row in rows)
+    assert all((row.met is None) == (row.gate == "") for row in rows)
+
+
+def test_the_command_prints_one_table() -> None:
+    command = [sys.executable, "-m", "benchmarks", "fanout", "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "append and 5 readers" in done.stdout
+    assert "×" in done.stdout
+
+
+def test_an_unknown_subject_is_named() -> None:
+    command = [sys.executable, "-m", "benchmarks", "bsu"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert "no subject bsu" in done.stderr
+
+
+def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:
+    assert as_row(("burst", "9 µs", "5 µs", 1.8, 2.0)) == Row("burst", "9 µs", "5 µs", 1.8, "≤ 2×", True)
+    assert "NOT MET" in render("Per delta", [as_row(("burst", "9 µs", "5 µs", 2.4, 2.0))])
+
+
+def test_the_reply_server_speaks_three_protocols() -> None:
+    import httpx
+
+    with reply_server(3) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        for protocol in (Chat, Messages, Responses):
+            assert json.loads(client.post(protocol.path, content=b"{}").content)["model"] == "bench"
+            streamed = client.post(protocol.path, content=b'{"stream":true}').text
+            assert streamed.count("word 00") >= 3
