@@ -54,8 +54,8 @@ CANCEL_GRACE_SECONDS = 5.0
 class CallScene:
     """What a call needs besides its request.
 
-    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. deadline: when the call
-    is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
+    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. deadline: when the
+    call is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
     """
 
     bus: Bus
@@ -150,7 +150,7 @@ class Call:
         return response
 
     async def _response(self, handle: CallHandle) -> CanonicalResponse:
-        """The adapter's response. Once cancelled it has a grace to end the call in order; then it is left alone."""
+        """The adapter's response. Once cancelled, it has a grace to end the call in order; then it is left."""
         try:
             with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
                 if self._cancelled:  # while it got its slot

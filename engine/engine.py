@@ -60,8 +60,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported.
 
-    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool: of
-    one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
+    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool:
+    of one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
     """
 
     shutdown: float = 15.0

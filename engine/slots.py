@@ -1,8 +1,8 @@
 """How many calls a provider gets at once, and who is next.
 
-Slots are given in the order of turns, not of requests: the second call of a turn that began earlier goes before the
-first call of a later one, so a turn that was let in is not starved by newcomers. Within a turn, first come, first
-served. A waiting call can be cancelled at any moment; a slot that was just given to it goes to the next.
+Slots are given in the order of turns, not of requests: the second call of a turn that began earlier goes before
+the first call of a later one, so a turn that was let in is not starved by newcomers. Within a turn, first come,
+first served. A waiting call can be cancelled at any moment; a slot that was just given to it goes to the next.
 """
 
 from __future__ import annotations
