@@ -90,8 +90,8 @@ def responses(deltas: int) -> Wire:
         {"type": "response.created", "response": response("in_progress", [])},
         {"type": "response.output_item.added", "output_index": 0, "item": {**item(""), "content": []}},
     ]
-    for word in words(deltas):
-        events.append({"type": "response.output_text.delta", **place, "content_index": 0, "delta": word})
+    head = {"type": "response.output_text.delta", **place, "content_index": 0}
+    events += [{**head, "delta": word} for word in words(deltas)]
     events += [
         {"type": "response.output_text.done", **place, "content_index": 0, "text": text},
         {"type": "response.output_item.done", "output_index": 0, "item": item(text)},

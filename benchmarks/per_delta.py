@@ -1,6 +1,6 @@
 """What a delta and a call cost, as ratios to raw httpx with msgspec decoding, all in one run, in CPU time.
 
-    python -m benchmarks.per_delta [--quick] [--wire anthropic|openai|openai_compatible] [--only burst|paced|calls|crowd]
+    python -m benchmarks.per_delta [--quick] [--wire NAME] [--only burst|paced|calls|crowd]
 
 Three ways to the same replies of a local server (`benchmarks.canned_server`, a process of its own): raw httpx and
 msgspec; an adapter alone; a whole engine with its store and one or five readers. Profiles: *burst*, the server
@@ -43,7 +43,9 @@ HISTORY = tuple(
     if n % 2 == 0
     else Message.assistant(f"Answer {n}: file number {n} has been read, and holds nothing of interest.")
     for n in range(19)
-) + (Message.user("And now?"),)
+)
+"""All but the last of the 20 messages."""
+
 TOOLS = tuple(
     ToolDefinition(
         f"read_file_{n}",
@@ -96,7 +98,9 @@ class Clients:
 
     def request(self, *, heavy: bool) -> CanonicalRequest:
         self._numbers += 1
-        return request(self._numbers, self.wire, HISTORY if heavy else QUESTION, TOOLS if heavy else ())
+        return request(
+            self._numbers, self.wire, (*HISTORY, *QUESTION) if heavy else QUESTION, TOOLS if heavy else ()
+        )
 
     @contextlib.asynccontextmanager
     async def raw(self, *, stream: bool, heavy: bool = False, clients: int = 1) -> AsyncIterator[Run]:
@@ -156,7 +160,7 @@ class Clients:
                 def session() -> Session:
                     tools = [Tool(tool) for tool in TOOLS] if heavy else []
                     made = engine.session(MODEL, tools=tools)
-                    made._state.messages = list(HISTORY[:-1]) if heavy else []
+                    made._state.messages = list(HISTORY) if heavy else []
                     return made
 
                 async def call() -> None:
