@@ -16,7 +16,7 @@ from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskC
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StreamEvent
 
-from .contract import AttemptObserver, BatchedStream, CanonicalRequest, CanonicalResponse, ProviderAdapter
+from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter, PumpedStream
 
 INITIALIZE_SECONDS = 120.0
 
@@ -113,9 +113,8 @@ def start_call(
     async def streamed() -> CanonicalResponse:
         assert sink is not None
         async with adapter.stream(request, on_attempt=on_attempt) as stream:
-            if isinstance(stream, BatchedStream):
-                while events := await stream.batch():
-                    sink(events)
+            if isinstance(stream, PumpedStream):
+                await stream.pump(sink)
             else:
                 async for event in stream:
                     sink((event,))

@@ -219,11 +219,14 @@ class AdapterStream(Protocol):
 
 
 @runtime_checkable
-class BatchedStream(Protocol):
-    """An AdapterStream that can also give all the events it has at once, which costs less for each."""
+class PumpedStream(Protocol):
+    """An AdapterStream that can also drive itself, which costs less for each event than being iterated."""
 
-    async def batch(self) -> Sequence[StreamEvent]:
-        """At least one event; none at the end. Raises what iterating would raise."""
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end, giving `sink` the same events, as many at a time as came together.
+
+        Raises what iterating would raise.
+        """
         ...
 
 

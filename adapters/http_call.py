@@ -64,6 +64,7 @@ class HttpCall:
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
+        self._limit_ends = math.inf
         self._started_ns = adapter.clock.monotonic_ns()
         self._first_event_told = False
         self._message_id = request.message_id or adapter.clock.new_id("msg")
@@ -112,8 +113,8 @@ class HttpCall:
         assert self._deadline is not None
         if self.cancelled and not self.draining:
             raise self._cancelled_error()
-        own = anyio.current_time() + limit if limit is not None else self._deadline
-        with anyio.CancelScope(deadline=min(own, self._deadline)) as scope:
+        self._limit_ends = anyio.current_time() + limit if limit is not None else self._deadline
+        with anyio.CancelScope(deadline=min(self._limit_ends, self._deadline)) as scope:
             self._scope = scope
             try:
                 return await step()
@@ -121,11 +122,17 @@ class HttpCall:
                 self._scope = None
         if self.cancelled:  # also when a drain's time is up
             raise self._cancelled_error()
-        if own < self._deadline:
+        if self._limit_ends < self._deadline:
             raise RequestTimeoutError(f"{self.adapter.name}: no {what.removeprefix('the ')} within {limit:g} s")
         raise RequestTimeoutError(
             f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s", retryable=False
         )
+
+    def move_on(self, limit: float) -> None:
+        """What is being waited for comes in parts, and one came: `limit` counts anew."""
+        if self._scope is not None and self._deadline is not None:
+            self._limit_ends = anyio.current_time() + limit
+            self._scope.deadline = min(self._limit_ends, self._deadline)
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
         """Wait before another attempt, or raise the error, complete with ids and without the key."""

@@ -7,6 +7,7 @@ and is repeated; after it, what came stands, the message is completed as an erro
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -43,6 +44,7 @@ class HttpStream:
         self._delivered = False
         self._response: CanonicalResponse | None = None
         self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
+        self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # of the pump that runs
         self._drained: anyio.Event | None = None  # while a task other than the reader's reads on
         call.on_cancel = self._close_reply
 
@@ -58,13 +60,20 @@ class HttpStream:
             raise StopAsyncIteration
         return self._ready.popleft()
 
-    async def batch(self) -> list[StreamEvent]:
-        """All events that are there, at least one; none at the end. The same events as `__anext__` gives."""
-        if not self._ready:
-            await self._fill()
-        ready = list(self._ready)
-        self._ready.clear()
-        return ready
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end; see `adapters.contract.PumpedStream`."""
+        self._sink = sink
+        try:
+            while self._ready or await self._fill():
+                self._flush(sink)
+        finally:
+            self._sink = None
+
+    def _flush(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        if self._ready:
+            ready = list(self._ready)
+            self._ready.clear()
+            sink(ready)
 
     async def _fill(self) -> bool:
         """Read until there is an event; False at the end. Raises what the call failed with."""
@@ -115,9 +124,24 @@ class HttpStream:
     async def _read(self, reply: HttpReply) -> None:
         config = self._adapter.config
         limit = config.stream_read_timeout if self._delivered else config.first_event_timeout
+        sink = self._sink
+        if sink is not None and self._delivered:
+            await self._call.wait(lambda: self._read_all(reply, limit, sink), limit, what="the next event")
+        else:
+            self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
+
+    async def _read_all(
+        self, reply: HttpReply, limit: float, sink: Callable[[Sequence[StreamEvent]], object]
+    ) -> None:
+        """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
+        while not self._call.ended:
+            self._take_in(await reply.chunk())
+            self._call.move_on(limit)
+            self._flush(sink)
+
+    def _take_in(self, chunk: bytes | None) -> None:
         normaliser = self._normaliser
         assert normaliser is not None
-        chunk = await self._call.wait(reply.chunk, limit, what="the next event")
         events = normaliser.close() if chunk is None else normaliser.feed(chunk)
         if self._kept is not None:
             if normaliser.finished or normaliser.error is not None:

@@ -244,7 +244,7 @@ async def burst(wire: str, quick: bool) -> None:
 
 
 async def paced(wire: str, quick: bool) -> None:
-    deltas = 50 if quick else 150
+    deltas = 150 if quick else 500
     with server(deltas, 50) as url:
         clients = Clients(url, wire)
         spent = await compare(

@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import AdapterConfig
 from adapters.http_stream import HttpStream
-from bus.errors import NetworkError
+from bus.errors import NetworkError, RequestTimeoutError
 from bus.stream_events import MessageComplete, StreamEvent, TextDelta
 from bus.usage import StopReason, TokenUsage, UsageSource
 
@@ -171,11 +171,45 @@ async def test_before_the_reply_has_begun_there_is_nothing_to_read_on() -> None:
     assert anyio.current_time() - started == pytest.approx(0.5)
 
 
-async def test_a_batch_is_all_that_is_there() -> None:
-    """`batch()` gives the same events as iterating, as many at a time as arrived together, and then nothing."""
+async def test_a_pumped_stream_gives_the_same_events() -> None:
+    """As many at a time as arrived together; a cancel, a drain and time limits work as when it is iterated."""
     toy, _ = draining(1.0, sse(MORE, USAGE, DONE))
-    stream = toy.stream(request())
     batches: list[list[str]] = []
-    while batch := await stream.batch():
-        batches.append([event.type for event in batch])
+    await toy.stream(request()).pump(lambda events: batches.append([event.type for event in events]))
     assert batches == [["message.start", "text.delta"], ["text.delta", "message.complete"]]
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0])
+async def test_a_pumped_stream_is_cancelled_in_order(seconds: float) -> None:
+    """With and without reading on."""
+    toy, transport = draining(1.0, sse(MORE), 1.0, sse(USAGE), 1.0, sse(DONE), seconds=seconds)
+    events: list[StreamEvent] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(toy.stream(request()).pump, events.extend)
+        await anyio.sleep(1.5)
+        await toy.cancel("req_1")
+    last = check_stream(events)
+    assert [event.text for event in events if isinstance(event, TextDelta)] == ["Hel", "lo ☃"]
+    assert last.stop_reason is StopReason.CANCELLED
+    assert last.usage.source is (UsageSource.REPORTED if seconds else UsageSource.ESTIMATED)
+    assert anyio.current_time() == pytest.approx(3.0 if seconds else 1.5)
+    assert transport.all_closed
+
+
+async def test_a_pumped_stream_has_its_time_between_events_and_for_the_whole() -> None:
+    """The limit counts anew with each piece, and the whole call's does not."""
+    slow = [step for _ in range(4) for step in (2.0, sse(MORE))]
+    for limit, whole, after, message in (
+        (3.0, 600.0, 11.0, "no next event within 3 s"),
+        (3.0, 5.0, 5.0, "longer"),
+    ):
+        transport = FakeTransport(FakeReply(sse(TEXT), *slow, HANG))
+        config = AdapterConfig(stream_read_timeout=limit, timeout_seconds=whole, max_retries=0)
+        toy = ToyAdapter(config, transport=transport, clock=FakeClock())
+        events: list[StreamEvent] = []
+        started = anyio.current_time()
+        with pytest.raises(RequestTimeoutError, match=message):
+            await toy.stream(request()).pump(events.extend)
+        assert anyio.current_time() - started == pytest.approx(after)
+        assert check_stream(events).stop_reason is StopReason.ERROR
+        assert transport.all_closed
