@@ -8,7 +8,7 @@ inside a call fails that call; a crash of the actor fails its calls, and the nex
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -16,7 +16,7 @@ from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskC
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StreamEvent
 
-from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter
+from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter, PumpedStream
 
 INITIALIZE_SECONDS = 120.0
 
@@ -98,11 +98,12 @@ class CallHandle:
 def start_call(
     ref: ActorRef,
     request: CanonicalRequest,
-    sink: Callable[[StreamEvent], object] | None,
+    sink: Callable[[Sequence[StreamEvent]], object] | None,
     *,
     on_attempt: AttemptObserver | None = None,
 ) -> CallHandle:
-    """Start a call in an adapter's actor, now. sink: gets each event of the stream; None asks for no stream.
+    """Start a call in an adapter's actor, now. sink: gets the events of the stream, as many at a time as
+    there are; None asks for no stream.
 
     Raises AdapterError if the actor isn't running.
     """
@@ -117,8 +118,11 @@ def start_call(
     async def streamed() -> CanonicalResponse:
         assert sink is not None
         async with adapter.stream(request, on_attempt=on_attempt) as stream:
-            async for event in stream:
-                sink(event)
+            if isinstance(stream, PumpedStream):
+                await stream.pump(sink)
+            else:
+                async for event in stream:
+                    sink((event,))
             if stream.response is None:
                 raise CancelledError("the stream ended without a response", request_id=request.request_id)
             return stream.response

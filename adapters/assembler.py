@@ -17,9 +17,10 @@ arrive for a tool call already closed can't be delivered, and are reported in `w
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -71,6 +72,9 @@ class _Block:
     incomplete: bool = False  # the provider said that this call must not be executed
     closed: bool = False
     content: ContentBlock | None = None  # what it came to, once closed
+
+    def copy(self) -> _Block:
+        return replace(self, parts=list(self.parts))
 
 
 class Assembler:
@@ -229,12 +233,25 @@ class Assembler:
             self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
         self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
 
-    def abort(self, stop_reason: StopReason) -> None:
+    def fork(self) -> Assembler:
+        """The reply as far as it has got, to be ended without what the provider may still send."""
+        fork = copy.copy(self)
+        fork.warnings = list(self.warnings)
+        fork._ready = []
+        fork._done = list(self._done)
+        fork._held = [block.copy() for block in self._held]
+        fork._open = self._open.copy() if self._open is not None else None
+        return fork
+
+    def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
         """The reply was cancelled or broke off: what is open is closed as far as it got.
 
-        Its usage is what had been reported, marked partial, or an estimate.
+        usage: what it really was, if that is known all the same. Otherwise its usage is what had been reported,
+        marked partial, or an estimate.
         """
-        if self.usage is not None:
+        if usage is not None:
+            pass
+        elif self.usage is not None:
             usage = msgspec.structs.replace(self.usage, source=UsageSource.PARTIAL)
         else:
             usage = self._estimate_usage(self.partial_text())

@@ -37,6 +37,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     api_key: None for servers that need none. base_url: with or without its version suffix; None for the
     provider's own address. timeout_seconds: for a whole call, with all its attempts. max_retries: attempts
     after the first. extra_headers: sent with every request. options: what only this adapter knows.
+    drain_for_usage: for how long at most a cancelled stream is read on, in silence, for the usage that comes at
+    its end; 0 closes the connection at once, and the call's usage is then partial or an estimate.
     """
 
     api_key: str | None = None
@@ -49,6 +51,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     first_event_timeout: float = 120.0
     stream_read_timeout: float = 120.0
+    drain_for_usage: float = 0.0
 
     def __repr__(self) -> str:
         key = None if self.api_key is None else "***"
@@ -82,7 +85,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     a colon of its own needs it (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
-    tool_choice: None is the provider's default. max_retries: overrides the configuration's.
+    tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
+    configuration's.
     """
 
     request_id: str
@@ -102,6 +106,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     session_id: str = ""
     max_retries: int | None = None
+    timeout_seconds: float | None = None
+    drain_for_usage: float | None = None
     stream: bool = False
 
     def __post_init__(self) -> None:
@@ -209,6 +215,18 @@ class AdapterStream(Protocol):
     @property
     def response(self) -> CanonicalResponse | None:
         """The whole response, once the stream has ended well."""
+        ...
+
+
+@runtime_checkable
+class PumpedStream(Protocol):
+    """An AdapterStream that can also drive itself, which costs less for each event than being iterated."""
+
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end, giving `sink` the same events, as many at a time as came together.
+
+        Raises what iterating would raise.
+        """
         ...
 
 

@@ -182,7 +182,7 @@ class HttpAdapter(ABC):
     async def close(self) -> None:
         for call in list(self.running.values()):
             if not call.ended:
-                await call.cancel()
+                await call.cancel(at_once=True)
         await self._transport.aclose()
 
     # -- one attempt

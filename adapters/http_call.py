@@ -6,6 +6,7 @@ own; none is held across a `yield`, so a reader may leave at any point.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,7 +35,9 @@ T = TypeVar("T")
 class HttpCall:
     """One call over all its attempts. assembler: of the current attempt. ended: nothing will be waited for again.
 
-    on_cancel: closes the reply when the call is cancelled while nothing is waited for.
+    on_cancel: closes the reply when the call is cancelled while nothing is waited for. on_drain: set while a
+    cancelled call may be read on for its usage; told so when that begins, and whether somebody reads now.
+    draining: it is being read on; what is waited for then ends at the drain's own time limit.
     """
 
     def __init__(
@@ -53,10 +56,15 @@ class HttpCall:
         self.ended = False
         self.assembler: Assembler
         self.wire: WireCall | None = None
+        self.draining = False
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
+        self.on_drain: Callable[[bool], Awaitable[None]] | None = None
+        self.timeout_seconds = _given(request.timeout_seconds, adapter.config.timeout_seconds)
+        self._drain_seconds = _given(request.drain_for_usage, adapter.config.drain_for_usage)
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
+        self._limit_ends = math.inf
         self._started_ns = adapter.clock.monotonic_ns()
         self._first_event_told = False
         self._message_id = request.message_id or adapter.clock.new_id("msg")
@@ -84,7 +92,7 @@ class HttpCall:
             if running is not None and not running.ended:
                 raise InvalidRequestError(f"request_id {self.request.request_id!r} is already running")
             self.adapter.running[self.request.request_id] = self
-            self._deadline = anyio.current_time() + self.adapter.config.timeout_seconds
+            self._deadline = anyio.current_time() + self.timeout_seconds
         if self.cancelled:
             raise self._cancelled_error()
         self.attempt += 1
@@ -103,21 +111,28 @@ class HttpCall:
         Raises CancelledError after `cancel()`, RequestTimeoutError when time is up.
         """
         assert self._deadline is not None
-        if self.cancelled:
+        if self.cancelled and not self.draining:
             raise self._cancelled_error()
-        own = anyio.current_time() + limit if limit is not None else self._deadline
-        with anyio.CancelScope(deadline=min(own, self._deadline)) as scope:
+        self._limit_ends = anyio.current_time() + limit if limit is not None else self._deadline
+        with anyio.CancelScope(deadline=min(self._limit_ends, self._deadline)) as scope:
             self._scope = scope
             try:
                 return await step()
             finally:
                 self._scope = None
-        if self.cancelled:
+        if self.cancelled:  # also when a drain's time is up
             raise self._cancelled_error()
-        if own < self._deadline:
+        if self._limit_ends < self._deadline:
             raise RequestTimeoutError(f"{self.adapter.name}: no {what.removeprefix('the ')} within {limit:g} s")
-        seconds = self.adapter.config.timeout_seconds
-        raise RequestTimeoutError(f"{self.adapter.name}: the call took longer than {seconds:g} s", retryable=False)
+        raise RequestTimeoutError(
+            f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s", retryable=False
+        )
+
+    def move_on(self, limit: float) -> None:
+        """What is being waited for comes in parts, and one came: `limit` counts anew."""
+        if self._scope is not None and self._deadline is not None:
+            self._limit_ends = anyio.current_time() + limit
+            self._scope.deadline = min(self._limit_ends, self._deadline)
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
         """Wait before another attempt, or raise the error, complete with ids and without the key."""
@@ -149,12 +164,26 @@ class HttpCall:
     def _cancelled_error(self) -> CancelledError:
         return CancelledError("the call was cancelled", request_id=self.request.request_id)
 
-    async def cancel(self) -> None:
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the call. at_once: even if it may, or does, read on for its usage."""
+        if self.on_drain is not None and self._drain_seconds > 0 and not at_once:
+            if not self.cancelled:
+                self.cancelled = self.draining = True
+                self._deadline = min(self._deadline or math.inf, anyio.current_time() + self._drain_seconds)
+                if self._scope is not None:
+                    self._scope.deadline = min(self._scope.deadline, self._deadline)
+                await self.on_drain(self._scope is not None)
+            return
         self.cancelled = True
+        self.draining = False
         if self._scope is not None:
             self._scope.cancel()
         elif self.on_cancel is not None:
             await self.on_cancel()
+
+
+def _given(own: float | None, default: float) -> float:
+    return default if own is None else own
 
 
 _SECRET_HEADERS = ("auth", "key", "token", "cookie")

@@ -7,6 +7,7 @@ and is repeated; after it, what came stands, the message is completed as an erro
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -14,8 +15,9 @@ import anyio
 
 from bus.errors import AdapterError, CancelledError
 from bus.stream_events import StreamEvent
-from bus.usage import StopReason
+from bus.usage import StopReason, TokenUsage
 
+from .assembler import Assembler
 from .contract import CanonicalResponse
 from .normaliser import StreamNormaliser
 from .transport import HttpReply, close_reply, read_body
@@ -41,6 +43,9 @@ class HttpStream:
         self._normaliser: StreamNormaliser | None = None
         self._delivered = False
         self._response: CanonicalResponse | None = None
+        self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
+        self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # of the pump that runs
+        self._drained: anyio.Event | None = None  # while a task other than the reader's reads on
         call.on_cancel = self._close_reply
 
     @property
@@ -51,22 +56,44 @@ class HttpStream:
         return self
 
     async def __anext__(self) -> StreamEvent:
+        if not self._ready and not await self._fill():
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end; see `adapters.contract.PumpedStream`."""
+        self._sink = sink
+        try:
+            while self._ready or await self._fill():
+                self._flush(sink)
+        finally:
+            self._sink = None
+
+    def _flush(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
         if self._ready:
-            return self._ready.popleft()
+            ready = list(self._ready)
+            self._ready.clear()
+            sink(ready)
+
+    async def _fill(self) -> bool:
+        """Read until there is an event; False at the end. Raises what the call failed with."""
         try:
             while not self._ready:
+                if self._drained is not None:
+                    await self._drained.wait()
+                    continue
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
                     raise failure
                 if self._call.ended:
                     await self._drain()
-                    raise StopAsyncIteration
+                    return False
                 await self._advance()
         except BaseException:
             self._call.ended = True
             await self._close_reply()
             raise
-        return self._ready.popleft()
+        return True
 
     async def _advance(self) -> None:
         """One step: an attempt begins, or a piece of the body is read."""
@@ -87,6 +114,7 @@ class HttpStream:
         """Choose how to read the body: some servers answer a streamed request with a whole reply."""
         if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
             self._normaliser = self._adapter.normaliser(self._call.assembler)
+            self._call.on_drain = self._read_on
             return
         body = await self._call.wait(lambda: read_body(reply), what="the reply's body")
         self._adapter.read_whole(body, self._call.assembler, reply)
@@ -96,10 +124,30 @@ class HttpStream:
     async def _read(self, reply: HttpReply) -> None:
         config = self._adapter.config
         limit = config.stream_read_timeout if self._delivered else config.first_event_timeout
+        sink = self._sink
+        if sink is not None and self._delivered:
+            await self._call.wait(lambda: self._read_all(reply, limit, sink), limit, what="the next event")
+        else:
+            self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
+
+    async def _read_all(
+        self, reply: HttpReply, limit: float, sink: Callable[[Sequence[StreamEvent]], object]
+    ) -> None:
+        """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
+        while not self._call.ended:
+            self._take_in(await reply.chunk())
+            self._call.move_on(limit)
+            self._flush(sink)
+
+    def _take_in(self, chunk: bytes | None) -> None:
         normaliser = self._normaliser
         assert normaliser is not None
-        chunk = await self._call.wait(reply.chunk, limit, what="the next event")
-        self._deliver(normaliser.close() if chunk is None else normaliser.feed(chunk))
+        events = normaliser.close() if chunk is None else normaliser.feed(chunk)
+        if self._kept is not None:
+            if normaliser.finished or normaliser.error is not None:
+                self._end_early(StopReason.CANCELLED)
+            return
+        self._deliver(events)
         if normaliser.error is not None:
             raise normaliser.error
         if normaliser.finished:
@@ -117,8 +165,30 @@ class HttpStream:
         self._response = self._adapter.response_of(self._call, self._wire, self._reply)
         self._call.ended = True
 
+    async def _read_on(self, being_read: bool) -> None:
+        """The call was cancelled and its usage is wanted: read on, keeping apart what was delivered until now.
+
+        Whoever reads now goes on reading; if nobody does, that is done here, so that it ends in any case.
+        """
+        self._kept = self._call.assembler.fork()
+        if being_read:
+            return
+        self._drained = anyio.Event()
+        try:
+            while not self._call.ended:
+                await self._advance()
+        finally:
+            drained, self._drained = self._drained, None
+            if not self._call.ended:
+                self._end_early(StopReason.CANCELLED)
+            await self._close_reply()
+            drained.set()
+
     async def _fail(self, error: AdapterError) -> None:
         await self._close_reply()
+        if self._kept is not None:
+            self._end_early(StopReason.CANCELLED)
+            return
         if not self._delivered:
             try:
                 await self._call.back_off_or_raise(error)
@@ -139,7 +209,12 @@ class HttpStream:
         call.ended = True
         if call.attempt == 0:  # cancelled before anything was sent
             call.assembler = call.new_assembler()
-        call.assembler.abort(reason)
+        usage: TokenUsage | None = None
+        if self._kept is not None:
+            whole, call.assembler = call.assembler, self._kept
+            call.assembler.usage = whole.usage
+            usage = whole.usage if whole.complete else None
+        call.assembler.abort(reason, usage)
         self._ready.extend(call.assembler.take())
         if self._wire is not None:
             self._response = self._adapter.response_of(call, self._wire, self._reply)
@@ -158,13 +233,14 @@ class HttpStream:
 
     async def _close_reply(self) -> None:
         reply, self._reply = self._reply, None
+        self._call.on_drain = None
         if reply is not None:
             await close_reply(reply)
 
     async def aclose(self) -> None:
         """Close the socket; an unfinished call is cancelled. Idempotent."""
         if not self._call.ended:
-            await self._call.cancel()  # also reaches a read that another task waits in
+            await self._call.cancel(at_once=True)  # also reaches a read that another task waits in
             self._call.ended = True
         self._ready.clear()
         await self._close_reply()

@@ -8,7 +8,7 @@ such as U+2028 may stand inside JSON text, which is why text-mode line iterators
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TypeAlias
 
 from bus.errors import StreamError
 
@@ -16,11 +16,8 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 """The largest event that is accepted; a longer one ends the stream in a StreamError."""
 
 
-class SseEvent(NamedTuple):
-    """name: the `event:` field, empty if there was none. data: its `data:` lines, joined by a line feed."""
-
-    name: bytes
-    data: bytes
+SseEvent: TypeAlias = tuple[bytes, bytes]
+"""The `event:` field, empty if there was none; and the `data:` lines, joined by a line feed."""
 
 
 class SseDecoder:
@@ -38,6 +35,33 @@ class SseDecoder:
     def feed(self, chunk: bytes) -> list[SseEvent]:
         if b"\r" in chunk or self._after_cr:
             chunk = self._normalise_line_ends(chunk)
+        if self._pieces or self._data or self._name or self._at_start:
+            end = chunk.find(b"\n\n") + 2  # of the event that an earlier chunk began
+            if end == 1 or len(chunk) > MAX_EVENT_BYTES:
+                return self._feed_lines(chunk)
+            return self._feed_lines(chunk[:end]) + self._feed_events(chunk[end:])
+        return self._feed_events(chunk)
+
+    def _feed_events(self, chunk: bytes) -> list[SseEvent]:
+        """The usual: a chunk that begins with an event, most of which have one line of data and perhaps a name."""
+        if len(chunk) > MAX_EVENT_BYTES:
+            return self._feed_lines(chunk)
+        events: list[SseEvent] = []
+        blocks = chunk.split(b"\n\n")
+        rest = blocks.pop()
+        for block in blocks:
+            first, _, second = block.partition(b"\n")
+            if not second and first[:6] == b"data: ":
+                if len(first) > 6:
+                    events.append((b"", first[6:]))
+            elif second[:6] == b"data: " and first[:6] == b"event:" and b"\n" not in second:
+                if len(second) > 6:
+                    events.append((first[6:].strip(), second[6:]))
+            else:
+                events += self._feed_lines(block + b"\n\n")
+        return events + self._feed_lines(rest) if rest else events
+
+    def _feed_lines(self, chunk: bytes) -> list[SseEvent]:
         if b"\n" not in chunk:
             self._hold(chunk)
             return []
@@ -84,7 +108,7 @@ class SseDecoder:
                 if self._data:
                     data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
                     if data:
-                        events.append(SseEvent(self._name, data))
+                        events.append((self._name, data))
                     self._data = []
                     self._data_size = 0
                 self._name = b""

@@ -6,8 +6,9 @@ A transport knows no endpoint. Time limits other than the connection's are the c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import anyio
@@ -95,10 +96,15 @@ async def close_reply(reply: HttpReply) -> None:
 
 
 class _Client:
-    """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
+    """A connection pool and how many calls use it now. single_use: it is closed with its one reply.
 
-    def __init__(self, client: httpx.AsyncClient, *, single_use: bool = False) -> None:
-        self.client = client
+    pool: where the environment names proxies, a whole client, which knows which of them is for whom; otherwise
+    only what a client has below it, because what the client adds (cookies, redirects, authentication, defaults to
+    be merged) is of no use here and costs as much as the request itself.
+    """
+
+    def __init__(self, pool: httpx.AsyncClient | httpx.AsyncHTTPTransport, *, single_use: bool = False) -> None:
+        self.pool = pool
         self.calls = 0
         self.single_use = single_use
 
@@ -110,10 +116,21 @@ class _Kind(NamedTuple):
     loopback: bool
 
 
+@lru_cache(maxsize=128)
 def _kind_of(url: str) -> _Kind:
     parts = urlsplit(url)
     host = parts.hostname or ""
     return _Kind(parts.scheme == "https", host in ("localhost", "::1") or host.startswith("127."))
+
+
+@lru_cache(maxsize=128)
+def _parsed(url: str) -> httpx.URL:
+    import httpx
+
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise httpx.UnsupportedProtocol("the URL needs http:// or https://, and a host")
+    return parsed
 
 
 class HttpxTransport:
@@ -151,14 +168,18 @@ class HttpxTransport:
 
         home.calls += 1
         try:
-            built = home.client.build_request(
+            built = httpx.Request(
                 request.method,
-                request.url,
-                headers=dict(request.headers),
+                _parsed(request.url),
+                headers={"accept-encoding": "gzip, deflate", **request.headers},
                 content=request.body,
-                timeout=httpx.Timeout(None, connect=request.connect_timeout),
+                extensions={"timeout": {"connect": request.connect_timeout}},
             )
-            return _HttpxReply(await home.client.send(built, stream=True), home)
+            if isinstance(home.pool, httpx.AsyncClient):
+                return _HttpxReply(await home.pool.send(built, stream=True), home)
+            response = await home.pool.handle_async_request(built)
+            response.request = built
+            return _HttpxReply(response, home)
         except BaseException:
             await _release(home)
             raise
@@ -172,7 +193,9 @@ class HttpxTransport:
         clients.append(home)
         return home
 
-    def _open_client(self, kind: _Kind) -> httpx.AsyncClient:
+    def _open_client(self, kind: _Kind) -> httpx.AsyncClient | httpx.AsyncHTTPTransport:
+        from urllib.request import getproxies
+
         import httpx
 
         secure, loopback = kind
@@ -180,22 +203,23 @@ class HttpxTransport:
             self._context = httpx.create_ssl_context()
         verify = self._context if secure and self._context is not None else False
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        # no proxy of the environment can reach this machine's own servers
-        return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False, trust_env=not loopback)
+        if getproxies() and not loopback:  # no proxy can reach this machine's own servers
+            return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
+        return httpx.AsyncHTTPTransport(verify=verify, limits=limits)
 
     async def aclose(self) -> None:
         self._closed = True
         homes = [home for clients in self._clients.values() for home in clients]
         self._clients = {}
         for home in homes:
-            await home.client.aclose()
+            await home.pool.aclose()
 
 
 async def _release(home: _Client) -> None:
     home.calls -= 1
     if home.single_use:
         with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
-            await home.client.aclose()
+            await home.pool.aclose()
 
 
 class _HttpxReply:
@@ -205,12 +229,13 @@ class _HttpxReply:
         self._body: AsyncIterator[bytes] | None = None
         self._closed = False
         self.status = response.status_code
-        self.headers: Mapping[str, str] = dict(response.headers)
+        self.headers: Mapping[str, str] = _as_dict(response.headers.raw)
 
     async def chunk(self) -> bytes | None:
         if self._body is None:
             encoded = "content-encoding" in self.headers
-            self._body = self._response.aiter_bytes() if encoded else self._response.aiter_raw()
+            stream = cast("AsyncIterable[bytes]", self._response.stream)
+            self._body = self._response.aiter_bytes() if encoded else aiter(stream)
         try:
             return await anext(self._body, None)
         except Exception as error:
@@ -224,6 +249,15 @@ class _HttpxReply:
                     await self._response.aclose()
             finally:
                 await _release(self._home)
+
+
+def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by their lower-case names; those that were sent twice are joined by a comma."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers
 
 
 def _harmless(error: Exception) -> Exception | None:

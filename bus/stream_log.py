@@ -92,6 +92,18 @@ class StreamLog(Generic[T]):
                 self._fold_oldest()
         return self._base + len(events) - 1
 
+    def extend(self, events: Sequence[T]) -> None:
+        """Add several events at once: the same as appending each."""
+        if self._closed:
+            raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
+        self._events.extend(events)
+        if self._signal is not None:
+            self._wake()
+        if len(self._events) >= self._weigh_at:
+            self._weigh()
+            if self._bytes > FOLD_ABOVE_BYTES:
+                self._fold_oldest()
+
     def close(self) -> None:
         """Nothing more will come; readers end when they have read everything. Idempotent."""
         if not self._closed:

@@ -7,7 +7,8 @@ call (a return, an error, a crash of the adapter, a cancellation, the engine's s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -43,16 +44,24 @@ from bus.usage import UsageSource
 from tracestore import PriceTable
 
 from .accumulator import StreamAccumulator, whole_reply_events
+from .slots import CallSlots
+
+CANCEL_GRACE_SECONDS = 5.0
+"""How long an adapter may take to end a cancelled call in order, before the call is ended without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallScene:
-    """What a call needs besides its request. prices: asked when an attempt starts."""
+    """What a call needs besides its request.
+
+    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. deadline: when the
+    call is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
+    """
 
     bus: Bus
     clock: Clock
     adapter: ActorRef
-    limiter: anyio.CapacityLimiter
+    limiter: CallSlots
     prices: Callable[[], PriceTable]
     routing: RoutingDecision
     log: StreamLog[TurnEvent]
@@ -60,6 +69,9 @@ class CallScene:
     turn_id: str | None = None
     caused_by: str | None = None
     tags: dict[str, str] | None = None
+    order: int = 0
+    deadline: float = math.inf
+    drain_seconds: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -87,25 +99,22 @@ class Call:
     _attempt_us: int = 0
     _first_token_ms: int | None = None
     _prices: PriceTable | None = None
-    _handle: CallHandle | None = None
     _cancelled: bool = False
-    _over: bool = False
     _waiting: anyio.CancelScope | None = None
+    _over: bool = False
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
         self._cancelled = True
-        if self._handle is not None:
-            self._handle.cancel()
-        elif self._waiting is not None:
+        if self._waiting is not None:
             self._waiting.cancel()
 
     async def run(self) -> CallOutcome:
-        """Raises AdapterError; CancelledError (ours) after `cancel()`, with what had arrived."""
+        """Raises AdapterError; CancelledError (ours) after `cancel()` or its deadline, with what had arrived."""
         self._started_ns = self.scene.clock.monotonic_ns()
         first_seq = self.scene.log.next_seq
         terminal: LlmCallCompleted | LlmCallFailed | None = None
-        error: AdapterError = CancelledError("the call was cancelled", request_id=self.request.request_id)
+        error: AdapterError = self._cancelled_error()
         try:
             response = await self._converse()
             cost = self._price(response.usage, response.model)
@@ -118,34 +127,48 @@ class Call:
             error = failure
             raise
         finally:
+            self._over = True
             self._close_log(first_seq, error if terminal is None else None)
             self._publish_terminal(terminal, error)
-            self._over = True  # a task that was killed may still take a step before it learns of it
 
     async def _converse(self) -> CanonicalResponse:
-        with anyio.CancelScope() as self._waiting:
-            try:
-                self.scene.limiter.acquire_on_behalf_of_nowait(self)  # raises also when others wait already
-            except anyio.WouldBlock:
-                await self.scene.limiter.acquire_on_behalf_of(self)
         if self._cancelled:
-            if not self._waiting.cancelled_caught:
-                self.scene.limiter.release_on_behalf_of(self)
-            raise CancelledError("the call was cancelled", request_id=self.request.request_id)
+            raise self._cancelled_error()
+        with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
+            await self.scene.limiter.acquire(self.scene.order)
+        if self._waiting.cancelled_caught:
+            raise self._cancelled_error()
         try:
-            sink = self._on_event if self.streamed else None
-            self._handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
-            response = await self._handle.wait()
-        except BaseException:
-            if self._handle is not None:
-                self._handle.kill()
-            raise
+            sink = self._take_in if self.streamed else None
+            handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
+            response = await self._response(handle)
         finally:
-            self.scene.limiter.release_on_behalf_of(self)
+            self.scene.limiter.release()
         if not self.streamed:
             for event in self._whole(response):
                 self.scene.log.append(event)
         return response
+
+    async def _response(self, handle: CallHandle) -> CanonicalResponse:
+        """The adapter's response. Once cancelled, it has a grace to end the call in order; then it is left."""
+        try:
+            with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
+                if self._cancelled:  # while it got its slot
+                    self._waiting.cancel()
+                return await handle.wait()
+            handle.cancel()
+            with anyio.move_on_after(CANCEL_GRACE_SECONDS + self.scene.drain_seconds):
+                return await handle.wait()
+            raise self._cancelled_error()
+        finally:
+            handle.kill()  # which does nothing if it is done
+
+    def _cancelled_error(self) -> CancelledError:
+        return CancelledError("the call was cancelled", request_id=self.request.request_id)
+
+    def _take_in(self, events: Sequence[StreamEvent]) -> None:
+        if not self._over:  # an adapter that ignores its cancelling may still send
+            self.scene.log.extend(events)
 
     def _whole(self, response: CanonicalResponse) -> list[StreamEvent]:
         complete = MessageComplete(
@@ -160,13 +183,11 @@ class Call:
 
     # -- reports of the adapter, synchronous
 
-    def _on_event(self, event: StreamEvent) -> None:
-        if not self._over:
-            self.scene.log.append(event)
-
     def _on_attempt(self, report: AttemptReport) -> None:
-        if self._over:
-            return
+        if not self._over:
+            self._note_attempt(report)
+
+    def _note_attempt(self, report: AttemptReport) -> None:
         match report:
             case AttemptStarted():
                 self._attempt, self._attempt_open = report.attempt, True
@@ -199,12 +220,12 @@ class Call:
         if terminal is None:
             terminal = self._failed(error, will_retry=False, delay=0.0)
         if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
-            self._on_attempt(AttemptStarted(1))
+            self._note_attempt(AttemptStarted(1))
         if self._attempt_open:
             self._attempt_open = False
             self._publish(terminal)
         elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
-            self._on_attempt(AttemptStarted(self._attempt + 1, "retry"))
+            self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             self._publish(terminal)
 

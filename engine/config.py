@@ -25,6 +25,11 @@ _ADAPTER_KEYS = {
     "base_url",
     "timeout_seconds",
     "max_retries",
+    "max_concurrency",
+    "drain_for_usage",
+    "connect_timeout",
+    "first_event_timeout",
+    "stream_read_timeout",
     "extra_headers",
     "options",
 }
@@ -131,8 +136,15 @@ class _Reader:
             max_retries=int(self._number(entry, "max_retries", where, 2)),
             extra_headers=self._strings(entry, "extra_headers", where),
             options=self._mapping(entry.get("options") or {}, f"{where}.options"),
+            connect_timeout=self._number(entry, "connect_timeout", where, 10.0),
+            first_event_timeout=self._number(entry, "first_event_timeout", where, 120.0),
+            stream_read_timeout=self._number(entry, "stream_read_timeout", where, 120.0),
+            drain_for_usage=self._number(entry, "drain_for_usage", where, 0.0),
         )
-        return AdapterEntry(name=name, type=kind, config=config, missing_key=missing)
+        slots = int(self._number(entry, "max_concurrency", where, 0))
+        return AdapterEntry(
+            name=name, type=kind, config=config, missing_key=missing, max_concurrency=slots or None
+        )
 
     def _key(self, entry: JsonObject, where: str) -> tuple[str | None, str | None]:
         """The adapter's key, and the variable that should hold it and doesn't."""

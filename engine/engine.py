@@ -41,9 +41,10 @@ from .availability import AvailabilityTable
 from .config import home_folder, load_registry
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted, RunningAdapter
-from .registry import ModelRegistry
+from .registry import AdapterEntry, ModelRegistry
 from .session import Session, SessionState
 from .session_manager import ApplyCosts, start_turn
+from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
 from .turn import Turn
@@ -70,9 +71,15 @@ RESTART_SECONDS = 6.0
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported."""
+    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported.
+
+    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool:
+    of one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
+    """
 
     shutdown: float = 15.0
+    turn: float | None = None
+    tool: float = 60.0
 
 
 class Engine:
@@ -285,7 +292,7 @@ class Engine:
                 )
             await anyio.sleep(0.01)
 
-    async def adapter(self, provider: str) -> tuple[ActorRef, anyio.CapacityLimiter]:
+    async def adapter(self, provider: str) -> tuple[ActorRef, CallSlots]:
         """The running actor of a provider, and what bounds its calls; started when first asked for."""
         hosted = await self.start()
         running = self._adapters.get(provider)
@@ -318,8 +325,12 @@ class Engine:
         """The adapters that were needed so far, by provider; one of them may be down just now."""
         return self._adapters
 
-    def new_limiter(self) -> anyio.CapacityLimiter:
-        return anyio.CapacityLimiter(self._limits.calls_per_provider)
+    def new_limiter(self, entry: AdapterEntry) -> CallSlots:
+        return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self._timeouts
 
     @property
     def shutdown_seconds(self) -> float:

@@ -29,6 +29,7 @@ from tracestore import TraceWriter, WriterCore
 from .availability import AvailabilityActor
 from .registry import AdapterEntry
 from .session_manager import SessionManager
+from .slots import CallSlots
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 class RunningAdapter:
     """A provider's actor, and what bounds its calls."""
 
-    def __init__(self, ref: ActorRef, limiter: anyio.CapacityLimiter) -> None:
+    def __init__(self, ref: ActorRef, limiter: CallSlots) -> None:
         self.ref = ref
         self.limiter = limiter
 
@@ -154,7 +155,7 @@ class Hosted:
             return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
 
         ref = await self._adapters.start_child(ChildSpec(entry.name, make, on_limit="stop"))
-        return RunningAdapter(ref, self._engine.new_limiter())
+        return RunningAdapter(ref, self._engine.new_limiter(entry))
 
     async def revive_adapter(self, name: str) -> None:
         await self._adapters.restart_child(name)

@@ -17,12 +17,17 @@ from bus import ConfigurationError
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One configured adapter. missing_key: the environment variable that should hold its key and doesn't."""
+    """One configured adapter.
+
+    missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
+    more wait. None is the engine's `Limits.calls_per_provider`.
+    """
 
     name: str
     type: str
     config: AdapterConfig
     missing_key: str | None = None
+    max_concurrency: int | None = None
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn may ask of the model; None leaves it to the model's defaults.
 
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any.
+    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
+    turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
+    adapter's. drain_for_usage: see AdapterConfig.
     """
 
     max_output_tokens: int | None = None
@@ -46,6 +48,9 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     provider_options: dict[str, Json] = {}
     max_tool_rounds: int = 1
     max_retries: int | None = None
+    timeout_seconds: float | None = None
+    call_timeout_seconds: float | None = None
+    drain_for_usage: float | None = None
 
 
 class SessionState:

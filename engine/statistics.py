@@ -30,7 +30,7 @@ class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     running: bool
     in_flight: int
     waiting: int
-    slots: float
+    slots: int
     adapter: AdapterStatistics | None
 
 
@@ -84,14 +84,14 @@ def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
 
 
 def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
-    slots = running.limiter.statistics()
+    slots = running.limiter
     adapter = live_adapter(running.ref)
     return ProviderStatistics(
         provider=name,
         running=running.ref.running,
-        in_flight=slots.borrowed_tokens,
-        waiting=slots.tasks_waiting,
-        slots=slots.total_tokens,
+        in_flight=slots.used,
+        waiting=slots.waiting,
+        slots=slots.total,
         adapter=_counted(adapter),
     )
 

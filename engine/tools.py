@@ -29,12 +29,12 @@ class Tool(msgspec.Struct, frozen=True):
 
     execute: gets the arguments as one dictionary, and returns text or a JSON value; a plain function runs in a
     thread. None makes the tool passive: the turn ends with the call open, for the host to answer.
-    timeout_seconds: of one call.
+    timeout_seconds: of one call; None is the engine's `Timeouts.tool`.
     """
 
     definition: ToolDefinition
     execute: ToolHandler | None = None
-    timeout_seconds: float = 60.0
+    timeout_seconds: float | None = None
 
     @property
     def name(self) -> str:
@@ -45,16 +45,24 @@ Told: TypeAlias = Callable[[ToolStarted | ToolFinished], None]
 
 
 async def run_tools(
-    calls: Sequence[ToolUseBlock], tools: Sequence[Tool], *, clock: Clock, tell: Told
+    calls: Sequence[ToolUseBlock],
+    tools: Sequence[Tool],
+    *,
+    clock: Clock,
+    tell: Told,
+    timeout_seconds: float = 60.0,
 ) -> tuple[ToolResultBlock, ...]:
-    """Run the calls of one reply, all at once; results stand in the order of the calls. tell: gets the events."""
+    """Run the calls of one reply, all at once; results stand in the order of the calls.
+
+    tell: gets the events. timeout_seconds: of a tool that has none of its own.
+    """
     by_name = {tool.name: tool for tool in tools}
     results: list[ToolResultBlock | None] = [None] * len(calls)
 
     async def run_one(position: int, call: ToolUseBlock) -> None:
         started = clock.monotonic_ns()
         tell(ToolStarted(tool_use_id=call.id, tool_name=call.name))
-        result = await _result(call, by_name.get(call.name))
+        result = await _result(call, by_name.get(call.name), timeout_seconds)
         results[position] = result
         latency = (clock.monotonic_ns() - started) // 1_000_000
         tell(ToolFinished(tool_use_id=call.id, tool_name=call.name, is_error=result.is_error, latency_ms=latency))
@@ -65,16 +73,17 @@ async def run_tools(
     return tuple(result for result in results if result is not None)
 
 
-async def _result(call: ToolUseBlock, tool: Tool | None) -> ToolResultBlock:
+async def _result(call: ToolUseBlock, tool: Tool | None, timeout_seconds: float) -> ToolResultBlock:
     if call.incomplete:
         return ToolResultBlock(call.id, "The call's arguments are incomplete; it was not executed.", is_error=True)
     if tool is None or tool.execute is None:
         return ToolResultBlock(call.id, f"There is no tool named {call.name!r}.", is_error=True)
+    seconds = timeout_seconds if tool.timeout_seconds is None else tool.timeout_seconds
     try:
-        with anyio.fail_after(tool.timeout_seconds):
+        with anyio.fail_after(seconds):
             return ToolResultBlock(call.id, _as_text(await _execute(tool.execute, call.input)))
     except TimeoutError:
-        return ToolResultBlock(call.id, f"The tool took longer than {tool.timeout_seconds:g} s.", is_error=True)
+        return ToolResultBlock(call.id, f"The tool took longer than {seconds:g} s.", is_error=True)
     except Exception as error:
         _log.warning("tool_failed", tool=call.name, error=type(error).__name__)
         return ToolResultBlock(call.id, f"{type(error).__name__}: {error}", is_error=True)

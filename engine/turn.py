@@ -7,6 +7,7 @@ had arrived of a reply that was cancelled or broke off is kept, with its stop re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -37,19 +38,17 @@ from bus import (
     ToolFinished,
     ToolStarted,
 )
-from bus.errors import CancelledError
+from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
 from .call import Call, CallOutcome, CallScene
 from .routing import check_capabilities, decide, default_max_output
+from .slots import arrival
 from .tools import run_tools
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .session import SessionState, TurnOptions
-
-CANCEL_GRACE_SECONDS = 5.0
-"""How long a cancelled turn may take to end in order, before its task is cancelled."""
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -86,6 +85,9 @@ class Turn:
         self._over = False
         self._call: Call | None = None
         self._scope = anyio.CancelScope()
+        self._timeout = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
+        self._deadline = math.inf
+        self._order = arrival()
         self._pending: list[Message] = []  # what this turn adds, until it may be committed
 
     def enter_queue(self) -> None:
@@ -107,9 +109,8 @@ class Turn:
         if self._over:
             return False
         self._cancelled = True
-        self._scope.deadline = min(self._scope.deadline, anyio.current_time() + CANCEL_GRACE_SECONDS)
         if self._call is not None:
-            self._call.cancel()
+            self._call.cancel()  # it ends in order, or without its adapter after a grace; then so does the turn
         else:
             self._scope.cancel()
         return True
@@ -117,16 +118,30 @@ class Turn:
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
+        if self._timeout is not None:
+            self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
-            with self._scope:
-                return await self._in_turn()
-            raise CancelledError("the turn was cancelled")
+            try:
+                with self._scope:
+                    return await self._in_turn()
+                raise CancelledError("the turn was cancelled")
+            except CancelledError as cancelled:
+                if self._cancelled or anyio.current_time() < self._deadline:
+                    raise
+                raise self._out_of_time(cancelled) from cancelled
         except CallboardError as failure:
             error = failure
             failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
             raise
         finally:
             self._finish(error)
+
+    def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
+        error = RequestTimeoutError(
+            f"the turn took longer than {self._timeout:g} s", request_id=cancelled.request_id, retryable=False
+        )
+        error.content, error.usage = cancelled.content, cancelled.usage
+        return error
 
     async def _in_turn(self) -> Message:
         state = self._state
@@ -183,7 +198,13 @@ class Turn:
             self.log.append(event)
             self._engine.bus.publish(event, session_id=self._state.id, turn_id=self.id)
 
-        results = await run_tools(calls, self._state.tools, clock=self._engine.clock, tell=tell)
+        results = await run_tools(
+            calls,
+            self._state.tools,
+            clock=self._engine.clock,
+            tell=tell,
+            timeout_seconds=self._engine.timeouts.tool,
+        )
         self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
 
     # -- one call
@@ -194,6 +215,7 @@ class Turn:
         self.calls += 1
         if self._cancelled:
             call.cancel()
+        self._scope.deadline = math.inf  # the call keeps the time itself, so that it ends in order
         try:
             outcome = await call.run()
         except AdapterError as error:
@@ -201,6 +223,9 @@ class Turn:
             raise
         finally:
             self._call = None
+            self._scope.deadline = self._deadline
+            if self._cancelled:  # even if the call came to its end just then
+                self._scope.cancel()
         message = self._assemble(request, routing, outcome)
         self._add_cost(outcome.cost)
         self._append(message)
@@ -244,8 +269,13 @@ class Turn:
             message_id=engine.clock.new_id("msg"),
             session_id=state.id,
             max_retries=options.max_retries,
+            timeout_seconds=options.call_timeout_seconds,
+            drain_for_usage=options.drain_for_usage,
             stream=self._streamed,
         )
+        drain = options.drain_for_usage
+        if drain is None:
+            drain = engine.registry.adapters[routing.provider].config.drain_for_usage
         scene = CallScene(
             bus=engine.bus,
             clock=engine.clock,
@@ -258,6 +288,9 @@ class Turn:
             turn_id=self.id,
             caused_by=caused_by,
             tags=state.tags or None,
+            order=self._order,
+            deadline=self._deadline,
+            drain_seconds=drain,
         )
         return routing, request, scene
 

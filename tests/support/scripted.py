@@ -210,9 +210,9 @@ class _Stream:
         await self.aclose()
 
 
-def scripted_type(*replies: Say) -> str:
+def scripted_type(*replies: Say, base: type[ScriptedAdapter] = ScriptedAdapter) -> str:
     """A type name for models.yaml or an AdapterEntry whose adapter plays these replies."""
-    made = type("Scripted", (ScriptedAdapter,), {"script": list(replies)})
+    made = type("Scripted", (base,), {"script": list(replies)})
     name = f"Scripted{len(_TYPES)}"
     _TYPES[name] = made
     globals()[name] = made

@@ -1,0 +1,239 @@
+"""Connections through the whole engine, with a real server: however a call ends, none is left open at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, AdapterError, CancelledError
+from adapters.actor import AdapterActor
+from bus import CallboardError, TextDelta
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session
+
+from ..support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+WORD = b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'
+END = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}],"usage":{"prompt_tokens":3,'
+END += b'"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for the other side of a socket, of which nothing here is told."""
+    while not condition():  # noqa: ASYNC110
+        await anyio.sleep(0.001)
+
+
+class Server:
+    """Answers as `script` says, and counts its open connections."""
+
+    def __init__(self) -> None:
+        self.open: set[asyncio.StreamWriter] = set()
+        self.accepted = 0
+        self.script: Callable[[asyncio.StreamWriter], Awaitable[None]] = whole
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open.add(writer)
+        self.accepted += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = int(head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+                writer.write(HEAD + chunk(WORD))
+                speaking = asyncio.ensure_future(self.script(writer))
+                leaving = asyncio.ensure_future(reader.read(1))  # ends when the client closes
+                await asyncio.wait((speaking, leaving), return_when=asyncio.FIRST_COMPLETED)
+                if leaving.done() or writer.is_closing():
+                    speaking.cancel()
+                    return
+                leaving.cancel()
+                await asyncio.wait((leaving,))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open.discard(writer)
+            writer.close()
+
+    async def all_closed(self) -> None:
+        """Returns when no connection is open on this side; the test's watchdog bounds it."""
+        await until(lambda: not self.open)
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+async def whole(writer: asyncio.StreamWriter) -> None:
+    writer.write(chunk(END) + b"0\r\n\r\n")
+
+
+async def silent(writer: asyncio.StreamWriter) -> None:
+    await anyio.sleep_forever()
+
+
+async def breaking(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def nonsense(writer: asyncio.StreamWriter) -> None:
+    writer.write(chunk(b"data: {nonsense\n\n"))
+    await anyio.sleep_forever()
+
+
+@asynccontextmanager
+async def engine_and_server() -> AsyncIterator[tuple[Engine, Server]]:
+    """Both, and afterwards the check: no connection, no task."""
+    before = asyncio.all_tasks()
+    server = Server()
+    listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    config = AdapterConfig(base_url=f"http://127.0.0.1:{server.port}", max_retries=0)
+    entry = AdapterEntry(name="s", type="openai_compatible", config=config)
+    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
+    async with Engine(models=models, trace=False) as engine:
+        yield engine, server
+    with anyio.fail_after(10):
+        await server.all_closed()
+        listening.close()
+        await until(lambda: not asyncio.all_tasks() - before)
+
+
+async def first_word(session: Session) -> None:
+    """Stream until the first word, and leave: which cancels."""
+    async with session.stream("Hello") as turn:
+        async for event in turn:
+            if isinstance(event, TextDelta):
+                return
+
+
+async def test_a_connection_is_kept_for_the_next_call_and_closed_with_the_engine() -> None:
+    """Calls one after the other share one connection."""
+    async with engine_and_server() as (engine, server):
+        session = engine.session("s:m")
+        for _ in range(3):
+            async with session.stream("Hello") as turn:
+                assert (await turn.message()).text == "word "
+        assert (server.accepted, len(server.open)) == (1, 1)
+
+
+async def test_a_cancelled_call_closes_its_connection() -> None:
+    """At once, while the engine goes on."""
+    async with engine_and_server() as (engine, server):
+        server.script = silent
+        await first_word(engine.session("s:m"))
+        with anyio.fail_after(10):
+            await server.all_closed()
+
+
+@pytest.mark.parametrize("script", [breaking, nonsense])
+async def test_a_failed_call_closes_its_connection(
+    script: Callable[[asyncio.StreamWriter], Awaitable[None]],
+) -> None:
+    """Whether the server broke off or sent what nobody can read."""
+    async with engine_and_server() as (engine, server):
+        server.script = script
+        async with engine.session("s:m").stream("Hello") as turn:
+            with pytest.raises(AdapterError):
+                await turn.message()
+        with anyio.fail_after(10):
+            await server.all_closed()
+
+
+async def test_a_call_out_of_time_closes_its_connection() -> None:
+    """The time limit of a turn ends its call in order."""
+    async with engine_and_server() as (engine, server):
+        server.script = silent
+        with pytest.raises(AdapterError):
+            await engine.session("s:m").send("Hello", timeout_seconds=0.05)
+        with anyio.fail_after(10):
+            await server.all_closed()
+
+
+async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_ones() -> None:
+    """The calls in flight fail, the next one finds a fresh adapter with connections of its own."""
+    async with engine_and_server() as (engine, server):
+        session = engine.session("s:m")
+        server.script = silent
+        async with session.stream("Hello") as turn:
+            async for event in turn:
+                if isinstance(event, TextDelta):
+                    break
+            ref, _ = await engine.adapter("s")
+            assert isinstance(ref.actor, AdapterActor)
+            former = ref.actor.adapter
+            ref.tell("what it does not understand")  # which is a crash
+            with pytest.raises(AdapterError):
+                await turn.message()
+        with anyio.fail_after(10):
+            await server.all_closed()
+            await until(lambda: isinstance(ref.actor, AdapterActor))
+        server.script = whole
+        async with engine.session("s:m").stream("Hello") as turn:
+            assert (await turn.message()).text == "word "
+        assert ref.actor.adapter is not former
+
+
+async def test_an_engine_that_is_closed_during_calls_closes_their_connections() -> None:
+    """Shutdown ends what runs; each call fails with an error of ours."""
+    failures: list[CallboardError] = []
+
+    async def read(session: Session, started: anyio.Event) -> None:
+        try:
+            async with session.stream("Hello") as turn:
+                async for event in turn:
+                    if isinstance(event, TextDelta):
+                        started.set()
+        except CallboardError as error:
+            failures.append(error)
+
+    async with anyio.create_task_group() as group, engine_and_server() as (engine, server):
+        server.script = silent
+        for _ in range(5):
+            started = anyio.Event()
+            group.start_soon(read, engine.session("s:m"), started)
+            await started.wait()
+        assert len(server.open) == 5
+        await engine.aclose()
+    assert len(failures) == 5
+
+
+async def test_many_calls_cancelled_at_random_points_leave_nothing_open() -> None:
+    """Before the head, in the middle, at the end: whatever the moment."""
+    async with engine_and_server() as (engine, server):
+
+        async def one(ticks: int) -> None:
+            session = engine.session("s:m")
+            with anyio.CancelScope() as scope:
+                async with anyio.create_task_group() as group:
+
+                    async def cancel() -> None:
+                        for _ in range(ticks):
+                            await anyio.lowlevel.checkpoint()
+                        scope.cancel()
+
+                    group.start_soon(cancel)
+                    with suppress(CancelledError):
+                        async with session.stream("Hello") as turn:
+                            await turn.message()
+                    group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            for ticks in range(120):
+                group.start_soon(one, ticks)
+        server.script = whole
+        async with engine.session("s:m").stream("Hello") as turn:
+            assert (await turn.message()).text == "word "
+        assert engine._adapters["s"].limiter.used == 0
