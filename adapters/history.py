@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from operator import is_
 
 import msgspec
 
@@ -131,10 +132,10 @@ class _Fitter:
         for message in self.request.messages:
             match message.role:
                 case Role.USER | Role.DEVELOPER if message.role not in hoisted:
-                    self._append(fitted, message.role, self._said(message))
+                    self._append(fitted, message.role, self._said(message), message)
                 case Role.ASSISTANT:
                     content = self._assistant(message)
-                    self._append(fitted, Role.ASSISTANT, content)
+                    self._append(fitted, Role.ASSISTANT, content, message)
                     calls = [block for block in content if isinstance(block, ToolUseBlock)]
                     self._append(fitted, Role.TOOL, [self._answer(call) for call in calls])
                 case Role.TOOL:
@@ -149,12 +150,16 @@ class _Fitter:
             losses=tuple(self.losses),
         )
 
-    def _append(self, fitted: list[Message], role: Role, content: Iterable[ContentBlock]) -> None:
+    def _append(
+        self, fitted: list[Message], role: Role, content: Iterable[ContentBlock], source: Message | None = None
+    ) -> None:
         blocks = tuple(content)
         if not blocks:
             return
         if fitted and fitted[-1].role is role:
             fitted[-1] = Message(role, fitted[-1].content + blocks)
+        elif source is not None and len(blocks) == len(source.content) and all(map(is_, blocks, source.content)):
+            fitted.append(source)  # it needs no fitting
         else:
             fitted.append(Message(role, blocks))
 

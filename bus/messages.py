@@ -110,10 +110,11 @@ class Message(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content
-        if isinstance(content, str):
-            content = (TextBlock(content),)
-        msgspec.structs.force_setattr(self, "role", Role(self.role))
-        msgspec.structs.force_setattr(self, "content", tuple(content))
+        if type(self.role) is not Role:
+            msgspec.structs.force_setattr(self, "role", Role(self.role))
+        if type(content) is not tuple:
+            blocks = (TextBlock(content),) if isinstance(content, str) else tuple(content)
+            msgspec.structs.force_setattr(self, "content", blocks)
         allowed = _ALLOWED[self.role]
         for position, block in enumerate(self.content):
             if not isinstance(block, allowed):

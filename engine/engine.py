@@ -260,6 +260,9 @@ class Engine:
     async def adapter(self, provider: str) -> tuple[ActorRef, CallSlots]:
         """The running actor of a provider, and what bounds its calls; started when first asked for."""
         hosted = await self.start()
+        ready = self._adapters.get(provider)
+        if ready is not None and ready.ref.running:
+            return ready.ref, ready.limiter
         async with self._adapter_locks.setdefault(provider, anyio.Lock()):
             running = self._adapters.get(provider)
             if running is None:

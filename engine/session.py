@@ -68,7 +68,7 @@ class SessionState:
         self.tools = tuple(tools)
         self.tags = tags
         self.messages: list[Message] = []
-        self.turns = anyio.Lock()
+        self.turns = anyio.Lock(fast_acquire=True)
         self.waiting = 0
         self.running: Turn | None = None
         self.announced = False
