@@ -126,6 +126,7 @@ class Server:
         self.pieces = {path: list(chunked(events, 1 if per_second else 10)) for path, (_, events) in wires.items()}
         self.bursts = {path: b"".join(pieces) for path, pieces in self.pieces.items()}
         self.per_second = per_second
+        self.streams = 0
 
 
 class Connection(asyncio.Protocol):
@@ -157,7 +158,9 @@ class Connection(asyncio.Protocol):
         elif server.per_second is None:
             self.transport.write(server.bursts[path])
         else:
-            self.drip(server.pieces[path], 0, asyncio.get_running_loop().time())
+            server.streams += 1
+            phase = server.streams * 0.618 % 1 / server.per_second  # or all streams would speak at one moment
+            self.drip(server.pieces[path], 0, asyncio.get_running_loop().time() + phase)
 
     def drip(self, pieces: list[bytes], at: int, started: float) -> None:
         if self.transport.is_closing():

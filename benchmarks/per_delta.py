@@ -156,18 +156,27 @@ class Clients:
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "trace.db"
             async with Engine(models=models, store=store, prices=PriceTable.default()) as engine:
+                idle: list[Session] = []
 
-                def session() -> Session:
+                @contextlib.contextmanager
+                def a_session() -> Iterator[Session]:
+                    """One that is free, with the history that it had at first."""
                     tools = [Tool(tool) for tool in TOOLS] if heavy else []
-                    made = engine.session(MODEL, tools=tools)
-                    made._state.messages = list(HISTORY) if heavy else []
-                    return made
+                    session = idle.pop() if idle else engine.session(MODEL, tools=tools)
+                    session._state.messages = list(HISTORY) if heavy else []
+                    yield session
+                    idle.append(session)
 
                 async def call() -> None:
-                    await session().send("And now?", max_output_tokens=100)
+                    with a_session() as session:
+                        await session.send("And now?", max_output_tokens=100)
 
                 async def streamed() -> None:
-                    async with session().stream("Say lorem ipsum.", max_output_tokens=100) as turn:
+                    with a_session() as session:
+                        await read_turn(session)
+
+                async def read_turn(session: Session) -> None:
+                    async with session.stream("Say lorem ipsum.", max_output_tokens=100) as turn:
                         if readers == 1:
                             async for _ in turn:
                                 pass
