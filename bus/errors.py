@@ -27,6 +27,7 @@
         │   └── CapabilityError           invalid_request  no     nobody       (raised before any network)
         │       └── UnsupportedToolChoiceError
         ├── CancelledError                cancelled        no     nobody
+        ├── NoModelAvailable              other            no     nobody       (raised before any network)
         └── AdapterError itself           other            before output only
 
 The columns are `error_class`, whether an adapter retries it, and against what the failure counts.
@@ -224,6 +225,10 @@ class CapabilityError(InvalidRequestError):
 
 class UnsupportedToolChoiceError(CapabilityError):
     """The model can't be told to choose tools that way."""
+
+
+class NoModelAvailable(AdapterError):
+    """All models that the call might have gone to are unavailable; the text says why. `retryable`."""
 
 
 class CancelledError(AdapterError):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
+import msgspec
 
 from adapters import (
     AdapterError,
@@ -18,6 +19,7 @@ from adapters import (
     AttemptFirstEvent,
     AttemptReport,
     AttemptStarted,
+    CallWarning,
     CanonicalRequest,
     CanonicalResponse,
     MessageComplete,
@@ -60,6 +62,8 @@ class CallScene:
     turn_id: str | None = None
     caused_by: str | None = None
     tags: dict[str, str] | None = None
+    estimated_input_tokens: int | None = None
+    warnings: tuple[CallWarning, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -107,6 +111,9 @@ class Call:
         error: AdapterError = CancelledError("the call was cancelled", request_id=self.request.request_id)
         try:
             response = await self._converse()
+            if self.scene.warnings:
+                warnings = (*self.scene.warnings, *response.warnings)
+                response = msgspec.structs.replace(response, warnings=warnings)
             cost = self._price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
@@ -206,6 +213,7 @@ class Call:
             streamed=self.streamed,
             reason=report.reason,
             routing=routing if report.attempt == 1 else None,
+            estimated_input_tokens=self.scene.estimated_input_tokens,
         )
 
     def _completed(self, response: CanonicalResponse, cost: Cost) -> LlmCallCompleted:

@@ -1,0 +1,100 @@
+"""The adapters of an engine: started when first asked for, revived when they gave up, replaced by a reload."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from adapters import ProviderAdapter, create_adapter
+from adapters.actor import AdapterActor
+from bus import Clock, ConfigurationError
+
+from .hosting import Hosted
+from .registry import AdapterEntry, ModelRegistry
+from .running_adapter import RunningAdapter
+
+
+def check_adapter(entry: AdapterEntry, clock: Clock) -> None:
+    """Whether an adapter can be made as configured. Raises ConfigurationError."""
+    try:
+        create_adapter(entry.type, entry.config, name=entry.name, clock=clock)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"adapter {entry.name!r} can't be made: {error}") from error
+
+
+class AdapterPool:
+    """start: the engine's host, up and running. registry: the current one."""
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Hosted]],
+        registry: Callable[[], ModelRegistry],
+        clock: Clock,
+    ) -> None:
+        self._start = start
+        self._registry = registry
+        self._clock = clock
+        self._running: dict[str, RunningAdapter] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._spares: dict[str, tuple[AdapterEntry, ProviderAdapter]] = {}
+
+    def __getitem__(self, provider: str) -> RunningAdapter:
+        return self._running[provider]
+
+    async def acquire(self, provider: str) -> RunningAdapter:
+        """The running adapter of a provider; `release()` it when it is no longer needed.
+
+        Raises ConfigurationError if the provider isn't configured, and what the adapter's start raised.
+        """
+        hosted = await self._start()
+        async with self._lock(provider):
+            running = await self._current(hosted, provider)
+            running.acquire()
+        return running
+
+    def consult(self, entry: AdapterEntry) -> ProviderAdapter:
+        """An adapter to ask what needs no network: the running one, or else a spare that is never started.
+
+        Raises ConfigurationError if there can be none.
+        """
+        running = self._running.get(entry.name)
+        if running is not None and running.entry == entry and isinstance(actor := running.ref.actor, AdapterActor):
+            return actor.adapter
+        known, spare = self._spares.get(entry.name, (None, None))
+        if spare is None or known != entry:
+            spare = create_adapter(entry.type, entry.config, name=entry.name, clock=self._clock)
+            self._spares[entry.name] = entry, spare
+        return spare
+
+    async def replace(self, names: Iterable[str]) -> None:
+        """Let the running adapters of these names finish what they do, and use them no more."""
+        hosted = await self._start()
+        for name in names:
+            self._spares.pop(name, None)
+            async with self._lock(name):  # one that is just starting is replaced as well
+                running = self._running.pop(name, None)
+                if running is not None:
+                    hosted.retire(running)
+
+    def _lock(self, provider: str) -> anyio.Lock:
+        return self._locks.setdefault(provider, anyio.Lock())
+
+    async def _current(self, hosted: Hosted, provider: str) -> RunningAdapter:
+        entry = self._entry(provider)
+        running = self._running.get(provider)
+        if running is None:
+            running = self._running[provider] = await hosted.start_adapter(entry)
+            self._spares.pop(provider, None)
+        elif not running.ref.running:
+            await hosted.revive_adapter(running)
+        return running
+
+    def _entry(self, provider: str) -> AdapterEntry:
+        registry = self._registry()
+        entry = registry.adapters.get(provider)
+        if entry is None:
+            raise ConfigurationError(f"{registry.source}: there is no adapter {provider!r} any more")
+        return entry
