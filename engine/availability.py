@@ -136,7 +136,9 @@ class AvailabilityTable:
     # -- what it knows
 
     def state(self, provider: str, model: str | None = None) -> State:
-        """Of a provider as a whole; with `model` (``provider:name``), the worse of the provider's and its own."""
+        """Of a provider; with `model` (with or without ``provider:``), the worse of the provider's and its own."""
+        if model is not None and not model.startswith(f"{provider}:"):
+            model = f"{provider}:{model}"
         order = ("available", "degraded", "probing", "unavailable")
         states = [record.state for record in self._of(provider, model)]
         return max(states, key=order.index, default="available")

@@ -20,6 +20,7 @@ from adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
+from bus import PromptTooLongError
 from bus.json_types import JsonObject
 
 from .choice import Requirements
@@ -63,7 +64,7 @@ def check(
         return ()
     size = f"about {estimated_tokens} tokens for a window of {window}"
     if estimated_tokens > window * (1 + ESTIMATE_ERROR):
-        raise CapabilityError(f"the prompt is too long for {model}: {size}", provider=provider)
+        raise PromptTooLongError(f"the prompt is too long for {model}: {size}", provider=provider)
     return (CallWarning("prompt_near_window", f"the prompt may be too long for {model}: {size}"),)
 
 

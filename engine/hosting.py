@@ -44,6 +44,9 @@ _log = Log("engine.hosting")
 MEMORY_US = 24 * 3600 * 1_000_000
 """How old a stored change of availability may be to count after a restart."""
 
+MEMORY_EVENTS = 100_000
+"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
+
 
 class Hosted:
     """The engine's life on one event loop: its root task and what runs below it."""
@@ -175,7 +178,10 @@ class Hosted:
         now_us = engine.clock.now_us()
         topic = ProviderAvailabilityChanged.topic_of()
         try:
-            history = await engine.store.events(topic=topic, since=now_us - MEMORY_US, limit=None)
+            after = await engine.store.last_event_id() - MEMORY_EVENTS
+            history = await engine.store.events(
+                topic=topic, since=now_us - MEMORY_US, after_id=max(after, 0), limit=None
+            )
         except StoreError as error:
             _log.warning("availability_not_restored", error=str(error))
             return

@@ -4,7 +4,8 @@ Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may
 finds out what each of them can do and how it stands (`Option`); `choose` takes one and says of every other why it
 was not taken. A chain is tried in its order, except that a model which asked for a pause comes after those that
 are ready, and that a turn stays with the model that has begun to answer it. The model that a caller names first
-must be able to do what is asked: only its failures lead to a fallback, not its lacks. A model that stands alone is
+must be able to do what is asked: its failures lead to a fallback, and a prompt that has outgrown its window, but
+no other lack. A model that stands alone is
 never refused for being unavailable: the call is the probe.
 """
 
@@ -24,7 +25,14 @@ from adapters import (
     NotFoundError,
     TokenUsage,
 )
-from bus import CallboardError, Candidate, ConfigurationError, NoModelAvailable, RoutingDecision
+from bus import (
+    CallboardError,
+    Candidate,
+    ConfigurationError,
+    NoModelAvailable,
+    PromptTooLongError,
+    RoutingDecision,
+)
 from bus.errors import CancelledError
 
 from .availability import READY, Standing
@@ -151,8 +159,10 @@ def choose(
     alone = len(options) == 1
     rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
     first = options[0]
-    if not plan.chosen and isinstance(first.obstacle, CapabilityError) and not failed:
-        raise first.obstacle
+    lack = first.obstacle
+    too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
+    if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
+        raise lack
     usable = [option for option in options if rejected[option.named.model] is None]
     if not usable:
         raise refusal(plan, options)

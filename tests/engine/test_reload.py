@@ -12,7 +12,7 @@ import pytest
 from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
 from bus import ConfigReloaded, ConfigurationError, Lossless, Subscription
 from bus.events import ProviderAvailabilityChanged
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
 from tracestore import TraceStore
@@ -148,7 +148,7 @@ async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="max_retrys"):
             await engine.reload(path)
         path.write_text("adapters: {z: {type: 'no.such:Thing'}}")
-        with pytest.raises(ConfigurationError, match="no.such"):
+        with pytest.raises(ConfigurationError, match=r"no\.such"):
             await engine.reload(path)
         assert engine.registry is before
         assert (await session.send("x")).text == "2"
@@ -215,11 +215,7 @@ async def test_the_file_is_read_anew_from_where_it_came(tmp_path: Path) -> None:
         entry = engine.registry.models["a:m"]
         assert entry.fallback == ("a:n",)
         assert entry.capabilities == {"supports_tools": False, "max_context_tokens": 5000}
-        assert (entry.defaults.max_output_tokens, entry.defaults.temperature, entry.defaults.effort) == (
-            99,
-            0.2,
-            "low",
-        )
+        assert entry.defaults == ModelDefaults(max_output_tokens=99, temperature=0.2, effort="low")
 
 
 @pytest.mark.parametrize(

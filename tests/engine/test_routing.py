@@ -39,6 +39,7 @@ from bus import (
     LlmCallStarted,
     Lossless,
     NoModelAvailable,
+    PromptTooLongError,
     Subscription,
 )
 from bus.messages import RoutingDecision
@@ -287,6 +288,21 @@ async def test_an_overflow_goes_only_to_a_larger_window() -> None:
         message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
         assert message.text == "big"
         assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is no larger"
+
+
+async def test_a_prompt_that_has_outgrown_the_first_window_goes_to_a_larger_one() -> None:
+    """The same before the call as after it: a chain that ends in a large window serves long sessions."""
+    own = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
+    async with rig(capabilities=own, a=[], b=[], c=[Say("big")]) as at:
+        session = at.engine.session(["a:m", "b:m", "c:m"])
+        session._state.messages.extend(_history(3))
+        message = await session.send("Hi")
+        assert message.text == "big"
+        rejected = [candidate.rejected for candidate in routing_of(message).candidates]
+        assert rejected[0] == "the prompt is too long for a:m: about 40 tokens for a window of 10"
+        assert (rejected[1] or "").startswith("the prompt is too long for b:m")
+        with pytest.raises(PromptTooLongError):
+            await session.send("Hi", model="a:m")
 
 
 async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
