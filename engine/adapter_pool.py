@@ -15,14 +15,16 @@ from .registry import AdapterEntry, ModelRegistry
 from .running_adapter import RunningAdapter
 
 
-def check_adapter(entry: AdapterEntry, clock: Clock) -> None:
-    """Whether an adapter can be made as configured. Raises ConfigurationError."""
+def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
+    """An adapter that is never started. Raises ConfigurationError if none can be made as configured."""
     try:
-        create_adapter(entry.type, entry.config, name=entry.name, clock=clock)
+        return create_adapter(entry.type, entry.config, name=entry.name, clock=clock)
     except ConfigurationError:
         raise
     except Exception as error:
-        raise ConfigurationError(f"adapter {entry.name!r} can't be made: {error}") from error
+        raise ConfigurationError(
+            f"adapter {entry.name!r} can't be made: {type(error).__name__}: {error}"
+        ) from error
 
 
 class AdapterPool:
@@ -65,7 +67,7 @@ class AdapterPool:
             return actor.adapter
         known, spare = self._spares.get(entry.name, (None, None))
         if spare is None or known != entry:
-            spare = create_adapter(entry.type, entry.config, name=entry.name, clock=self._clock)
+            spare = make_spare(entry, self._clock)
             self._spares[entry.name] = entry, spare
         return spare
 

@@ -35,7 +35,7 @@ from bus.log import Log
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
 
-from .adapter_pool import AdapterPool, check_adapter
+from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
@@ -168,7 +168,7 @@ class Engine:
         change = difference(self.registry, fresh)
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
-                check_adapter(fresh.adapters[name], self.clock)
+                make_spare(fresh.adapters[name], self.clock)
         self.registry, self._models = fresh.succeeding(self.registry), source
         await self.adapters.replace((*change.adapters_changed, *change.adapters_removed))
         now_us = self.clock.now_us()

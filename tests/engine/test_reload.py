@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
-from bus import ConfigReloaded, ConfigurationError, Lossless, Subscription
+from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
 from bus.events import ProviderAvailabilityChanged
 from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool
 from tests.support.scripted import Say, scripted_type
@@ -175,6 +175,26 @@ async def test_a_changed_key_gives_a_refused_provider_a_new_chance() -> None:
             ("b", "probing"),
             ("b", "available"),
         ]
+
+
+async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> None:
+    """Its call is ended like any other, and nothing is left that runs."""
+    engine = Engine(models=registry(adapter("a", Say("never", pause=anyio.sleep_forever))), trace=False)
+    async with anyio.create_task_group() as group:
+
+        async def send() -> None:
+            with pytest.raises(CallboardError):
+                await engine.session("a:m").send("x")
+
+        await engine.start()
+        group.start_soon(send)
+        await anyio.sleep(1)
+        made = engine.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
+        await engine.reload(registry(adapter("b")))
+        report = await engine.aclose()
+    assert report is not None
+    assert report.clean
+    assert made.closed
 
 
 async def test_reloading_many_times_leaves_nothing_behind() -> None:

@@ -449,6 +449,19 @@ async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None
             await engine.session("a:m").send("x")
 
 
+async def test_an_adapter_that_cannot_even_be_made_is_passed_over() -> None:
+    """Whatever its constructor raises is a mistake in the configuration, told with the adapter's name."""
+    adapters = {
+        "a": AdapterEntry(name="a", type=adapter_type(CannotBeMade), config=AdapterConfig()),
+        "b": entry("b", replies=[Say("b")]),
+    }
+    registry = ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")})
+    async with Engine(models=registry, trace=False) as engine:
+        assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
+        with pytest.raises(ConfigurationError, match="adapter 'a' can't be made: KeyError: 'region'"):
+            await engine.session("a:m").send("x")
+
+
 async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_starts_it_afresh() -> None:
     """The supervisor gives up, the table says adapter_crashed, and the probe finds a new actor."""
     async with rig(a=[Say("1"), Say("2")], b=[Say("b")]) as at:
@@ -519,6 +532,13 @@ async def test_a_cancelled_call_has_no_fallback() -> None:
             texts = [event.text async for event in turn if isinstance(event, TextDelta)]
         assert texts == ["never"]
         assert at.calls()[:2] == [("started", "a:m"), ("failed", "a:m")]
+
+
+class CannotBeMade:
+    """An adapter that misses an option."""
+
+    def __init__(self, config: AdapterConfig, **others: object) -> None:
+        raise KeyError("region")
 
 
 class DoesNotStart:
