@@ -290,7 +290,7 @@ class _Round:
                 if bounded[what] < 0:
                     continue
             self.counts[f"chaos {what}"] += 1
-            running = self._engine._adapters.get(provider)
+            running = self._engine.adapters.running.get(provider)
             match what:
                 case "actor" if running is not None:
                     running.ref.tell("an injected message that no adapter understands")

@@ -25,8 +25,10 @@
         │   ├── NotFoundError             invalid_request  no     model
         │   ├── ContentFilterError        invalid_request  no     nobody
         │   └── CapabilityError           invalid_request  no     nobody       (raised before any network)
-        │       └── UnsupportedToolChoiceError
+        │       ├── UnsupportedToolChoiceError
+        │       └── PromptTooLongError
         ├── CancelledError                cancelled        no     nobody
+        ├── NoModelAvailable              other            no     nobody       (raised before any network)
         └── AdapterError itself           other            before output only
 
 The columns are `error_class`, whether an adapter retries it, and against what the failure counts.
@@ -224,6 +226,14 @@ class CapabilityError(InvalidRequestError):
 
 class UnsupportedToolChoiceError(CapabilityError):
     """The model can't be told to choose tools that way."""
+
+
+class PromptTooLongError(CapabilityError):
+    """The prompt is surely larger than the model's context window, as estimated before anything was sent."""
+
+
+class NoModelAvailable(AdapterError):
+    """All models that the call might have gone to are unavailable; the text says why. `retryable`."""
 
 
 class CancelledError(AdapterError):

@@ -131,6 +131,21 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
     retry_at_us: int | None = None
 
 
+# -- config.*
+
+
+class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
+    """The configuration was read anew. Adapters by name, models by id."""
+
+    source: str
+    adapters_added: tuple[str, ...] = ()
+    adapters_removed: tuple[str, ...] = ()
+    adapters_changed: tuple[str, ...] = ()
+    models_added: tuple[str, ...] = ()
+    models_removed: tuple[str, ...] = ()
+    models_changed: tuple[str, ...] = ()
+
+
 # -- session.*
 
 
@@ -224,6 +239,7 @@ CatalogueEvent: TypeAlias = (
     | ActorStopped
     | ActorEscalated
     | ProviderAvailabilityChanged
+    | ConfigReloaded
     | SessionCreated
     | SessionModelChanged
     | SessionTurnStarted

@@ -296,6 +296,11 @@ class Supervisor:
             await self._end(child, "stopped")
         self._close(child)
 
+    async def remove_child(self, name: str) -> None:
+        """Stop a child and forget it; its name is free again."""
+        await self.stop_child(name)
+        del self._children[name]
+
     async def restart_child(self, name: str) -> None:
         """Start a stopped child afresh, with no failures counted. Does nothing to one that runs or will again.
 

@@ -18,23 +18,34 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
-from .config import load_registry  # noqa: E402 (after the check, which explains what imports could not)
+from .availability import Availability  # noqa: E402 (after the check, which explains what imports could not)
+from .choice import ModelChoice, Requirements  # noqa: E402
+from .config import load_registry  # noqa: E402
 from .engine import Engine, Limits, Timeouts  # noqa: E402
 from .health import Check, HealthReport  # noqa: E402
-from .registry import AdapterEntry, ModelEntry, ModelRegistry  # noqa: E402
+from .registry import (  # noqa: E402
+    AdapterEntry,
+    ModelDefaults,
+    ModelEntry,
+    ModelRegistry,
+)
 from .session import Session, TurnOptions, TurnStream  # noqa: E402
 from .statistics import EngineStatistics  # noqa: E402
 from .tools import Tool  # noqa: E402
 
 __all__ = [
     "AdapterEntry",
+    "Availability",
     "Check",
     "Engine",
     "EngineStatistics",
     "HealthReport",
     "Limits",
+    "ModelChoice",
+    "ModelDefaults",
     "ModelEntry",
     "ModelRegistry",
+    "Requirements",
     "Session",
     "Timeouts",
     "Tool",

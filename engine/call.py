@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
+import msgspec
 
 from adapters import (
     AdapterError,
@@ -19,6 +20,7 @@ from adapters import (
     AttemptFirstEvent,
     AttemptReport,
     AttemptStarted,
+    CallWarning,
     CanonicalRequest,
     CanonicalResponse,
     MessageComplete,
@@ -69,6 +71,8 @@ class CallScene:
     turn_id: str | None = None
     caused_by: str | None = None
     tags: dict[str, str] | None = None
+    estimated_input_tokens: int | None = None
+    warnings: tuple[CallWarning, ...] = ()
     order: int = 0
     deadline: float = math.inf
     drain_seconds: float = 0.0
@@ -117,6 +121,9 @@ class Call:
         error: AdapterError = self._cancelled_error()
         try:
             response = await self._converse()
+            if self.scene.warnings:
+                warnings = (*self.scene.warnings, *response.warnings)
+                response = msgspec.structs.replace(response, warnings=warnings)
             cost = self._price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
@@ -238,6 +245,7 @@ class Call:
             streamed=self.streamed,
             reason=report.reason,
             routing=routing if report.attempt == 1 else None,
+            estimated_input_tokens=self.scene.estimated_input_tokens,
         )
 
     def _completed(self, response: CanonicalResponse, cost: Cost) -> LlmCallCompleted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, cast
@@ -14,7 +14,8 @@ from bus import ConfigurationError
 from bus.json_types import Json, JsonObject
 from bus.log import Log
 
-from .registry import AdapterEntry, ModelEntry, ModelRegistry
+from .choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
+from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelRegistry
 
 _log = Log("engine.config")
 
@@ -33,7 +34,18 @@ _ADAPTER_KEYS = {
     "extra_headers",
     "options",
 }
-_MODEL_KEYS = {"adapter", "wire_name", "tier", "can_delegate", "aliases", "max_output_tokens"}
+_MODEL_KEYS = {
+    "adapter",
+    "wire_name",
+    "tier",
+    "can_delegate",
+    "aliases",
+    "max_output_tokens",
+    "fallback",
+    "capabilities",
+    "defaults",
+}
+_DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOP_KEYS = {"adapters", "models", "default_model"}
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
@@ -167,9 +179,6 @@ class _Reader:
         adapter = self._string(entry, "adapter", where)
         if adapter is None:
             self._fail(f"{where}.adapter", "the name of one of adapters", None)
-        aliases = entry.get("aliases") or []
-        if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-            self._fail(f"{where}.aliases", "a list of names", aliases)
         limit = self._number(entry, "max_output_tokens", where, 0)
         return ModelEntry(
             id=name,
@@ -177,9 +186,41 @@ class _Reader:
             wire_name=self._string(entry, "wire_name", where) or name.partition(":")[2] or name,
             tier=self._string(entry, "tier", where),
             can_delegate=self._boolean(entry, "can_delegate", where),
-            aliases=tuple(cast("list[str]", aliases)),
+            aliases=self._names(entry, "aliases", where),
             max_output_tokens=int(limit) or None,
+            fallback=self._names(entry, "fallback", where),
+            capabilities=self._capabilities(entry, where),
+            defaults=self._defaults(entry, where),
         )
+
+    def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
+        where = f"{where}.capabilities"
+        given = self._mapping(entry.get("capabilities") or {}, where)
+        self._known(given, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
+        overrides: dict[str, bool | int] = {}
+        for key in given:
+            if key in CAPABILITY_FLAGS:
+                overrides[key] = self._boolean(given, key, where)
+            else:
+                overrides[key] = int(self._number(given, key, where, 0))
+        return overrides
+
+    def _defaults(self, entry: JsonObject, where: str) -> ModelDefaults:
+        where = f"{where}.defaults"
+        given = self._mapping(entry.get("defaults") or {}, where)
+        self._known(given, _DEFAULT_KEYS, where)
+        limit = self._number(given, "max_output_tokens", where, 0)
+        return ModelDefaults(
+            max_output_tokens=int(limit) or None,
+            temperature=self._number(given, "temperature", where, 0) if "temperature" in given else None,
+            effort=self._string(given, "effort", where),
+        )
+
+    def _names(self, entry: JsonObject, key: str, where: str) -> tuple[str, ...]:
+        names = entry.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self._fail(f"{where}.{key}", "a list of names", names)
+        return tuple(cast("list[str]", names))
 
     def _mapping(self, value: object, where: str) -> JsonObject:
         if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -211,7 +252,7 @@ class _Reader:
                 self._fail(f"{where}.{key}.{name}", "a string", text)
         return cast("dict[str, str]", value)
 
-    def _known(self, entry: JsonObject, known: set[str], where: str) -> None:
+    def _known(self, entry: JsonObject, known: Collection[str], where: str) -> None:
         for key in entry:
             if key not in known:
                 near = get_close_matches(key, known, n=1)

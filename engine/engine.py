@@ -10,21 +10,20 @@ from typing import Literal, Self
 from weakref import WeakValueDictionary
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from adapters import AdapterCapabilities, Message
-from adapters.actor import AdapterActor
+from adapters import Message
 from bus import (
     SYSTEM_CLOCK,
-    ActorRef,
     ActorStopped,
     AdmissionError,
     Bus,
     CallboardError,
     Clock,
+    ConfigReloaded,
     Cost,
     PricingRepriced,
-    RoutingDecision,
     SessionCreated,
     SessionModelChanged,
     ShutdownReport,
@@ -37,11 +36,16 @@ from bus.log import Log
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
 
+from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
+from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .health import CHECK_SECONDS, HealthReport, examine
-from .hosting import Hosted, RunningAdapter
+from .hosting import Hosted
 from .registry import AdapterEntry, ModelRegistry
+from .reloading import difference
+from .routing import expand
+from .running_adapter import RunningAdapter, come_up
 from .session import Session, SessionState
 from .session_manager import ApplyCosts, start_turn
 from .slots import CallSlots
@@ -64,10 +68,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     admit_seconds: float = 5.0
     retain_streams_seconds: float = 60.0
     retain_streams_bytes: int = 64 * 1024 * 1024
-
-
-RESTART_SECONDS = 6.0
-"""How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +106,7 @@ class Engine:
     ) -> None:
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
+        self._models = models
         self.bus = Bus(clock=clock)
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
@@ -113,12 +114,11 @@ class Engine:
         self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
         self.availability = AvailabilityTable()
+        self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self.capture_content = capture_content
         self._limits = limits
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
-        self._adapters: dict[str, RunningAdapter] = {}
-        self._adapter_locks: dict[str, anyio.Lock] = {}
         self._hosted: Hosted | None = None
 
     @classmethod
@@ -130,18 +130,32 @@ class Engine:
 
     def session(
         self,
-        model: str,
+        model: Model,
         *,
         system_prompt: str | None = None,
         tools: Sequence[Tool] = (),
         session_id: str | None = None,
         tags: dict[str, str] | None = None,
+        fallback: Sequence[str] | None = None,
+        requires: Requirements | None = None,
     ) -> Session:
-        """A new session. model: by any of its names; checked now. Raises ConfigurationError."""
-        self.registry.resolve(model)
+        """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
+
+        fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
+        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        """
+        expand(self.registry, model, fallback)
         if session_id is not None and session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
-        state = SessionState(session_id or self.clock.new_id("ses"), model, system_prompt, tools, tags or {})
+        state = SessionState(
+            session_id or self.clock.new_id("ses"),
+            model,
+            system_prompt,
+            tools,
+            tags or {},
+            fallback=fallback,
+            requires=requires,
+        )
         self._sessions[state.id] = state
         return Session(self, state)
 
@@ -149,12 +163,38 @@ class Engine:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
         return self.streams.attach(stream_id, from_seq=from_seq)
 
-    def change_model(self, state: SessionState, name: str) -> None:
+    def change_model(self, state: SessionState, model: Model) -> None:
         """Swap a session's model. Raises ConfigurationError if there is none of that name."""
-        self.registry.resolve(name)
-        previous, state.model = state.model, name
-        if previous != name and self._hosted is not None:
-            self.bus.publish(SessionModelChanged(previous=previous, current=name), session_id=state.id)
+        expand(self.registry, model)
+        previous, state.model = state.model, model
+        if previous != model and self._hosted is not None:
+            change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
+            self.bus.publish(change, session_id=state.id)
+
+    async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
+        """Take over a new configuration; what changed. None reads anew where this engine's came from.
+
+        It is read and checked first: a bad one raises ConfigurationError and changes nothing. Turns under way end
+        on the adapters and with the registry they began with; adapters that have changed or gone are stopped when
+        their last turn is over; new turns see the new configuration.
+        """
+        await self.start()
+        source = self._models if models is None else models
+        if isinstance(source, ModelRegistry):
+            fresh = source
+        else:
+            fresh = await anyio.to_thread.run_sync(load_registry, source)
+        change = difference(self.registry, fresh)
+        for name in (*change.adapters_added, *change.adapters_changed):
+            if fresh.adapters[name].missing_key is None:
+                make_spare(fresh.adapters[name], self.clock)
+        self.registry, self._models = fresh.succeeding(self.registry), source
+        await self.adapters.replace((*change.adapters_changed, *change.adapters_removed))
+        now_us = self.clock.now_us()
+        for moved in self.availability.reloaded(change.adapters_changed, change.adapters_removed, now_us):
+            self.bus.publish(moved)
+        self.bus.publish(change)
+        return change
 
     # -- money
 
@@ -261,7 +301,7 @@ class Engine:
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
         """Run a turn below the session manager. Raises SessionBusy; ActorStopped if the manager stays down."""
         hosted = await self.start()
-        await _come_up(hosted.manager)
+        await come_up(hosted.manager)
         turn.enter_queue()
         try:
             return start_turn(hosted.manager, turn)
@@ -273,7 +313,7 @@ class Engine:
         """Publish that a session exists, before its first turn."""
         if not state.announced:
             state.announced = True
-            self.bus.publish(SessionCreated(model=state.model, tags=state.tags), session_id=state.id)
+            self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
@@ -292,29 +332,6 @@ class Engine:
                 )
             await anyio.sleep(0.01)
 
-    async def adapter(self, provider: str) -> tuple[ActorRef, CallSlots]:
-        """The running actor of a provider, and what bounds its calls; started when first asked for."""
-        hosted = await self.start()
-        running = self._adapters.get(provider)
-        if running is not None and running.ref.running:
-            return running.ref, running.limiter  # nearly always: without the lock, and a turn of the loop for it
-        async with self._adapter_locks.setdefault(provider, anyio.Lock()):
-            running = self._adapters.get(provider)
-            if running is None:
-                running = await hosted.start_adapter(self.registry.adapters[provider])
-                self._adapters[provider] = running
-            elif not running.ref.running:
-                await hosted.revive_adapter(provider)
-                await _come_up(running.ref)
-        return running.ref, running.limiter
-
-    def capabilities(self, routing: RoutingDecision) -> AdapterCapabilities:
-        """What the routed model can do, as its running adapter says."""
-        actor = self._adapters[routing.provider].ref.actor
-        if not isinstance(actor, AdapterActor):
-            raise CallboardError(f"adapter {routing.provider!r} is restarting; try again")
-        return actor.adapter.get_capabilities(routing.model.partition(":")[2])
-
     @property
     def hosted(self) -> Hosted | None:
         """The engine's life on its loop; None before the first start. Stays after `aclose()`."""
@@ -323,7 +340,7 @@ class Engine:
     @property
     def running_adapters(self) -> Mapping[str, RunningAdapter]:
         """The adapters that were needed so far, by provider; one of them may be down just now."""
-        return self._adapters
+        return self.adapters.running
 
     def new_limiter(self, entry: AdapterEntry) -> CallSlots:
         return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
@@ -339,13 +356,6 @@ class Engine:
     @property
     def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
         return self._sessions
-
-
-async def _come_up(ref: ActorRef) -> None:
-    """Give an actor that has crashed the time for its restart, so that what comes next finds a fresh one."""
-    with anyio.move_on_after(RESTART_SECONDS):
-        while ref.coming_up:  # noqa: ASYNC110 (rare and short; an event would be one more thing to keep in step)
-            await anyio.sleep(0.01)
 
 
 def _require_asyncio() -> None:

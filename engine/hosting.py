@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Literal
 
 import anyio
+import anyio.abc
 
 from adapters import create_adapter
 from adapters.actor import AdapterActor
@@ -21,26 +22,30 @@ from bus import (
     ChildSpec,
     Lossless,
     PricingTableLoaded,
+    ProviderAvailabilityChanged,
     ShutdownReport,
+    StoreError,
     Supervisor,
 )
+from bus.log import Log
 from tracestore import TraceWriter, WriterCore
 
 from .availability import AvailabilityActor
 from .registry import AdapterEntry
+from .running_adapter import RunningAdapter
 from .session_manager import SessionManager
-from .slots import CallSlots
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 
-class RunningAdapter:
-    """A provider's actor, and what bounds its calls."""
+_log = Log("engine.hosting")
 
-    def __init__(self, ref: ActorRef, limiter: CallSlots) -> None:
-        self.ref = ref
-        self.limiter = limiter
+MEMORY_US = 24 * 3600 * 1_000_000
+"""How old a stored change of availability may be to count after a restart."""
+
+MEMORY_EVENTS = 100_000
+"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
 
 
 class Hosted:
@@ -52,6 +57,9 @@ class Hosted:
         self._engine = engine
         self.supervisor: Supervisor | None = None
         self._adapters: Supervisor
+        self._group: anyio.abc.TaskGroup
+        self._providers: dict[str, str] = {}  # of the adapters' actors, by their names
+        self._started = 0
         self.writer: WriterCore | None = None
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
@@ -120,6 +128,7 @@ class Hosted:
     async def _supervise(self) -> None:
         engine = self._engine
         async with anyio.create_task_group() as group:
+            self._group = group
             root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
             await group.start(root.run)
             try:
@@ -137,9 +146,11 @@ class Hosted:
         if engine.store is not None:
             core = self.writer = WriterCore.for_bus(engine.store, bus)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
-        watched = bus.subscribe("llm.*", policy=Lossless(), name="availability")
+        await self._restore_availability()
+        watched = bus.subscribe("llm.*", "actor.stopped", policy=Lossless(), name="availability")
+        table, providers = engine.availability, self._providers
         await root.start_child(
-            ChildSpec("availability", lambda: AvailabilityActor(engine.availability, watched, bus, clock))
+            ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
         )
         self.manager = await root.start_child(
             ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
@@ -149,13 +160,52 @@ class Hosted:
         bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        """Raises what the adapter's start raised."""
         clock = self._engine.clock
+        actor = entry.name
+        if actor in self._providers:  # its predecessor still ends
+            self._started += 1
+            actor = f"{entry.name}, reload {self._started}"
 
         def make() -> AdapterActor:
             return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
 
-        ref = await self._adapters.start_child(ChildSpec(entry.name, make, on_limit="stop"))
-        return RunningAdapter(ref, self._engine.new_limiter(entry))
+        self._providers[actor] = entry.name
+        try:
+            ref = await self._adapters.start_child(ChildSpec(actor, make, on_limit="stop"))
+        except BaseException:
+            del self._providers[actor]
+            raise
+        return RunningAdapter(entry, ref, self._engine.new_limiter(entry))
 
-    async def revive_adapter(self, name: str) -> None:
-        await self._adapters.restart_child(name)
+    async def revive_adapter(self, running: RunningAdapter) -> None:
+        """Start the actor of an adapter afresh, if it had given up. Raises what its start raised."""
+        await self._adapters.restart_child(running.ref.name)
+
+    def retire(self, running: RunningAdapter) -> None:
+        """Stop an adapter when nobody uses it any more."""
+        self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
+
+    async def _retire(self, running: RunningAdapter) -> None:
+        await running.wait_idle()  # at shutdown, too: turns end before the session manager does
+        await self._adapters.remove_child(running.ref.name)
+        self._providers.pop(running.ref.name, None)
+
+    async def _restore_availability(self) -> None:
+        """What an earlier run knew last of each provider; what is older than a day says nothing any more."""
+        engine = self._engine
+        if engine.store is None:
+            return
+        now_us = engine.clock.now_us()
+        topic = ProviderAvailabilityChanged.topic_of()
+        try:
+            after = await engine.store.last_event_id() - MEMORY_EVENTS
+            history = await engine.store.events(
+                topic=topic, since=now_us - MEMORY_US, after_id=max(after, 0), limit=None
+            )
+        except StoreError as error:
+            _log.warning("availability_not_restored", error=str(error))
+            return
+        known = engine.registry.adapters
+        events = (envelope for envelope in history if getattr(envelope.data, "provider", None) in known)
+        engine.availability.restore(events, now_us)

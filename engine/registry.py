@@ -7,7 +7,7 @@ adapter's default capabilities and without a price of its own).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import msgspec
@@ -34,8 +34,20 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         return "configured" if self.missing_key is None else "not_configured"
 
 
+class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request to a model asks where its caller says nothing."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    effort: str | None = None
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One listed model. id: ``provider:name``. wire_name: what the provider calls it."""
+    """One listed model. id: ``provider:name``. wire_name: what the provider calls it.
+
+    fallback: names of the models to try, in order, when this one fails. capabilities: fields of
+    `AdapterCapabilities` that are otherwise than the adapter says.
+    """
 
     id: str
     adapter: str
@@ -44,6 +56,9 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     can_delegate: bool = False
     aliases: tuple[str, ...] = ()
     max_output_tokens: int | None = None
+    fallback: tuple[str, ...] = ()
+    capabilities: dict[str, bool | int] = {}
+    defaults: ModelDefaults = ModelDefaults()
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -54,7 +69,11 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class ModelRegistry:
-    """The adapters and models of a configuration; immutable. default_model: for callers that name none."""
+    """The adapters and models of a configuration; immutable. default_model: for callers that name none.
+
+    removed: names that an earlier configuration of the same engine had; they are errors, never passed through.
+    Raises ConfigurationError if a name is taken twice, or leads nowhere.
+    """
 
     def __init__(
         self,
@@ -63,12 +82,38 @@ class ModelRegistry:
         *,
         default_model: str | None = None,
         source: str = "code",
+        removed: Collection[str] = (),
     ) -> None:
         self.adapters = dict(adapters)
         self.models = dict(models)
         self.default_model = default_model
         self.source = source
         self._aliases = self._index_aliases()
+        self.removed = frozenset(removed) - self.names
+        self._check_fallbacks()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All ids and aliases."""
+        return frozenset((*self.models, *self._aliases))
+
+    def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
+        """This registry in place of an earlier one, whose names it remembers."""
+        return ModelRegistry(
+            self.adapters,
+            self.models,
+            default_model=self.default_model,
+            source=self.source,
+            removed=previous.removed | previous.names,
+        )
+
+    def _check_fallbacks(self) -> None:
+        for model in self.models.values():
+            for name in model.fallback:
+                try:
+                    self.resolve(name)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"{self.source}: models.{model.id}.fallback: {error}") from error
 
     def _index_aliases(self) -> dict[str, str]:
         aliases: dict[str, str] = {}
@@ -92,6 +137,11 @@ class ModelRegistry:
             return Resolved(self.models[name], "id")
         if name in self._aliases:
             return Resolved(self.models[self._aliases[name]], "alias")
+        if name in self.removed:
+            raise ConfigurationError(
+                f"model {name!r} is no longer in {self.source}: a reload removed it. Known are "
+                f"{', '.join(sorted(self.names)) or 'none'}."
+            )
         provider, colon, rest = name.partition(":")
         if colon and provider in self.adapters:
             listed = [m for m in self.models.values() if m.adapter == provider and rest in (m.wire_name, m.tier)]

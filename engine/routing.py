@@ -1,91 +1,238 @@
-"""From a model's name to one (provider, model), and whether it can do what the request asks.
+"""Where a call goes: from what a caller named to candidates in order, and from those to the one that is taken.
 
-Pure: it looks at the registry, the model's capabilities and the request, and returns a decision or raises.
+Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve; whoever performs the turn
+finds out what each of them can do and how it stands (`Option`); `choose` takes one and says of every other why it
+was not taken. A chain is tried in its order, except that a model which asked for a pause comes after those that
+are ready, and that a turn stays with the model that has begun to answer it. The model that a caller names first
+must be able to do what is asked: its failures lead to a fallback, and a prompt that has outgrown its window, but
+no other lack. A model that stands alone is
+never refused for being unavailable: the call is the probe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from adapters import (
     AdapterCapabilities,
+    AdapterError,
+    CallWarning,
     CapabilityError,
-    ImageBlock,
-    Message,
-    ToolChoice,
-    ToolDefinition,
-    UnsupportedToolChoiceError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    TokenUsage,
 )
-from bus import Candidate, ConfigurationError, RoutingDecision
-from bus.json_types import JsonObject
+from bus import (
+    CallboardError,
+    Candidate,
+    ConfigurationError,
+    NoModelAvailable,
+    PromptTooLongError,
+    RoutingDecision,
+)
+from bus.errors import CancelledError
 
+from .availability import READY, Standing
+from .choice import Model, ModelChoice, Requirements, in_words
 from .registry import ModelEntry, ModelRegistry
 
 UNLISTED_MAX_OUTPUT = 4096
 DEFAULT_MAX_OUTPUT = 16_384
 
+NOMINAL_USAGE = TokenUsage(3000, 1000)
+"""What models are compared by when the cheapest is wanted."""
 
-def decide(registry: ModelRegistry, name: str | None) -> tuple[RoutingDecision, ModelEntry]:
-    """Resolve a name, or the configured default. Raises ConfigurationError."""
-    requested = name or registry.default_model
+
+class Named(msgspec.Struct, frozen=True):
+    """One model that may serve, under the name by which it came into question."""
+
+    name: str
+    entry: ModelEntry
+    resolved_by: str
+
+    @property
+    def model(self) -> str:
+        """``provider:name`` as routed."""
+        return f"{self.entry.adapter}:{self.entry.wire_name}"
+
+    @property
+    def listed(self) -> bool:
+        return self.resolved_by != "passthrough"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller's words mean. chosen: the router chooses, so the first has no precedence of its own."""
+
+    requested: str
+    named: tuple[Named, ...]
+    chosen: bool = False
+    cheapest: bool = False
+    requires: Requirements = Requirements()
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that may serve, and what is known of it before anything is sent.
+
+    obstacle: why it can't serve this request. nominal_cost: in nano-USD; None: not known, or not asked.
+    """
+
+    named: Named
+    capabilities: AdapterCapabilities | None = None
+    estimated_tokens: int | None = None
+    warnings: tuple[CallWarning, ...] = ()
+    obstacle: CallboardError | None = None
+    standing: Standing = READY
+    nominal_cost: int | None = None
+
+
+class Route(msgspec.Struct, frozen=True):
+    """The decision for one call."""
+
+    decision: RoutingDecision
+    option: Option
+
+
+def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
+    """The models that may serve, in order; None is the configured default. Raises ConfigurationError.
+
+    fallback: instead of the chain in models.yaml, which is the one of the first model alone.
+    """
+    requested = model or registry.default_model
     if not requested:
         raise ConfigurationError(f"no model named, and {registry.source} has no default_model")
-    resolved = registry.resolve(requested)
-    entry = registry.adapter_of(resolved.model)
-    decision = RoutingDecision(
-        requested=requested,
-        model=f"{entry.name}:{resolved.model.wire_name}",
-        provider=entry.name,
-        resolved_by=resolved.resolved_by,
-        candidates=(Candidate(resolved.model.id),),
+    if isinstance(requested, ModelChoice):
+        return _expand_choice(registry, requested, fallback or ())
+    names = (requested,) if isinstance(requested, str) else tuple(requested)
+    if fallback is not None:
+        names += tuple(fallback)
+    elif len(names) == 1:
+        names += registry.resolve(names[0]).model.fallback
+    return Plan(requested=in_words(requested), named=_distinct(registry, names))
+
+
+def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Sequence[str]) -> Plan:
+    among = tuple(registry.models) if choice.among is None else choice.among
+    named = _distinct(registry, (*among, *fallback))
+    if not named:
+        raise ConfigurationError(f"{in_words(choice)}: there is none to choose from in {registry.source}")
+    return Plan(
+        requested=in_words(choice),
+        named=named,
+        chosen=True,
+        cheapest=choice.prefer == "cheapest",
+        requires=choice.requires,
     )
-    return decision, resolved.model
+
+
+def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...]:
+    found: dict[str, Named] = {}
+    for name in names:
+        resolved = registry.resolve(name)
+        named = Named(name, resolved.model, resolved.resolved_by)
+        found.setdefault(named.model, named)
+    return tuple(found.values())
 
 
 def default_max_output(model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool) -> int:
-    """Output tokens for a caller who asks for no number: the model's own limit, within reason."""
-    if model.max_output_tokens is not None:
-        return model.max_output_tokens
+    """Output tokens for a caller who asks for no number: the model's own, within reason."""
+    configured = model.defaults.max_output_tokens or model.max_output_tokens
+    if configured is not None:
+        return configured
     ceiling = DEFAULT_MAX_OUTPUT if listed else UNLISTED_MAX_OUTPUT
     return min(capabilities.max_output_tokens, ceiling)
 
 
-def check_capabilities(
-    decision: RoutingDecision,
-    capabilities: AdapterCapabilities,
+def choose(
+    plan: Plan,
+    options: Sequence[Option],
     *,
-    new: Message,
-    tools: Sequence[ToolDefinition],
-    tool_choice: ToolChoice | None,
-    output_schema: JsonObject | None,
-    max_output_tokens: int,
-) -> None:
-    """Whether the model can do what this turn itself asks; older turns are fitted to it, with a loss report.
+    failed: Mapping[str, str] = {},
+    stay_with: str | None = None,
+) -> Route:
+    """Take one. failed: models that failed in this turn already, and how. stay_with: the one that has answered.
 
-    Raises CapabilityError, before anything is sent.
+    Raises CapabilityError, ConfigurationError or NoModelAvailable if there is none to take.
     """
-    model = decision.model
-    for block in new.content:
-        if isinstance(block, ImageBlock):
-            if not capabilities.supports_images:
-                raise CapabilityError(f"{model} takes no images", provider=decision.provider)
-            accepted = capabilities.accepted_image_media_types
-            if accepted is not None and block.media_type is not None and block.media_type not in accepted:
-                raise CapabilityError(
-                    f"{model} takes no {block.media_type} images, only {', '.join(accepted)}",
-                    provider=decision.provider,
-                )
-    if tools and not capabilities.supports_tools:
-        raise CapabilityError(f"{model} can't call tools", provider=decision.provider)
-    if tool_choice is not None and tool_choice.mode in ("required", "named") and not tools:
-        raise UnsupportedToolChoiceError(f"tool choice {tool_choice.mode!r} without tools")
-    named = tool_choice.tool_name if tool_choice is not None else None
-    if named is not None and named not in {tool.name for tool in tools}:
-        raise UnsupportedToolChoiceError(f"there is no tool named {named!r} to choose")
-    if output_schema is not None and not capabilities.supports_structured_output:
-        raise CapabilityError(f"{model} can't be held to a schema", provider=decision.provider)
-    if max_output_tokens > capabilities.max_output_tokens and decision.resolved_by != "passthrough":
-        raise CapabilityError(
-            f"{model} gives at most {capabilities.max_output_tokens} output tokens, not {max_output_tokens}",
-            provider=decision.provider,
+    alone = len(options) == 1
+    rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
+    first = options[0]
+    lack = first.obstacle
+    too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
+    if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
+        raise lack
+    usable = [option for option in options if rejected[option.named.model] is None]
+    if not usable:
+        raise refusal(plan, options)
+    taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with))[1]
+    why = f"not needed: {taken.named.model} comes before it"
+    candidates = tuple(
+        Candidate(
+            option.named.model,
+            None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
         )
+        for option in options
+    )
+    decision = RoutingDecision(
+        requested=plan.requested,
+        model=taken.named.model,
+        provider=taken.named.entry.adapter,
+        resolved_by="choice" if plan.chosen else taken.named.resolved_by,
+        candidates=candidates,
+    )
+    return Route(decision, taken)
+
+
+def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
+    if option.named.model in failed:
+        return failed[option.named.model]
+    if option.obstacle is not None:
+        return str(option.obstacle)
+    if option.standing.kind == "closed" and not alone:
+        return option.standing.reason
+    return None
+
+
+def _rank(plan: Plan, option: Option, place: int, stay_with: str | None) -> tuple[bool, bool, bool, int, int]:
+    unpriced = plan.cheapest and option.nominal_cost is None
+    cost = (option.nominal_cost or 0) if plan.cheapest else 0
+    return option.named.model != stay_with, option.standing.kind == "later", unpriced, cost, place
+
+
+def _set_back(option: Option, taken: Option) -> str | None:
+    if option.standing.kind == "later" and taken.standing.kind != "later":
+        return option.standing.reason
+    return None
+
+
+def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
+    """What to raise when there is no model to take."""
+    if len(options) == 1 and options[0].obstacle is not None:
+        return options[0].obstacle
+    reasons = "; ".join(f"{option.named.model}: {option.obstacle or option.standing.reason}" for option in options)
+    if any(option.obstacle is None for option in options):
+        return NoModelAvailable(f"no model is available for {plan.requested!r}: {reasons}", retryable=True)
+    if all(isinstance(option.obstacle, ConfigurationError) for option in options):
+        return ConfigurationError(f"no model is configured for {plan.requested!r}: {reasons}")
+    return CapabilityError(f"no model can do what is asked of {plan.requested!r}: {reasons}")
+
+
+def may_fall_back(error: AdapterError) -> bool:
+    """Whether another model could heal this failure: not if the request itself is at fault, or was cancelled."""
+    if isinstance(error, CancelledError | NoModelAvailable):
+        return False
+    return isinstance(error, NotFoundError) or not isinstance(error, InvalidRequestError)
+
+
+def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]) -> dict[str, str]:
+    """The models that are out of question after this failure, with the reason."""
+    out = {taken.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
+    if isinstance(error, ContextOverflowError) and taken.capabilities is not None:
+        window = taken.capabilities.max_context_tokens
+        for option in options:
+            own = option.capabilities
+            if option is not taken and own is not None and own.max_context_tokens <= window:
+                out[option.named.model] = f"its window of {own.max_context_tokens} tokens is no larger"
+    return out

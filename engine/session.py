@@ -22,6 +22,7 @@ from bus.json_types import Json, JsonObject
 from bus.messages import as_blocks
 from bus.stream_events import TurnEvent
 
+from .choice import Model, Requirements, in_words
 from .tools import Tool
 from .turn import Turn
 
@@ -35,6 +36,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
     turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
     adapter's. drain_for_usage: see AdapterConfig.
+    fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
+    an empty one wants none. requires: what the model must be able to do, besides what the request shows.
     """
 
     max_output_tokens: int | None = None
@@ -51,6 +54,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float | None = None
     call_timeout_seconds: float | None = None
     drain_for_usage: float | None = None
+    fallback: Sequence[str] | None = None
+    requires: Requirements | None = None
 
 
 class SessionState:
@@ -60,10 +65,20 @@ class SessionState:
     """
 
     def __init__(
-        self, session_id: str, model: str, system_prompt: str | None, tools: Sequence[Tool], tags: dict[str, str]
+        self,
+        session_id: str,
+        model: Model,
+        system_prompt: str | None,
+        tools: Sequence[Tool],
+        tags: dict[str, str],
+        *,
+        fallback: Sequence[str] | None = None,
+        requires: Requirements | None = None,
     ) -> None:
         self.id = session_id
         self.model = model
+        self.fallback = fallback
+        self.requires = requires
         self.system_prompt = system_prompt
         self.tools = tuple(tools)
         self.tags = tags
@@ -87,12 +102,15 @@ class Session:
 
     @property
     def model(self) -> str:
-        """The model of the next turn, by any of its names. Assigning takes effect with the next turn."""
-        return self._state.model
+        """The model of the next turn, in words. Assigning takes effect with the next turn.
+
+        What may be assigned: any of a model's names, a sequence of them, or a `ModelChoice`.
+        """
+        return in_words(self._state.model)
 
     @model.setter
-    def model(self, name: str) -> None:
-        self._engine.change_model(self._state, name)
+    def model(self, model: Model) -> None:
+        self._engine.change_model(self._state, model)
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -100,7 +118,7 @@ class Session:
         return tuple(self._state.messages)
 
     async def send(
-        self, content: str | Sequence[ContentBlock], *, model: str | None = None, **options: Any
+        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
     ) -> Message:
         """One turn, not streamed; the assistant's last message.
 
@@ -112,7 +130,7 @@ class Session:
         return await _own(turn, task)
 
     def stream(
-        self, content: str | Sequence[ContentBlock], *, model: str | None = None, **options: Any
+        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
         turn = self._new_turn(content, model, streamed=True, options=options)
@@ -126,7 +144,7 @@ class Session:
     def _new_turn(
         self,
         content: str | Sequence[ContentBlock],
-        model: str | None,
+        model: Model | None,
         *,
         streamed: bool,
         options: dict[str, Any],

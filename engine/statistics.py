@@ -13,7 +13,7 @@ from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStat
 from tracestore import WriterStatistics
 
 from .availability import Availability
-from .hosting import RunningAdapter
+from .running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine

@@ -14,22 +14,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from adapters import (
-    AdapterError,
-    CanonicalRequest,
     ContentBlock,
     Message,
-    MessageMetadata,
     Role,
     StopReason,
-    TokenUsage,
     ToolUseBlock,
-    UsageSource,
 )
 from bus import (
     CallboardError,
     Cost,
-    CostSource,
-    RoutingDecision,
     SessionBusy,
     SessionMessageAppended,
     SessionTurnCompleted,
@@ -41,9 +34,12 @@ from bus import (
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
-from .call import Call, CallOutcome, CallScene
-from .routing import check_capabilities, decide, default_max_output
+from .call import CallOutcome
+from .capabilities import Asked, check_tool_choice
+from .choice import Model, in_words
+from .routing import expand
 from .slots import arrival
+from .step import Journey, Step
 from .tools import run_tools
 
 if TYPE_CHECKING:
@@ -66,7 +62,7 @@ class Turn:
         engine: Engine,
         state: SessionState,
         content: Sequence[ContentBlock],
-        model: str | None,
+        model: Model | None,
         options: TurnOptions,
         streamed: bool,
     ) -> None:
@@ -83,7 +79,7 @@ class Turn:
         self._cost: int | None = 0
         self._cancelled = False
         self._over = False
-        self._call: Call | None = None
+        self._step: Step | None = None
         self._scope = anyio.CancelScope()
         self._timeout = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
         self._deadline = math.inf
@@ -109,9 +105,8 @@ class Turn:
         if self._over:
             return False
         self._cancelled = True
-        if self._call is not None:
-            self._call.cancel()  # it ends in order, or without its adapter after a grace; then so does the turn
-        else:
+        # a call ends in order, or without its adapter after a grace; then so does the turn
+        if self._step is None or not self._step.cancel():
             self._scope.cancel()
         return True
 
@@ -152,20 +147,27 @@ class Turn:
         try:
             state.running = self
             await self._engine.admit()
-            return await self._converse()
+            return await self._begin()
         finally:
             state.running = None
             state.turns.release()
 
-    async def _converse(self) -> Message:
-        state = self._state
-        model = self._model or state.model
-        self._engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id, turn_id=self.id)
-        self._pending = [Message(Role.USER, self.content, id=self._engine.clock.new_id("msg"))]
+    async def _begin(self) -> Message:
+        state, engine = self._state, self._engine
+        model = in_words(self._model or state.model)
+        engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id, turn_id=self.id)
+        self._pending = [Message(Role.USER, self.content, id=engine.clock.new_id("msg"))]
+        journey = self._journey()
+        try:
+            return await self._converse(journey)
+        finally:
+            journey.end()
+
+    async def _converse(self, journey: Journey) -> Message:
         rounds = pauses = step = 0
         caused_by: str | None = None
         while True:
-            message, outcome = await self._step(model, caused_by)
+            message, outcome = await self._reply(journey, first=step == 0, caused_by=caused_by)
             caused_by = outcome.response.request_id
             self.log.append(
                 StepFinish(
@@ -207,134 +209,67 @@ class Turn:
         )
         self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
 
-    # -- one call
+    # -- one reply
 
-    async def _step(self, model: str, caused_by: str | None) -> tuple[Message, CallOutcome]:
-        routing, request, scene = await self._prepare(model, caused_by)
-        call = self._call = Call(request, scene, self._streamed)
-        self.calls += 1
-        if self._cancelled:
-            call.cancel()
-        self._scope.deadline = math.inf  # the call keeps the time itself, so that it ends in order
+    async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Message, CallOutcome]:
+        history = (*self._state.messages, *self._pending)
+        step = self._step = Step(journey, history, first=first, caused_by=caused_by)
         try:
-            outcome = await call.run()
-        except AdapterError as error:
-            self._keep_partial(request, routing, error, call.failure_cost)
-            raise
+            message, outcome = await step.run()
+            step.costs.append(outcome.cost)
         finally:
-            self._call = None
-            self._scope.deadline = self._deadline
+            self._step = None
+            self.calls += step.calls
+            for cost in step.costs:
+                self._add_cost(cost)
+            if step.partial is not None:
+                self._append(step.partial)
             if self._cancelled:  # even if the call came to its end just then
                 self._scope.cancel()
-        message = self._assemble(request, routing, outcome)
-        self._add_cost(outcome.cost)
         self._append(message)
         return message, outcome
 
-    async def _prepare(
-        self, model: str, caused_by: str | None
-    ) -> tuple[RoutingDecision, CanonicalRequest, CallScene]:
+    def _hold_time(self, held: bool) -> None:
+        """While a call runs it keeps the turn's time itself, so that it ends in order."""
+        self._scope.deadline = math.inf if held else self._deadline
+
+    def _journey(self) -> Journey:
+        """Where this turn may go. Raises ConfigurationError."""
         engine, state, options = self._engine, self._state, self._options
-        routing, entry = decide(engine.registry, model)
-        adapter, limiter = await engine.adapter(routing.provider)
-        capabilities = engine.capabilities(routing)
-        definitions = tuple(tool.definition for tool in state.tools)
-        limit = options.max_output_tokens or default_max_output(
-            entry, capabilities, listed=routing.resolved_by != "passthrough"
-        )
-        check_capabilities(
-            routing,
-            capabilities,
-            new=self._pending[0] if self._pending else Message(Role.USER, self.content),
-            tools=definitions,
+        fallback = options.fallback
+        if fallback is None and self._model is None:
+            fallback = state.fallback
+        plan = expand(engine.registry, self._model or state.model, fallback)
+        asked = Asked(
+            new=self._pending[0],
+            tools=tuple(tool.definition for tool in state.tools),
             tool_choice=options.tool_choice,
-            output_schema=options.output_schema,
-            max_output_tokens=limit,
-        )
-        request = CanonicalRequest(
-            request_id=engine.clock.new_id("req"),
-            messages=(*state.messages, *self._pending),
-            model=routing.model,
-            max_output_tokens=limit,
-            tools=definitions,
-            system_prompt=state.system_prompt,
-            stop_sequences=options.stop_sequences,
-            temperature=options.temperature,
-            top_p=options.top_p,
-            output_schema=options.output_schema,
-            tool_choice=options.tool_choice if caused_by is None else None,  # forcing again would never end
             parallel_tool_calls=options.parallel_tool_calls,
+            output_schema=options.output_schema,
             reasoning_effort=options.reasoning_effort,
-            provider_options=options.provider_options,
-            message_id=engine.clock.new_id("msg"),
-            session_id=state.id,
-            max_retries=options.max_retries,
-            timeout_seconds=options.call_timeout_seconds,
-            drain_for_usage=options.drain_for_usage,
-            stream=self._streamed,
+            max_output_tokens=options.max_output_tokens,
+            requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),
         )
-        drain = options.drain_for_usage
-        if drain is None:
-            drain = engine.registry.adapters[routing.provider].config.drain_for_usage
-        scene = CallScene(
-            bus=engine.bus,
-            clock=engine.clock,
-            adapter=adapter,
-            limiter=limiter,
-            prices=lambda: engine.prices,
-            routing=routing,
+        check_tool_choice(asked)
+        return Journey(
+            engine=engine,
+            state=state,
+            options=options,
+            registry=engine.registry,
+            plan=plan,
+            asked=asked,
             log=self.log,
-            session_id=state.id,
             turn_id=self.id,
-            caused_by=caused_by,
-            tags=state.tags or None,
+            streamed=self._streamed,
             order=self._order,
             deadline=self._deadline,
-            drain_seconds=drain,
+            hold_time=self._hold_time,
         )
-        return routing, request, scene
-
-    def _assemble(self, request: CanonicalRequest, routing: RoutingDecision, outcome: CallOutcome) -> Message:
-        response = outcome.response
-        metadata = MessageMetadata(
-            provider=response.provider,
-            model=response.model,
-            usage=response.usage,
-            cost=outcome.cost,
-            stop_reason=response.stop_reason,
-            raw_stop_reason=response.raw_stop_reason,
-            routing=routing,
-            request_id=request.request_id,
-            latency_ms=response.latency_ms,
-        )
-        return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 
     def _add_cost(self, cost: Cost) -> None:
         """One unpriced call makes the turn's cost unknown: a sum without it would look like the whole."""
         known = self._cost is not None and cost.nano_usd is not None
         self._cost = (self._cost or 0) + (cost.nano_usd or 0) if known else None
-
-    def _keep_partial(
-        self, request: CanonicalRequest, routing: RoutingDecision, error: AdapterError, cost: Cost | None
-    ) -> None:
-        """What had arrived of a reply stays in the history, marked with how it ended."""
-        if cost is None and error.content:
-            cost = Cost(None, CostSource.UNPRICED, reason="the call ended before any usage was known")
-        if cost is not None:
-            self._add_cost(cost)
-        if not error.content or cost is None:
-            return
-        cancelled = isinstance(error, CancelledError)
-        metadata = MessageMetadata(
-            provider=routing.provider,
-            model=routing.model,
-            usage=error.usage or TokenUsage(source=UsageSource.PARTIAL),
-            cost=cost,
-            stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
-            routing=routing,
-            request_id=request.request_id,
-        )
-        self._append(Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata))
 
     # -- history
 

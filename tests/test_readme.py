@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from adapters.local.settings import find_model
-from engine import Engine
+from engine import Engine, ModelRegistry
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
@@ -56,3 +57,19 @@ async def test_costs_and_repricing_are_printed(
         await programs["costs"](engine)
         await programs["reprice"](engine)
     assert capsys.readouterr().out == "s:m 15 None\n0 -> 0\n"
+
+
+async def test_the_router_chooses_and_reloads(
+    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fallback, a choice and a reload on scripted models of the README's names."""
+    scripted = {name: [Say("1"), Say("2")] for name in ("local-chat", "local-messages", "local-responses")}
+    plain = registry(**scripted)
+    models = {
+        name: msgspec.structs.replace(model, aliases=(model.adapter,))
+        for name, model in plain.models.items()
+        if model.adapter != "s"
+    }
+    async with Engine(models=ModelRegistry(plain.adapters, models), trace=False) as engine:
+        await programs["elsewhere"](engine)
+    assert "Candidate(model='local-chat:m', rejected=None)" in capsys.readouterr().out

@@ -273,6 +273,11 @@ class TraceStore:
         )
         return [(row[0], _envelope(row[1:])) for row in rows]
 
+    async def last_event_id(self) -> int:
+        """The number of the last event in the file; 0 if there is none."""
+        rows = await self._database.read("SELECT coalesce(max(id), 0) FROM events", [])
+        return int(rows[0][0])
+
     async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
         """Sessions with what they used and cost, the one with the latest event first."""
         rows = await self._database.read(

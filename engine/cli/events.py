@@ -8,6 +8,7 @@ from bus import (
     ActorRestarted,
     ActorStarted,
     ActorStoppedEvent,
+    ConfigReloaded,
     Envelope,
     Event,
     Gap,
@@ -72,6 +73,8 @@ def _of_session(data: Event) -> str:
 
 def _of_the_rest(data: Event) -> str:
     match data:
+        case ConfigReloaded():
+            return data.source
         case ActorStarted():
             return data.actor
         case ActorCrashed():

@@ -8,7 +8,7 @@ import pytest
 
 from bus import ConfigurationError
 from engine.config import load_registry, read_models_yaml, registry_from_env
-from engine.routing import decide
+from engine.routing import expand
 
 SEED_EXAMPLE = """
 # ~/.yourtool/models.yaml
@@ -82,8 +82,9 @@ def test_the_specifications_example_loads_as_written(tmp_path: Path) -> None:
 def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: str, how: str) -> None:
     """Canonical id, alias, the provider's own name, its tier, and with a provider any name at all."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    decision, _ = decide(registry, name)
-    assert (decision.model, decision.resolved_by, decision.requested) == (model, how, name)
+    plan = expand(registry, name)
+    assert [(named.model, named.resolved_by) for named in plan.named] == [(model, how)]
+    assert plan.requested == name
 
 
 def test_an_unknown_bare_name_lists_its_neighbours(tmp_path: Path) -> None:
@@ -107,9 +108,9 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
     """Other providers keep working; the error names the variable."""
     registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), {"OPENAI_API_KEY": "x"})
     assert registry.adapters["anthropic"].state == "not_configured"
-    decide(registry, "gpt5")
+    registry.adapter_of(registry.resolve("gpt5").model)
     with pytest.raises(ConfigurationError, match=r"not_configured.*ANTHROPIC_API_KEY"):
-        decide(registry, "opus")
+        registry.adapter_of(registry.resolve("opus").model)
 
 
 @pytest.mark.parametrize(

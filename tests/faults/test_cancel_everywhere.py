@@ -32,7 +32,7 @@ async def session_cancelled(engine: Engine, session: Session, host: anyio.Cancel
 
 
 async def adapter_crashed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:
-    running = engine._adapters.get("toy")
+    running = engine.adapters.running.get("toy")
     if running is not None:
         running.ref.tell("no adapter understands this")
 

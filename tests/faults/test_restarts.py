@@ -23,10 +23,10 @@ async def test_the_next_turn_finds_a_fresh_adapter() -> None:
         first, second = engine.session("s:m"), engine.session("s:m")
         sending = asyncio.create_task(first.send("Hi"))
         await anyio.sleep(1)
-        engine._adapters["s"].ref.tell("no adapter understands this")
+        engine.adapters.running["s"].ref.tell("no adapter understands this")
         with pytest.raises(AdapterError, match="actor stopped"):
             await sending
-        assert not engine._adapters["s"].ref.running
+        assert not engine.adapters.running["s"].ref.running
         assert (await second.send("Hi")).text == "fresh"
         assert check_ends(events.take()) == 2
 

@@ -56,10 +56,10 @@ class ScriptedAdapter:
     """Plays its script, one reply for each call, and keeps the requests. The script is shared over restarts."""
 
     script: list[Say]
+    capabilities: AdapterCapabilities = CAPABILITIES
 
     def __init__(self, config: AdapterConfig, *, name: str = "scripted", clock: Clock = SYSTEM_CLOCK) -> None:
         self.name = name
-        self.capabilities = CAPABILITIES
         self.clock = clock
         self.requests: list[CanonicalRequest] = []
         self.closed = False
@@ -210,13 +210,21 @@ class _Stream:
         await self.aclose()
 
 
-def scripted_type(*replies: Say, base: type[ScriptedAdapter] = ScriptedAdapter) -> str:
+def scripted_type(
+    *replies: Say,
+    base: type[ScriptedAdapter] = ScriptedAdapter,
+    capabilities: AdapterCapabilities = CAPABILITIES,
+) -> str:
     """A type name for models.yaml or an AdapterEntry whose adapter plays these replies."""
-    made = type("Scripted", (base,), {"script": list(replies)})
+    return adapter_type(type("Scripted", (base,), {"script": list(replies), "capabilities": capabilities}))
+
+
+def adapter_type(made: type) -> str:
+    """A type name for an adapter's class."""
     name = f"Scripted{len(_TYPES)}"
     _TYPES[name] = made
     globals()[name] = made
     return f"{__name__}:{name}"
 
 
-_TYPES: dict[str, type[ScriptedAdapter]] = {}
+_TYPES: dict[str, type] = {}

@@ -1,0 +1,328 @@
+"""One reply of the model within a turn: a call, and if it fails before it said anything, its fallbacks.
+
+A fallback is a call of its own: caused by the failed one, and for the same message. The turn keeps what its steps
+share in a `Journey`: which models failed, which one answers, and the adapters that serve it; these stay its own to
+the end of the turn, also when a reload replaces them for everybody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from adapters import (
+    AdapterError,
+    CallWarning,
+    CanonicalRequest,
+    CapabilityError,
+    Message,
+    MessageMetadata,
+    Role,
+    StopReason,
+    TokenUsage,
+    UsageSource,
+)
+from bus import CallboardError, ConfigurationError, Cost, CostSource, StreamLog
+from bus.errors import CancelledError
+from bus.log import Log
+from bus.stream_events import TurnEvent
+
+from .availability import Changes
+from .call import Call, CallOutcome, CallScene
+from .capabilities import Asked, check
+from .choice import overridden
+from .registry import ModelRegistry
+from .routing import (
+    NOMINAL_USAGE,
+    Named,
+    Option,
+    Plan,
+    Route,
+    choose,
+    default_max_output,
+    failures_after,
+    may_fall_back,
+)
+from .running_adapter import RunningAdapter
+
+if TYPE_CHECKING:
+    from .engine import Engine
+    from .session import SessionState, TurnOptions
+
+_log = Log("engine.step")
+
+
+@dataclass(eq=False, kw_only=True)
+class Journey:
+    """What the steps of one turn share. registry: as it was when the turn began.
+
+    order, deadline: of the turn, for its calls. hold_time: told when a call begins and ends keeping the time.
+    failed: models that are out of question for this turn, and why. serving: the model that has answered.
+    """
+
+    engine: Engine
+    state: SessionState
+    options: TurnOptions
+    registry: ModelRegistry
+    plan: Plan
+    asked: Asked
+    log: StreamLog[TurnEvent]
+    turn_id: str
+    streamed: bool
+    order: int
+    deadline: float
+    hold_time: Callable[[bool], None]
+    failed: dict[str, str] = field(default_factory=dict)
+    serving: str | None = None
+    _adapters: dict[str, RunningAdapter] = field(default_factory=dict)
+
+    async def adapter(self, provider: str) -> RunningAdapter:
+        """The adapter of a provider, this turn's until `end()`. Raises AdapterError, ConfigurationError."""
+        mine = self._adapters.get(provider)
+        if mine is not None and mine.ref.running:
+            return mine
+        running = await self.engine.adapters.acquire(provider)
+        if mine is not None:
+            mine.release()
+        self._adapters[provider] = running
+        return running
+
+    def end(self) -> None:
+        """Give the adapters back."""
+        while self._adapters:
+            self._adapters.popitem()[1].release()
+
+
+class Step:
+    """Run it once. messages: the history with this turn's part. first: no reply has come in this turn yet.
+
+    Afterwards, also when it failed: calls, their number; costs, of the failed ones; partial, what had arrived.
+    """
+
+    def __init__(
+        self, journey: Journey, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
+    ) -> None:
+        self.calls = 0
+        self.costs: list[Cost] = []
+        self.partial: Message | None = None
+        self._journey = journey
+        self._messages = messages
+        self._first = first
+        self._caused_by = caused_by
+        self._message_id = journey.engine.clock.new_id("msg")
+        self._call: Call | None = None
+        self._cancelled = False
+
+    def cancel(self) -> bool:
+        """Ask the call under way to end. False if there is none."""
+        self._cancelled = True
+        if self._call is None:
+            return False
+        self._call.cancel()
+        return True
+
+    async def run(self) -> tuple[Message, CallOutcome]:
+        """The assistant's message. Raises what the last call raised, or why there was none."""
+        journey = self._journey
+        failure: CallboardError | None = None
+        while True:
+            options = [self._examine(named) for named in journey.plan.named]
+            try:
+                route = choose(journey.plan, options, failed=journey.failed, stay_with=journey.serving)
+            except CallboardError as refusal:
+                raise failure or refusal from None
+            before = journey.log.next_seq
+            try:
+                message, outcome = await self._attempt(route)
+            except AdapterError as error:
+                silent = journey.log.next_seq == before and not error.content
+                if self._cancelled or not silent or not may_fall_back(error):
+                    raise
+                journey.failed.update(failures_after(error, route.option, options))
+                failure = error
+            except ConfigurationError as error:
+                journey.failed[route.decision.model] = str(error)
+                failure = failure or error
+            else:
+                journey.serving = route.decision.model
+                return message, outcome
+
+    # -- what is known of a model before a call
+
+    def _examine(self, named: Named) -> Option:
+        engine, entry = self._journey.engine, named.entry
+        try:
+            adapter = engine.adapters.consult(self._journey.registry.adapter_of(entry))
+        except ConfigurationError as error:
+            return Option(named=named, obstacle=error)
+        capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
+        asked = self._journey.asked
+        estimate = adapter.estimate_input_tokens(
+            self._messages, asked.tools, self._journey.state.system_prompt, model=entry.wire_name
+        )
+        limit = asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
+        warnings: tuple[CallWarning, ...] = ()
+        obstacle: CapabilityError | None = None
+        try:
+            warnings = check(
+                asked,
+                capabilities,
+                model=named.model,
+                provider=entry.adapter,
+                listed=named.listed,
+                estimated_tokens=estimate,
+                max_output_tokens=limit,
+            )
+        except CapabilityError as error:
+            obstacle = error
+        return Option(
+            named=named,
+            capabilities=capabilities,
+            estimated_tokens=estimate,
+            warnings=warnings,
+            obstacle=obstacle,
+            standing=engine.availability.standing(entry.adapter, named.model, engine.clock.now_us()),
+            nominal_cost=self._nominal_cost(named.model) if self._journey.plan.cheapest else None,
+        )
+
+    def _nominal_cost(self, model: str) -> int | None:
+        engine = self._journey.engine
+        return engine.prices.price(model, NOMINAL_USAGE, engine.clock.now_us()).nano_usd
+
+    # -- one call
+
+    async def _attempt(self, route: Route) -> tuple[Message, CallOutcome]:
+        request = self._request(route)
+        running = await self._ready(route, request.request_id)
+        scene = self._scene(route, running)
+        call = self._call = Call(request, scene, self._journey.streamed)
+        self._caused_by = request.request_id
+        self.calls += 1
+        for warning in route.option.warnings:
+            _log.warning(warning.code, request_id=request.request_id, what=warning.message)
+        if self._cancelled:
+            call.cancel()
+        self._journey.hold_time(True)
+        try:
+            outcome = await call.run()
+        except AdapterError as error:
+            self._keep(request, route, error, call.failure_cost)
+            raise
+        finally:
+            self._journey.hold_time(False)
+            self._call = None
+        return self._assemble(request, route, outcome), outcome
+
+    async def _ready(self, route: Route, request_id: str) -> RunningAdapter:
+        """The adapter, started if need be; the availability table knows that a call is on its way."""
+        engine, decision = self._journey.engine, route.decision
+        now_us = engine.clock.now_us
+        self._publish(engine.availability.begin(decision.provider, decision.model, request_id, now_us()))
+        try:
+            return await self._journey.adapter(decision.provider)
+        except BaseException as error:
+            self._publish(engine.availability.abandon(request_id, now_us()))
+            if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
+                raise
+            if isinstance(error, Exception):
+                self._publish(engine.availability.crashed(decision.provider, now_us()))
+                if not isinstance(error, AdapterError):
+                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
+                    raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
+            raise
+
+    def _publish(self, changes: Changes) -> None:
+        for change in changes:
+            self._journey.engine.bus.publish(change)
+
+    def _request(self, route: Route) -> CanonicalRequest:
+        journey, options, named = self._journey, self._journey.options, route.option.named
+        capabilities, defaults = route.option.capabilities, route.option.named.entry.defaults
+        assert capabilities is not None  # an option without them is never taken
+        effort = options.reasoning_effort
+        if effort is None and capabilities.supports_thinking:
+            effort = defaults.effort
+        return CanonicalRequest(
+            request_id=journey.engine.clock.new_id("req"),
+            messages=self._messages,
+            model=route.decision.model,
+            max_output_tokens=options.max_output_tokens
+            or default_max_output(named.entry, capabilities, listed=named.listed),
+            tools=tuple(journey.asked.tools),
+            system_prompt=journey.state.system_prompt,
+            stop_sequences=options.stop_sequences,
+            temperature=defaults.temperature if options.temperature is None else options.temperature,
+            top_p=options.top_p,
+            output_schema=options.output_schema,
+            tool_choice=options.tool_choice if self._first else None,  # forcing again would never end
+            parallel_tool_calls=options.parallel_tool_calls,
+            reasoning_effort=effort,
+            provider_options=options.provider_options,
+            message_id=self._message_id,
+            session_id=journey.state.id,
+            max_retries=options.max_retries,
+            timeout_seconds=options.call_timeout_seconds,
+            drain_for_usage=options.drain_for_usage,
+            stream=journey.streamed,
+        )
+
+    def _scene(self, route: Route, running: RunningAdapter) -> CallScene:
+        journey, engine = self._journey, self._journey.engine
+        drain = journey.options.drain_for_usage
+        return CallScene(
+            bus=engine.bus,
+            clock=engine.clock,
+            adapter=running.ref,
+            limiter=running.limiter,
+            prices=lambda: engine.prices,
+            routing=route.decision,
+            log=journey.log,
+            session_id=journey.state.id,
+            turn_id=journey.turn_id,
+            caused_by=self._caused_by,
+            tags=journey.state.tags or None,
+            order=journey.order,
+            deadline=journey.deadline,
+            drain_seconds=running.entry.config.drain_for_usage if drain is None else drain,
+            estimated_input_tokens=route.option.estimated_tokens,
+            warnings=route.option.warnings,
+        )
+
+    # -- what comes of it
+
+    def _assemble(self, request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Message:
+        response = outcome.response
+        metadata = MessageMetadata(
+            provider=response.provider,
+            model=response.model,
+            usage=response.usage,
+            cost=outcome.cost,
+            stop_reason=response.stop_reason,
+            raw_stop_reason=response.raw_stop_reason,
+            routing=route.decision,
+            request_id=request.request_id,
+            latency_ms=response.latency_ms,
+        )
+        return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
+
+    def _keep(self, request: CanonicalRequest, route: Route, error: AdapterError, cost: Cost | None) -> None:
+        """What had arrived of a reply is kept, marked with how it ended."""
+        if cost is None and error.content:
+            cost = Cost(None, CostSource.UNPRICED, reason="the call ended before any usage was known")
+        if cost is None:
+            return
+        self.costs.append(cost)
+        if not error.content:
+            return
+        cancelled = isinstance(error, CancelledError)
+        metadata = MessageMetadata(
+            provider=route.decision.provider,
+            model=route.decision.model,
+            usage=error.usage or TokenUsage(source=UsageSource.PARTIAL),
+            cost=cost,
+            stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
+            routing=route.decision,
+            request_id=request.request_id,
+        )
+        self.partial = Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)

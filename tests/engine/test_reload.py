@@ -1,0 +1,295 @@
+"""A new configuration for a running engine, and what is remembered over a restart."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
+from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
+from bus.events import ProviderAvailabilityChanged
+from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool
+from tests.support.scripted import Say, scripted_type
+from tests.support.virtual_time import Backend, backend
+from tracestore import TraceStore
+
+pytestmark = pytest.mark.anyio
+
+
+def adapter(name: str, *replies: Say, key: str = "k") -> AdapterEntry:
+    return AdapterEntry(name=name, type=scripted_type(*replies), config=AdapterConfig(api_key=key))
+
+
+def registry(*adapters: AdapterEntry, **aliases: str) -> ModelRegistry:
+    models = {
+        f"{entry.name}:m": ModelEntry(
+            id=f"{entry.name}:m",
+            adapter=entry.name,
+            wire_name="m",
+            aliases=(aliases[entry.name],) if entry.name in aliases else (),
+        )
+        for entry in adapters
+    }
+    return ModelRegistry({entry.name: entry for entry in adapters}, models)
+
+
+@asynccontextmanager
+async def running(first: ModelRegistry) -> AsyncIterator[tuple[Engine, Subscription]]:
+    engine = Engine(models=first, trace=False)
+    events = engine.bus.subscribe(">", policy=Lossless(), name="test")
+    async with engine:
+        yield engine, events
+
+
+async def test_a_reload_says_what_changed_and_keeps_what_did_not() -> None:
+    """Unchanged adapters run on as they are; the event names everything else."""
+    same, old = adapter("same", Say("1"), Say("2")), adapter("old")
+    changed = adapter("changed", Say("before"))
+    async with running(registry(same, changed, old)) as (engine, events):
+        session = engine.session("same:m")
+        await session.send("x")
+        ref = engine.adapters["same"].ref
+        change = await engine.reload(registry(same, adapter("changed", Say("after")), adapter("new", Say("new"))))
+        assert change == ConfigReloaded(
+            source="code",
+            adapters_added=("new",),
+            adapters_removed=("old",),
+            adapters_changed=("changed",),
+            models_added=("new:m",),
+            models_removed=("old:m",),
+        )
+        assert [e.data for e in events.take() if e.topic == "config.reloaded"] == [change]
+        assert (await session.send("x")).text == "2"
+        assert engine.adapters["same"].ref is ref
+        assert (await engine.session("changed:m").send("x")).text == "after"
+        assert (await engine.session("new:m").send("x")).text == "new"
+
+
+async def test_a_turn_under_way_ends_on_the_adapter_it_began_with() -> None:
+    """Its tool rounds, too; when it is over the old adapter is stopped, and the next turn finds the new one."""
+    reloaded, began = anyio.Event(), anyio.Event()
+
+    async def wait(arguments: object) -> str:
+        began.set()
+        await reloaded.wait()
+        return "done"
+
+    tool = Tool(ToolDefinition("wait"), wait)  # type: ignore[arg-type]
+    old = adapter("a", Say(calls=[("wait", {})]), Say("old to the end"))
+    async with running(registry(old)) as (engine, events):
+        session = engine.session("a:m", tools=[tool])
+        texts: list[str] = []
+
+        async def send() -> None:
+            texts.append((await session.send("x")).text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            await began.wait()
+            ref = engine.adapters["a"].ref
+            made = ref.actor.adapter  # type: ignore[union-attr]
+            await engine.reload(registry(adapter("a", Say("new"), key="another")))
+            other = engine.session("a:m")
+            assert (await other.send("y")).text == "new", "a new turn sees the new configuration at once"
+            assert ref.running
+            assert not made.closed
+            reloaded.set()
+        assert texts == ["old to the end"]
+        await anyio.sleep(1)
+        assert not ref.running
+        assert made.closed
+        stopped = [e.data.actor for e in events.take() if e.topic == "actor.stopped"]  # type: ignore[attr-defined]
+        assert stopped == ["a"]
+
+
+async def test_an_adapter_removed_in_the_middle_of_a_call_finishes_it() -> None:
+    """Nothing in flight is lost; the model's next turn is told that it is gone."""
+    old = adapter("a", Say("slow", pause=lambda: anyio.sleep(5)))
+    async with running(registry(old, adapter("b"), a="nick")) as (engine, _):
+        session, nick = engine.session("a:m"), engine.session("nick")
+        async with session.stream("x") as turn:
+            await anyio.sleep(1)
+            await engine.reload(registry(adapter("b")))
+            assert (await turn.message()).text == "slow"
+        for gone in (session, nick):
+            with pytest.raises(ConfigurationError, match=r"is no longer in code: a reload removed it"):
+                await gone.send("y")
+        session.model = "b:m"
+
+
+async def test_a_model_removed_from_a_provider_that_stays_is_not_passed_through() -> None:
+    """`provider:name` reaches any model, but not one that the configuration has just taken away."""
+    entry = adapter("a", Say("1"))
+    both = ModelRegistry(
+        {"a": entry}, {f"a:{n}": ModelEntry(id=f"a:{n}", adapter="a", wire_name=n) for n in ("m", "n")}
+    )
+    async with running(both) as (engine, _):
+        session = engine.session("a:n")
+        await engine.reload(registry(entry))
+        with pytest.raises(ConfigurationError, match="reload removed it"):
+            await session.send("x")
+        await engine.reload(both)
+        assert (await session.send("x")).text == "1", "and it works again when it is back"
+
+
+async def test_a_bad_configuration_changes_nothing(tmp_path: Path) -> None:
+    """A mistake in the file, or an adapter that can't be made, raises before anything is touched."""
+    path = tmp_path / "models.yaml"
+    entry = adapter("a", Say("1"), Say("2"))
+    async with running(registry(entry)) as (engine, events):
+        session = engine.session("a:m")
+        await session.send("x")
+        before = engine.registry
+        path.write_text("adapters: {a: {type: openai, max_retrys: 3}}")
+        with pytest.raises(ConfigurationError, match="max_retrys"):
+            await engine.reload(path)
+        path.write_text("adapters: {z: {type: 'no.such:Thing'}}")
+        with pytest.raises(ConfigurationError, match=r"no\.such"):
+            await engine.reload(path)
+        assert engine.registry is before
+        assert (await session.send("x")).text == "2"
+        assert [e for e in events.take() if e.topic == "config.reloaded"] == []
+
+
+async def test_a_changed_key_gives_a_refused_provider_a_new_chance() -> None:
+    """The reload makes the changed adapter available; an unchanged one may at least be probed."""
+    a, b = adapter("a", Say(fails=AuthError("x"))), adapter("b", Say(fails=AuthError("x")), Say("b is back"))
+    last = adapter("c", Say("1"))
+    async with running(registry(a, b, last)) as (engine, events):
+        assert (await engine.session(["a:m", "b:m", "c:m"]).send("x")).text == "1"
+        await anyio.sleep(0.1)
+        await engine.reload(registry(adapter("a", Say("a is back"), key="new"), b, last))
+        assert engine.availability.state("a") == "available"
+        assert engine.availability.state("b") == "unavailable"
+        assert (await engine.session(["b:m", "c:m"]).send("x")).text == "b is back"
+        assert (await engine.session(["a:m", "c:m"]).send("x")).text == "a is back"
+        changes = [e.data for e in events.take() if isinstance(e.data, ProviderAvailabilityChanged)]
+        assert [(c.provider, c.current) for c in changes] == [
+            ("a", "unavailable"),
+            ("b", "unavailable"),
+            ("a", "available"),
+            ("b", "probing"),
+            ("b", "available"),
+        ]
+
+
+async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> None:
+    """Its call is ended like any other, and nothing is left that runs."""
+    engine = Engine(models=registry(adapter("a", Say("never", pause=anyio.sleep_forever))), trace=False)
+    async with anyio.create_task_group() as group:
+
+        async def send() -> None:
+            with pytest.raises(CallboardError):
+                await engine.session("a:m").send("x")
+
+        await engine.start()
+        group.start_soon(send)
+        await anyio.sleep(1)
+        made = engine.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
+        await engine.reload(registry(adapter("b")))
+        report = await engine.aclose()
+    assert report is not None
+    assert report.clean
+    assert made.closed
+
+
+async def test_reloading_many_times_leaves_nothing_behind() -> None:
+    """Each replaced adapter's actor is stopped and forgotten."""
+    async with running(registry(adapter("a", Say("0")))) as (engine, _):
+        await engine.session("a:m").send("x")
+        for number in range(20):
+            await engine.reload(registry(adapter("a", Say(str(number)), key=str(number))))
+            assert (await engine.session("a:m").send("x")).text == str(number)
+        await anyio.sleep(1)
+        hosted = await engine.start()
+        assert len(hosted._adapters.statistics().children) == 1
+        assert len(hosted._providers) == 1
+
+
+YAML = """
+adapters:
+  a: {{type: "{type}"}}
+models:
+  a:m:
+    adapter: a
+    fallback: [{fallback}]
+    capabilities: {{supports_tools: false, max_context_tokens: 5000}}
+    defaults: {{max_output_tokens: 99, temperature: 0.2, effort: low}}
+  a:n: {{adapter: a}}
+"""
+
+
+async def test_the_file_is_read_anew_from_where_it_came(tmp_path: Path) -> None:
+    """`reload()` without an argument reads the engine's own file, with all that a model may say."""
+    path = tmp_path / "models.yaml"
+    kind = scripted_type(Say("x"))
+    path.write_text(YAML.format(type=kind, fallback=""))
+    async with Engine(models=path, trace=False) as engine:
+        path.write_text(YAML.format(type=kind, fallback="a:n"))
+        change = await engine.reload()
+        assert (change.models_changed, change.adapters_changed) == (("a:m",), ())
+        entry = engine.registry.models["a:m"]
+        assert entry.fallback == ("a:n",)
+        assert entry.capabilities == {"supports_tools": False, "max_context_tokens": 5000}
+        assert entry.defaults == ModelDefaults(max_output_tokens=99, temperature=0.2, effort="low")
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("fallback: b", r"models\.a:m\.fallback: expected a list of names"),
+        ("fallback: [b]", r"models\.a:m\.fallback: unknown model 'b'"),
+        ("capabilities: {supports_tool: true}", r"supports_tool: unknown key; did you mean 'supports_tools'"),
+        ("capabilities: {supports_tools: 1}", r"capabilities\.supports_tools: expected true or false"),
+        ("capabilities: {max_context_tokens: big}", r"capabilities\.max_context_tokens: expected a number"),
+        ("defaults: {temprature: 1}", r"defaults\.temprature: unknown key; did you mean 'temperature'"),
+        ("defaults: {effort: 3}", r"defaults\.effort: expected a string"),
+    ],
+)
+def test_mistakes_in_what_a_model_says_are_told(tmp_path: Path, line: str, complaint: str) -> None:
+    """File, key and expectation, as everywhere."""
+    path = tmp_path / "models.yaml"
+    path.write_text(f"adapters: {{a: {{type: openai}}}}\nmodels:\n  a:m:\n    adapter: a\n    {line}\n")
+    with pytest.raises(ConfigurationError, match=complaint):
+        Engine(models=path, trace=False)
+
+
+class TestOverARestart:
+    """With a store, on a real loop."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> Backend:
+        return backend("asyncio")
+
+    async def test_a_restarted_engine_knows_who_was_unavailable(self, tmp_path: Path) -> None:
+        """A refused key is not tried again by the next run's chains, and one success clears it for good."""
+        path = tmp_path / "trace.db"
+        replies: Mapping[str, list[Say]] = {
+            "a": [Say(fails=AuthError("x")), Say("a is back")],
+            "b": [Say("1"), Say("2")],
+        }
+        models = registry(*(adapter(name, *script) for name, script in replies.items()))
+        for text in ("1", "2"):
+            async with Engine(models=models, store=path) as engine:
+                assert (await engine.session(["a:m", "b:m"]).send("x")).text == text
+        async with Engine(models=models, store=path) as engine:
+            (row,) = engine.availability.snapshot()
+            assert (row.provider, row.state, row.reason) == ("a", "unavailable", "key refused")
+            assert (await engine.session("a:m").send("x")).text == "a is back"
+        async with Engine(models=models, store=path) as engine:
+            assert engine.availability.snapshot() == ()
+
+    async def test_the_decision_is_stored_with_the_call(self, tmp_path: Path) -> None:
+        """A row's routing has every candidate and why it was rejected."""
+        models = registry(adapter("a", Say(fails=ServerError("x"))), adapter("b", Say("b")))
+        async with Engine(models=models, store=tmp_path / "trace.db") as engine:
+            message = await engine.session(["a:m", "b:m"]).send("x")
+        async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
+            rows = {row.model: row for row in await store.calls()}
+        assert message.metadata is not None
+        assert rows["b:m"].routing == message.metadata.routing
+        assert rows["a:m"].status == "failed"

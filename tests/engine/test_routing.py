@@ -1,0 +1,562 @@
+"""Where a call goes, and what happens when it can't be served there."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterError,
+    AuthError,
+    CapabilityError,
+    ContextOverflowError,
+    ImageBlock,
+    InvalidRequestError,
+    Message,
+    NetworkError,
+    NotFoundError,
+    RateLimitError,
+    ServerError,
+    TextBlock,
+    TextDelta,
+    ToolChoice,
+    ToolDefinition,
+)
+from bus import (
+    CallboardError,
+    Candidate,
+    ConfigurationError,
+    Envelope,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
+    NoModelAvailable,
+    PromptTooLongError,
+    Subscription,
+)
+from bus.messages import RoutingDecision
+from engine import (
+    AdapterEntry,
+    Engine,
+    ModelChoice,
+    ModelDefaults,
+    ModelEntry,
+    ModelRegistry,
+    Requirements,
+    Tool,
+)
+from engine.capabilities import Asked, check
+from tests.support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
+from tests.support.virtual_time import FakeClock
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class Rig:
+    """An engine with one scripted adapter for each keyword, its events and its clock."""
+
+    engine: Engine
+    events: Subscription
+    clock: FakeClock
+    seen: list[Envelope] = field(default_factory=list)
+
+    def calls(self) -> list[tuple[str, str]]:
+        """What was published of calls since the last look: topic's end and model."""
+        taken = self.events.take()
+        self.seen += taken
+        return [
+            (envelope.topic.rpartition("_")[2], envelope.data.model)
+            for envelope in taken
+            if isinstance(envelope.data, LlmCallStarted | LlmCallCompleted | LlmCallFailed)
+        ]
+
+    def requests(self, provider: str) -> list[object]:
+        return self.engine.adapters[provider].ref.actor.adapter.requests  # type: ignore[union-attr]
+
+
+def entry(name: str, *, replies: list[Say], capabilities: AdapterCapabilities = CAPABILITIES) -> AdapterEntry:
+    return AdapterEntry(name=name, type=scripted_type(*replies, capabilities=capabilities), config=AdapterConfig())
+
+
+@asynccontextmanager
+async def rig(
+    models: dict[str, ModelEntry] | None = None,
+    prices: PriceTable | None = None,
+    capabilities: dict[str, AdapterCapabilities] | None = None,
+    **scripts: list[Say],
+) -> AsyncIterator[Rig]:
+    own = capabilities or {}
+    adapters = {
+        name: entry(name, replies=replies, capabilities=own.get(name, CAPABILITIES))
+        for name, replies in scripts.items()
+    }
+    listed = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in scripts}
+    clock = FakeClock()
+    registry = ModelRegistry(adapters, {**listed, **(models or {})})
+    engine = Engine(models=registry, trace=False, clock=clock, prices=prices or PriceTable.default())
+    events = engine.bus.subscribe(">", policy=Lossless(), name="test")
+    async with engine:
+        yield Rig(engine, events, clock)
+
+
+def routing_of(message: object) -> RoutingDecision:
+    decision = message.metadata.routing  # type: ignore[attr-defined]
+    assert isinstance(decision, RoutingDecision)
+    return decision
+
+
+def model(name: str, **fields: object) -> ModelEntry:
+    return msgspec.structs.replace(ModelEntry(id=f"{name}:m", adapter=name, wire_name="m"), **fields)
+
+
+def capable(**changes: object) -> AdapterCapabilities:
+    return msgspec.structs.replace(CAPABILITIES, **changes)
+
+
+# -- capabilities
+
+
+@pytest.mark.parametrize(
+    ("lacking", "asked", "complaint"),
+    [
+        ({"supports_images": False}, {}, "takes no images"),
+        ({"accepted_image_media_types": ("image/png",)}, {}, "takes no image/webp images, only image/png"),
+        ({"supports_tools": False}, {"tools": [ToolDefinition("t")]}, "can't call tools"),
+        (
+            {"supports_parallel_tool_calls": False},
+            {"tools": [ToolDefinition("t")], "parallel_tool_calls": True},
+            "can't call tools in parallel",
+        ),
+        (
+            {"supports_structured_output": False},
+            {"output_schema": {"type": "object"}},
+            "can't be held to a schema",
+        ),
+        ({"supports_thinking": False}, {"reasoning_effort": "high"}, "no reasoning to put effort 'high' into"),
+        ({"max_output_tokens": 10}, {"max_output_tokens": 11}, "at most 10 output tokens, not 11"),
+        (
+            {"supports_prompt_caching": False},
+            {"requires": (Requirements(("prompt_caching",)),)},
+            "lacks prompt_caching",
+        ),
+        (
+            {"max_context_tokens": 10},
+            {"requires": (Requirements(min_context_tokens=20),)},
+            "has a window of 10 tokens, not 20",
+        ),
+    ],
+)
+def test_what_a_model_lacks_is_said_before_anything_is_sent(
+    lacking: dict[str, object], asked: dict[str, object], complaint: str
+) -> None:
+    """Each kind of lack is a CapabilityError of its own words, and a model that has it all passes."""
+    image = ImageBlock(data=b"x", media_type="image/webp")
+    request = Asked(new=Message.user([image, TextBlock("?")]), **asked)  # type: ignore[arg-type]
+    full = capable(supports_thinking=True, supports_prompt_caching=True)
+    limit = request.max_output_tokens or 5
+    about = {"model": "s:m", "provider": "s", "listed": True, "estimated_tokens": 5, "max_output_tokens": limit}
+    assert check(request, full, **about) == ()  # type: ignore[arg-type]
+    with pytest.raises(CapabilityError, match=complaint):
+        check(request, msgspec.structs.replace(full, **lacking), **about)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("window", "outcome"), [(40, "passes"), (39, "warns"), (32, "warns"), (31, "refused")])
+async def test_a_prompt_is_refused_only_when_it_is_surely_too_long(window: int, outcome: str) -> None:
+    """An estimate above the window is a warning within the estimator's error of 25 %, and beyond it an error."""
+    own = {"s": capable(max_context_tokens=window)}
+    async with rig(s=[Say("1"), Say("2")], capabilities=own) as at:
+        session = at.engine.session("s:m")
+        session._state.messages.extend(_history(3))
+        if outcome == "refused":
+            with pytest.raises(CapabilityError, match="about 40 tokens for a window of 31"):
+                await session.send("four messages of ten tokens each")
+            assert at.calls() == []
+            return
+        await session.send("four messages of ten tokens each")
+        at.calls()
+        started = next(e.data for e in at.seen if isinstance(e.data, LlmCallStarted))
+        completed = next(e.data for e in at.seen if isinstance(e.data, LlmCallCompleted))
+        assert started.estimated_input_tokens == 40
+        assert completed.warnings == (("prompt_near_window",) if outcome == "warns" else ())
+
+
+def _history(messages: int) -> list[Message]:
+    return [Message.user("x") if n % 2 == 0 else Message.assistant("y") for n in range(messages)]
+
+
+async def test_a_host_says_what_it_needs_for_a_session_and_for_a_single_send() -> None:
+    """`requires=` is checked like the request itself, in both places; an unknown capability is told at once."""
+    async with rig(s=[Say("ok")]) as at:
+        session = at.engine.session("s:m", requires=Requirements(("images",)))
+        assert (await session.send("x", requires=Requirements(min_context_tokens=1000))).text == "ok"
+        with pytest.raises(CapabilityError, match="lacks thinking"):
+            await session.send("x", requires=Requirements(("thinking",)))
+        demanding = at.engine.session("s:m", requires=Requirements(("supports_thinking",)))
+        with pytest.raises(CapabilityError, match="lacks thinking"):
+            await demanding.send("x")
+    with pytest.raises(CallboardError, match="no capability 'thinkng'; did you mean 'thinking'"):
+        Requirements(("thinkng",))
+
+
+async def test_the_configuration_corrects_a_models_capabilities_and_gives_its_defaults() -> None:
+    """An override counts more than the adapter's word; defaults fill what the caller leaves open."""
+    changed = model(
+        "s",
+        capabilities={"supports_tools": False, "supports_thinking": True},
+        defaults=ModelDefaults(max_output_tokens=77, temperature=0.5, effort="low"),
+    )
+    async with rig({"s:m": changed}, s=[Say("1"), Say("2")]) as at:
+        with pytest.raises(CapabilityError, match="can't call tools"):
+            await at.engine.session("s:m", tools=[Tool(ToolDefinition("t"))]).send("x")
+        session = at.engine.session("s:m")
+        await session.send("x")
+        await session.send("x", max_output_tokens=5, temperature=0.0, reasoning_effort="high")
+        asked = [(r.max_output_tokens, r.temperature, r.reasoning_effort) for r in at.requests("s")]  # type: ignore[attr-defined]
+        assert asked == [(77, 0.5, "low"), (5, 0.0, "high")]
+
+
+# -- fallback
+
+
+@pytest.mark.parametrize(
+    "kind", [ServerError, NetworkError, AuthError, RateLimitError, NotFoundError, AdapterError]
+)
+async def test_a_fallback_is_a_new_call_for_the_same_message(kind: type[AdapterError]) -> None:
+    """It is caused by the failed one, the reader sees one message only, and the message says how it came about."""
+    async with rig(a=[Say(fails=kind("x"))], b=[Say("from b")]) as at:
+        session = at.engine.session("a:m", fallback=["b:m"])
+        async with session.stream("Hi") as turn:
+            types = [event.type async for event in turn]
+        assert types.count("message.start") == 1
+        assert at.calls() == [("started", "a:m"), ("failed", "a:m"), ("started", "b:m"), ("completed", "b:m")]
+        calls = [e for e in at.seen if e.topic.startswith("llm.")]
+        assert len({e.message_id for e in calls}) == 1
+        assert calls[2].caused_by == calls[0].request_id != calls[2].request_id
+        decision = routing_of(session.messages[-1])
+        assert decision.candidates == (Candidate("a:m", f"failed: {kind.__name__}: x"), Candidate("b:m"))
+        assert (decision.requested, decision.provider) == ("a:m", "b")
+        assert [m.text for m in session.messages] == ["Hi", "from b"]
+
+
+async def test_nothing_falls_back_after_output_was_delivered() -> None:
+    """What a reader has seen can't be taken back: the failure is raised and the partial reply kept."""
+    async with rig(a=[Say("half", fails=ServerError("x"))], b=[Say("never")]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        with pytest.raises(ServerError):
+            async with session.stream("Hi") as turn:
+                async for _ in turn:
+                    pass
+        assert at.calls() == [("started", "a:m"), ("failed", "a:m")]
+        assert session.messages[-1].text == "half"
+
+
+async def test_a_request_that_is_itself_at_fault_is_not_sent_elsewhere() -> None:
+    """Another provider could not heal it."""
+    async with rig(a=[Say(fails=InvalidRequestError("bad"))], b=[Say("never")]) as at:
+        with pytest.raises(InvalidRequestError):
+            await at.engine.session(["a:m", "b:m"]).send("Hi")
+        assert at.calls() == [("started", "a:m"), ("failed", "a:m")]
+
+
+async def test_a_lack_of_the_model_that_was_named_is_an_error_and_of_a_fallback_a_reason() -> None:
+    """A caller who names a model is told what it can't do; a fallback that can't is passed over."""
+    tool = Tool(ToolDefinition("t"))
+    lame = {"b": capable(supports_tools=False)}
+    replies = {"a": [Say(fails=ServerError("x"))], "b": [Say("never")], "c": [Say("from c")]}
+    async with rig(capabilities=lame, **replies) as at:
+        with pytest.raises(CapabilityError, match="b:m can't call tools"):
+            await at.engine.session(["b:m", "c:m"], tools=[tool]).send("Hi")
+        message = await at.engine.session(["a:m", "b:m", "c:m"], tools=[tool]).send("Hi")
+        assert message.text == "from c"
+        assert routing_of(message).candidates[1] == Candidate("b:m", "b:m can't call tools")
+
+
+async def test_an_overflow_goes_only_to_a_larger_window() -> None:
+    """A model with the same window would refuse the same prompt."""
+    own = {"b": capable(max_context_tokens=128_000), "c": capable(max_context_tokens=1_000_000)}
+    async with rig(capabilities=own, a=[Say(fails=ContextOverflowError("x"))], b=[], c=[Say("big")]) as at:
+        message = await at.engine.session(["a:m", "b:m", "c:m"]).send("Hi")
+        assert message.text == "big"
+        assert routing_of(message).candidates[1].rejected == "its window of 128000 tokens is no larger"
+
+
+async def test_a_prompt_that_has_outgrown_the_first_window_goes_to_a_larger_one() -> None:
+    """The same before the call as after it: a chain that ends in a large window serves long sessions."""
+    own = {"a": capable(max_context_tokens=10), "b": capable(max_context_tokens=20)}
+    async with rig(capabilities=own, a=[], b=[], c=[Say("big")]) as at:
+        session = at.engine.session(["a:m", "b:m", "c:m"])
+        session._state.messages.extend(_history(3))
+        message = await session.send("Hi")
+        assert message.text == "big"
+        rejected = [candidate.rejected for candidate in routing_of(message).candidates]
+        assert rejected[0] == "the prompt is too long for a:m: about 40 tokens for a window of 10"
+        assert (rejected[1] or "").startswith("the prompt is too long for b:m")
+        with pytest.raises(PromptTooLongError):
+            await session.send("Hi", model="a:m")
+
+
+async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
+    """The turn may be sent again, and the history is as it was."""
+    async with rig(a=[Say(fails=ServerError("a"))], b=[Say(fails=NetworkError("b"))]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        with pytest.raises(NetworkError) as caught:
+            await session.send("Hi")
+        assert caught.value.turn is not None  # type: ignore[attr-defined]
+        assert session.messages == ()
+
+
+async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwise() -> None:
+    """models.yaml's fallback is the default; an empty one wants none."""
+    chained = {"a:m": model("a", fallback=("b:m",))}
+    async with rig(chained, a=[Say(fails=ServerError("1")), Say(fails=ServerError("2"))], b=[Say("b")]) as at:
+        session = at.engine.session("a:m")
+        assert (await session.send("x")).text == "b"
+        with pytest.raises(ServerError):
+            await session.send("x", fallback=())
+
+
+def test_a_fallback_that_leads_nowhere_is_a_mistake_in_the_configuration() -> None:
+    """It is told when the registry is made, not when it is needed."""
+    with pytest.raises(ConfigurationError, match=r"models\.a:m\.fallback: unknown model 'nonsense'"):
+        ModelRegistry({"a": entry("a", replies=[])}, {"a:m": model("a", fallback=("nonsense",))})
+
+
+async def test_a_turn_stays_with_the_model_that_began_to_answer_it() -> None:
+    """After a fallback the tool rounds of the turn go to the same model, not to the failed one again."""
+
+    async def done(arguments: object) -> str:
+        return "done"
+
+    tool = Tool(ToolDefinition("t"), done)  # type: ignore[arg-type]
+    async with rig(a=[Say(fails=ServerError("x")), Say("a again")], b=[Say(calls=[("t", {})]), Say("b")]) as at:
+        session = at.engine.session(["a:m", "b:m"], tools=[tool])
+        assert (await session.send("Hi", tool_choice=ToolChoice("required"))).text == "b"
+        forced = [request.tool_choice for request in at.requests("b")]  # type: ignore[attr-defined]
+        assert forced == [ToolChoice("required"), None], "a fallback is forced, too; a second round is not"
+        assert (await session.send("Hi")).text == "a again"
+
+
+async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() -> None:
+    """A chain works on a machine that has only one of the keys."""
+    adapters = {"a": msgspec.structs.replace(entry("a", replies=[]), missing_key="A_KEY")}
+    adapters["b"] = entry("b", replies=[Say("b")])
+    async with Engine(
+        models=ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")}), trace=False
+    ) as engine:
+        message = await engine.session(["a:m", "b:m"]).send("x")
+        assert "A_KEY" in (routing_of(message).candidates[0].rejected or "")
+        with pytest.raises(ConfigurationError, match="A_KEY"):
+            await engine.session("a:m").send("x")
+
+
+# -- availability
+
+
+async def test_an_unavailable_model_is_skipped_until_one_call_probes_it() -> None:
+    """A refused key sends all calls on to the fallback, until the long cool-down is over."""
+    a = [Say(fails=AuthError("x", provider_status=401)), Say("a is back")]
+    async with rig(a=a, b=[Say("1"), Say("2")]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        assert (await session.send("x")).text == "1"
+        assert at.engine.availability.state("a") == "unavailable"
+        at.calls()
+        message = await session.send("x")
+        assert message.text == "2"
+        assert at.calls() == [("started", "b:m"), ("completed", "b:m")]
+        assert routing_of(message).candidates[0] == Candidate("a:m", "unavailable (key refused)")
+        at.clock.advance(601)
+        assert (await session.send("x")).text == "a is back"
+        assert at.engine.availability.state("a") == "available"
+        at.calls()
+        changes = [e.data.current for e in at.seen if e.topic == "provider.availability_changed"]  # type: ignore[attr-defined]
+        assert changes == ["unavailable", "probing", "available"]
+
+
+async def test_while_one_call_probes_the_others_go_elsewhere() -> None:
+    """Two turns in the same tick don't both probe."""
+    slow = Say("probe", pause=lambda: anyio.sleep(5))
+    async with rig(a=[Say(fails=AuthError("x")), slow], b=[Say("1"), Say("2")]) as at:
+        await at.engine.session(["a:m", "b:m"]).send("x")
+        at.clock.advance(601)
+        texts: list[str] = []
+
+        async def send() -> None:
+            texts.append((await at.engine.session(["a:m", "b:m"]).send("x")).text)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            group.start_soon(send)
+        assert texts == ["2", "probe"]
+
+
+async def test_a_session_that_names_one_model_is_never_refused() -> None:
+    """Unavailable or not, the call goes out: it is the probe."""
+    async with rig(a=[Say(fails=AuthError("x")), Say("back")]) as at:
+        session = at.engine.session("a:m")
+        with pytest.raises(AuthError):
+            await session.send("x")
+        assert at.engine.availability.state("a", "a:m") == "unavailable"
+        assert (await session.send("x")).text == "back"
+        assert at.engine.availability.state("a", "a:m") == "available"
+
+
+async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> None:
+    """Nothing is sent, and the error says which model is unavailable and why."""
+    async with rig(a=[Say(fails=AuthError("x"))], b=[Say(fails=AuthError("x"))]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        with pytest.raises(AuthError):
+            await session.send("x")
+        at.calls()
+        with pytest.raises(NoModelAvailable, match=r"a:m: unavailable \(key refused\); b:m: unavailable"):
+            await session.send("x")
+        assert at.calls() == []
+
+
+async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:
+    """Until the pause that the provider asked for is over, the chain begins with the next."""
+    a = [Say(fails=RateLimitError("slow down", retry_after_seconds=30)), Say("a")]
+    async with rig(a=a, b=[Say("1"), Say("2")]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        assert (await session.send("x")).text == "1"
+        message = await session.send("x")
+        assert message.text == "2"
+        assert routing_of(message).candidates[0] == Candidate("a:m", "degraded (rate_limit: RateLimitError)")
+        at.clock.advance(31)
+        assert (await session.send("x")).text == "a"
+
+
+async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None:
+    """It makes its provider unavailable, and the turn goes on elsewhere."""
+    broken = AdapterEntry(name="a", type=adapter_type(DoesNotStart), config=AdapterConfig())
+    adapters = {"a": broken, "b": entry("b", replies=[Say("b")])}
+    registry = ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")})
+    async with Engine(models=registry, trace=False) as engine:
+        assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
+        assert [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()] == [
+            ("a", "unavailable", "adapter_crashed")
+        ]
+        with pytest.raises(AdapterError, match="adapter 'a' does not start: RuntimeError: no luck"):
+            await engine.session("a:m").send("x")
+
+
+async def test_an_adapter_that_cannot_even_be_made_is_passed_over() -> None:
+    """Whatever its constructor raises is a mistake in the configuration, told with the adapter's name."""
+    adapters = {
+        "a": AdapterEntry(name="a", type=adapter_type(CannotBeMade), config=AdapterConfig()),
+        "b": entry("b", replies=[Say("b")]),
+    }
+    registry = ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")})
+    async with Engine(models=registry, trace=False) as engine:
+        assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
+        with pytest.raises(ConfigurationError, match="adapter 'a' can't be made: KeyError: 'region'"):
+            await engine.session("a:m").send("x")
+
+
+async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_starts_it_afresh() -> None:
+    """The supervisor gives up, the table says adapter_crashed, and the probe finds a new actor."""
+    async with rig(a=[Say("1"), Say("2")], b=[Say("b")]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        await session.send("x")
+        ref = at.engine.adapters["a"].ref
+        for _ in range(5):
+            ref.tell("nonsense")  # which crashes the actor
+            await anyio.sleep(5.5)
+        assert not ref.running
+        (row,) = at.engine.availability.snapshot()
+        assert (row.provider, row.state, row.reason) == ("a", "unavailable", "adapter_crashed")
+        assert (await session.send("x")).text == "b"
+        at.clock.advance(31)
+        assert (await session.send("x")).text == "2"
+        assert ref.running
+        assert at.engine.availability.snapshot() == ()
+
+
+# -- the router's own choice
+
+PRICES = PriceTable.from_rows(
+    [
+        PriceRow(model="a:m", input=3_000_000, output=15_000_000),
+        PriceRow(model="b:m", input=1_000_000, output=5_000_000),
+    ]
+)
+
+
+async def test_the_cheapest_model_that_can_is_chosen() -> None:
+    """By price for a nominal usage; models without a price come last, and each rejection is recorded."""
+    own = {"lame": capable(supports_tools=False)}
+    async with rig(prices=PRICES, capabilities=own, free=[], a=[Say("a")], b=[Say("b"), Say("2")], lame=[]) as at:
+        tool = Tool(ToolDefinition("t"))
+        choice = ModelChoice(requires=Requirements(("tools",)), prefer="cheapest")
+        session = at.engine.session(choice, tools=[tool])
+        message = await session.send("x")
+        assert message.text == "b"
+        decision = routing_of(message)
+        assert (decision.requested, decision.resolved_by) == ("any model, cheapest", "choice")
+        assert decision.candidates == (
+            Candidate("free:m", "not needed: b:m comes before it"),
+            Candidate("a:m", "not needed: b:m comes before it"),
+            Candidate("b:m"),
+            Candidate("lame:m", "lame:m can't call tools"),
+        )
+        assert session.model == "any model, cheapest"
+        first = await session.send("x", model=ModelChoice(among=("a:m", "b:m")))
+        assert first.text == "a"
+
+
+async def test_a_choice_that_nothing_fits_says_of_every_model_why() -> None:
+    """No model is taken that can't do what is asked."""
+    async with rig(a=[], b=[]) as at:
+        choice = ModelChoice(requires=Requirements(min_context_tokens=10_000_000))
+        with pytest.raises(CapabilityError, match=r"a:m: a:m has a window of 128000.*b:m: b:m has a window"):
+            await at.engine.session(choice).send("x")
+        assert at.calls() == []
+
+
+async def test_a_cancelled_call_has_no_fallback() -> None:
+    """Who cancels wants an end, not another model."""
+    async with rig(a=[Say("a", pause=anyio.sleep_forever)], b=[Say("never")]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        with anyio.move_on_after(1):
+            await session.send("x")
+        async with session.stream("y", model="b:m") as turn:
+            texts = [event.text async for event in turn if isinstance(event, TextDelta)]
+        assert texts == ["never"]
+        assert at.calls()[:2] == [("started", "a:m"), ("failed", "a:m")]
+
+
+class CannotBeMade:
+    """An adapter that misses an option."""
+
+    def __init__(self, config: AdapterConfig, **others: object) -> None:
+        raise KeyError("region")
+
+
+class DoesNotStart:
+    """An adapter whose server can't be had."""
+
+    capabilities = CAPABILITIES
+
+    def __init__(self, config: AdapterConfig, **others: object) -> None:
+        self.name = "a"
+
+    async def initialize(self) -> None:
+        raise RuntimeError("no luck")
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        return CAPABILITIES
+
+    def estimate_input_tokens(self, *parts: object, **others: object) -> int:
+        return 1
+
+    async def close(self) -> None:
+        pass
