@@ -310,6 +310,8 @@ class Incarnation:
         finally:
             self.phase = "ended"
             self._coroutine = None
+            for task in self.tasks:  # those that have run have taken themselves out
+                task._never_ran()
             self.up.set()
 
     def stacks(self) -> dict[str, list[str]]:

@@ -138,6 +138,14 @@ class TaskHandle(Generic[T]):
         """Where the task stands."""
         return stack_of(self._coroutine)
 
+    def _never_ran(self) -> None:
+        """Settle a task that is over and was cancelled before its first step, as an ending event loop does."""
+        if not self._done:
+            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task began")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
         """The task's whole body. Lets nothing out but the cancellation of a scope around it."""
         self._coroutine = current_coroutine()
