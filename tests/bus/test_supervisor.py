@@ -507,7 +507,6 @@ def test_stopping_in_the_moment_of_a_restart_is_no_failure(world: World, steps: 
     run_virtual(scenario)
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 def test_a_task_that_an_ending_loop_cancels_before_its_first_step_is_settled(world: World) -> None:
     """Whoever waits for it learns that it will not come; else a program whose loop ends would wait for ever."""
 
