@@ -88,8 +88,9 @@ class CallHandle:
             self._ref.spawn(actor.adapter.cancel, self._request_id, name=f"cancel {self._request_id}")
 
     def kill(self) -> None:
-        """Cancel the call's task itself, for when the adapter doesn't obey."""
-        self._task.cancel()
+        """Cancel the call's task itself, for when the adapter doesn't obey. Nothing if it is over."""
+        if not self._task.done:
+            self._task.cancel()
 
     def _broken(self, message: str) -> AdapterError:
         return AdapterError(message, retryable=False, request_id=self._request_id)

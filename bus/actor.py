@@ -290,7 +290,9 @@ class Incarnation:
         handle: TaskHandle[T] = TaskHandle(f"{self.ref.name}/{name}")
         entry = cast("TaskHandle[object]", handle)
         self.tasks.add(entry)
-        self._group.start_soon(handle._run, call, lambda _: self.tasks.discard(entry), name=handle.name)
+        body = handle._run(call, lambda _: self.tasks.discard(entry))
+        handle._body = body
+        self._group.start_soon(lambda: body, name=handle.name)
         return handle
 
     async def run(self) -> None:
@@ -310,6 +312,8 @@ class Incarnation:
         finally:
             self.phase = "ended"
             self._coroutine = None
+            for task in self.tasks:  # those that have run have taken themselves out
+                task._never_ran()
             self.up.set()
 
     def stacks(self) -> dict[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Generic, TypeVar, cast
 
 import anyio
@@ -106,6 +106,7 @@ class TaskHandle(Generic[T]):
         self._error: Exception | None = None
         self._signal: anyio.Event | None = None
         self._coroutine: object = None
+        self._body: Coroutine[object, object, None] | None = None  # until it runs
 
     @property
     def done(self) -> bool:
@@ -138,9 +139,19 @@ class TaskHandle(Generic[T]):
         """Where the task stands."""
         return stack_of(self._coroutine)
 
+    def _never_ran(self) -> None:
+        """Settle a task that is over and was cancelled before its first step, as an ending event loop does."""
+        if not self._done:
+            if self._body is not None:
+                self._body.close()
+            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task began")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
         """The task's whole body. Lets nothing out but the cancellation of a scope around it."""
-        self._coroutine = current_coroutine()
+        self._coroutine, self._body = current_coroutine(), None
         error: Exception | None = None
         returned = False
         try:

@@ -55,9 +55,7 @@ class AdapterPool:
         """
         hosted = await self._start()
         ready = self.running.get(provider)
-        if (
-            ready is not None and ready.ref.running
-        ):  # nearly always: without waiting for the lock
+        if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
             ready.acquire()
             return ready
         async with self._lock(provider):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 from collections.abc import Awaitable, Callable
 
@@ -25,6 +26,7 @@ from bus import (
     Strategy,
     Supervisor,
     SupervisorEscalated,
+    TaskHandle,
 )
 from tests.bus.supervised import Boom, World
 from tests.support.virtual_time import VirtualLoop, run_virtual
@@ -503,6 +505,25 @@ def test_stopping_in_the_moment_of_a_restart_is_no_failure(world: World, steps: 
         assert not ref.running
 
     run_virtual(scenario)
+
+
+def test_a_task_that_an_ending_loop_cancels_before_its_first_step_is_settled(world: World) -> None:
+    """Whoever waits for it learns that it will not come; else a program whose loop ends would wait for ever."""
+
+    async def host() -> TaskHandle[None]:
+        supervisor = Supervisor("root", bus=world.bus, clock=world.clock)
+        asyncio.create_task(supervisor.run())  # noqa: RUF006 (it ends below)
+        await asyncio.sleep(0)
+        ref = await supervisor.start_child(world.spec("a"))
+        handle = ref.spawn(anyio.sleep_forever)
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()  # as asyncio.run does in the end
+        await asyncio.gather(*others, return_exceptions=True)
+        return handle
+
+    assert asyncio.run(host()).done
+    gc.collect()
 
 
 async def test_a_supervisor_runs_once_at_a_time(world: World) -> None:

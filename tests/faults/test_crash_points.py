@@ -1,4 +1,4 @@
-"""Crashes of a call, of the trace writer and of the store's file, anywhere: one end for each call, and a row."""
+"""Crashes of a call and of the trace writer, and a store that fails: each call has one end, and a row."""
 
 from __future__ import annotations
 

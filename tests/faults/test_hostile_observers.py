@@ -96,7 +96,7 @@ async def watched(engine: Engine, watcher: Watcher) -> AsyncIterator[None]:
     ],
 )
 async def test_a_bad_observer_costs_no_stream_anything(watcher: Watcher) -> None:
-    """Streams take the time that their provider takes, each reader gets every delta, and the stop is clean."""
+    """Streams take exactly the time that their provider takes, and the stop is clean."""
 
     def says() -> Iterator[Say]:
         for _ in range(3):
