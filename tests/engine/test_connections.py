@@ -171,7 +171,7 @@ async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_
             async for event in turn:
                 if isinstance(event, TextDelta):
                     break
-            ref, _ = await engine.adapter("s")
+            ref = engine.adapters["s"].ref
             assert isinstance(ref.actor, AdapterActor)
             former = ref.actor.adapter
             ref.tell("what it does not understand")  # which is a crash

@@ -75,7 +75,7 @@ async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_
         assert below is not None
         assert [child.name for child in below.children] == ["s"]
         (known,) = counted.availability
-        assert (known.provider, known.state, known.reason) == ("s", "unavailable", "AuthError")
+        assert (known.provider, known.state, known.reason) == ("s", "unavailable", "key refused")
         assert known.retry_at_us is not None
 
 
