@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
-from bus.content import (  # noqa: E402 (after the check, which explains what these imports could not)
+from bus.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -33,7 +33,7 @@ from bus.content import (  # noqa: E402 (after the check, which explains what th
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import (  # noqa: E402
+from bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
@@ -53,8 +53,8 @@ from bus.errors import (  # noqa: E402
     StreamError,
     UnsupportedToolChoiceError,
 )
-from bus.messages import Message, MessageMetadata, Role, ToolChoice, ToolDefinition  # noqa: E402
-from bus.stream_events import (  # noqa: E402
+from bus.messages import Message, MessageMetadata, Role, ToolChoice, ToolDefinition
+from bus.stream_events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -65,9 +65,9 @@ from bus.stream_events import (  # noqa: E402
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import StopReason, TokenUsage, UsageSource  # noqa: E402
+from bus.usage import StopReason, TokenUsage, UsageSource
 
-from .contract import (  # noqa: E402
+from .contract import (
     AdapterCapabilities,
     AdapterConfig,
     AdapterStream,
@@ -83,8 +83,8 @@ from .contract import (  # noqa: E402
     RateLimitInfo,
     RetryPolicy,
 )
-from .health import AdapterHealth, AdapterStatistics  # noqa: E402
-from .registry import create_adapter  # noqa: E402
+from .health import AdapterHealth, AdapterStatistics
+from .registry import create_adapter
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicAdapter

@@ -201,10 +201,6 @@ class Assembler:
         self._claim(key, holder)
         self._admit(holder)
 
-    def knows(self, key: Key) -> bool:
-        """True if a block of that key has begun."""
-        return key in self._by_key
-
     def is_closed(self, key: Key) -> bool:
         """True if a block of that key takes nothing more: it ended, or a later one closed it."""
         block = self._by_key.get(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import msgspec
@@ -32,7 +33,7 @@ class StreamNormaliser(Protocol):
         ...
 
 
-class SseNormaliser:
+class SseNormaliser(ABC):
     """Base of the normalisers for server-sent events: subclasses say what one event means."""
 
     def __init__(self, assembler: Assembler) -> None:
@@ -41,9 +42,9 @@ class SseNormaliser:
         self.finished = False
         self._decoder = SseDecoder()
 
+    @abstractmethod
     def on_event(self, name: bytes, data: bytes) -> None:
         """One event. May raise AdapterError, or let msgspec's decoding errors pass."""
-        raise NotImplementedError
 
     def on_end(self) -> None:
         """The body ended without `finished`. Finishes the reply if the protocol allows it, or raises."""

@@ -18,20 +18,20 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
-from .availability import Availability  # noqa: E402 (after the check, which explains what imports could not)
-from .choice import ModelChoice, Requirements  # noqa: E402
-from .config import load_registry  # noqa: E402
-from .engine import Engine, Limits, Timeouts  # noqa: E402
-from .health import Check, HealthReport  # noqa: E402
-from .registry import (  # noqa: E402
+from .availability import Availability
+from .choice import ModelChoice, Requirements
+from .config import load_registry
+from .engine import Engine, Limits, Timeouts
+from .health import Check, HealthReport
+from .registry import (
     AdapterEntry,
     ModelDefaults,
     ModelEntry,
     ModelRegistry,
 )
-from .session import Session, TurnOptions, TurnStream  # noqa: E402
-from .statistics import EngineStatistics  # noqa: E402
-from .tools import Tool  # noqa: E402
+from .session import Session, TurnOptions, TurnStream
+from .statistics import EngineStatistics
+from .tools import Tool
 
 __all__ = [
     "AdapterEntry",

@@ -22,6 +22,7 @@ from bus import (
     CallboardError,
     Clock,
     ConfigReloaded,
+    ConfigurationError,
     Cost,
     PricingRepriced,
     SessionCreated,
@@ -32,7 +33,6 @@ from bus import (
     TaskHandle,
     WrongLoop,
 )
-from bus.log import Log
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
 
@@ -52,8 +52,6 @@ from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
 from .turn import Turn
-
-_log = Log("engine")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,10 +84,9 @@ class Engine:
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
-    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: reserved for
-    storing message content. prices: a table, or the path of one; None is $CALLBOARD_HOME/prices.yaml, else a table
-    that knows only that local models are free.
-    Raises ConfigurationError.
+    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: not there yet;
+    True is refused rather than ignored. prices: a table, or the path of one; None is $CALLBOARD_HOME/prices.yaml,
+    else a table that knows only that local models are free. Raises ConfigurationError.
     """
 
     def __init__(
@@ -104,6 +101,8 @@ class Engine:
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
+        if capture_content:
+            raise ConfigurationError("capture_content: this version can't store message content; leave it False")
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
@@ -115,7 +114,6 @@ class Engine:
         self.store = _make_store(store, clock) if trace else None
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
-        self.capture_content = capture_content
         self._limits = limits
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()

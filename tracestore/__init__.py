@@ -19,12 +19,12 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
-from .database import Durability  # noqa: E402 - the siblings must be ours before anything is imported from them
-from .prices import Component, Explanation, PriceRow, PriceTable  # noqa: E402
-from .queries import CallFilter, CallRow, CostRow, SessionRow  # noqa: E402
-from .repricing import ModelReprice, RepriceReport, RepriceRun  # noqa: E402
-from .store import TraceStore  # noqa: E402
-from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics  # noqa: E402
+from .database import Durability
+from .prices import Component, Explanation, PriceRow, PriceTable
+from .queries import CallFilter, CallRow, CostRow, SessionRow
+from .repricing import ModelReprice, RepriceReport, RepriceRun
+from .store import TraceStore
+from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
 
 __all__ = [
     "CallFilter",

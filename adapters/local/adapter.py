@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 import anyio.to_thread
 import msgspec
@@ -179,14 +179,6 @@ class LocalAdapter:
                 provider=self.name,
                 request_id=request.request_id,
             )
-
-
-class _Factory(Protocol):
-    """What the adapters of the three protocols have in common, beyond what the registry calls."""
-
-    def __call__(
-        self, config: AdapterConfig, *, name: str, clock: Clock, transport: Transport
-    ) -> ProviderAdapter: ...
 
 
 def read_options(config: AdapterConfig, name: str) -> LocalOptions:

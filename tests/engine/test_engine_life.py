@@ -172,6 +172,12 @@ async def test_a_trace_that_is_no_database_stops_the_start_and_is_not_touched(tm
     assert path.read_text() == "my shopping list"
 
 
+def test_storing_content_is_refused_rather_than_ignored() -> None:
+    """Who asks for content to be kept learns at once that it would not be."""
+    with pytest.raises(ConfigurationError, match="capture_content"):
+        Engine(models=registry(), trace=False, capture_content=True)
+
+
 def test_a_missing_key_is_named_when_its_model_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose adapter has no key fails with not_configured and the variable's name."""
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
