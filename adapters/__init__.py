@@ -23,7 +23,9 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -121,6 +123,7 @@ __all__ = [
     "AttemptObserver",
     "AttemptReport",
     "AttemptStarted",
+    "AudioBlock",
     "AuthError",
     "CallWarning",
     "CancelledError",
@@ -130,6 +133,7 @@ __all__ = [
     "ContentBlock",
     "ContentFilterError",
     "ContextOverflowError",
+    "DocumentBlock",
     "ErrorClass",
     "ImageBlock",
     "InvalidRequestError",

@@ -61,10 +61,12 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can do through its adapter. Declarations are honest: False where it would not work.
 
-    Limits are in tokens. accepted_image_media_types: None means any.
+    Limits are in tokens. accepted_*_media_types: None means any.
     """
 
     supports_images: bool = False
+    supports_audio: bool = False
+    supports_documents: bool = False
     supports_thinking: bool = False
     supports_tools: bool = False
     supports_system_prompt: bool = True
@@ -72,10 +74,13 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     supports_streaming: bool = True
     supports_streaming_tool_calls: bool = False
     supports_parallel_tool_calls: bool = False
+    supports_tool_choice: bool = True
     supports_prompt_caching: bool = False
     max_context_tokens: int = 128_000
     max_output_tokens: int = 16_384
     accepted_image_media_types: tuple[str, ...] | None = None
+    accepted_audio_media_types: tuple[str, ...] | None = None
+    accepted_document_media_types: tuple[str, ...] | None = None
 
 
 class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +91,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
     tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
-    configuration's.
+    configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
+    out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.
     """
 
     request_id: str
@@ -98,6 +104,11 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_sequences: tuple[str, ...] = ()
     temperature: float | None = None
     top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    verbosity: str | None = None
+    user: str | None = None
     output_schema: JsonObject | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

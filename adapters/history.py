@@ -22,7 +22,9 @@ from operator import is_
 import msgspec
 
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
@@ -68,6 +70,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     tool_ids: ToolIdRule = ToolIdRule()
     accepts_images: bool = True
+    accepts_audio: bool = False
+    accepts_documents: bool = False
     replays_thinking: bool = False
     keeps_developer: bool = False
     adopts_signatures: bool = False
@@ -171,11 +175,22 @@ class _Fitter:
             if isinstance(block, TextBlock):
                 if block.text.strip():
                     kept.append(self._mend(message, block))
-            elif isinstance(block, ImageBlock) and not self.target.accepts_images:
-                self._lose(message, block, "the model takes no images")
+            elif reason := self._refused(block):
+                self._lose(message, block, reason)
             else:
                 kept.append(block)
         return kept
+
+    def _refused(self, block: ContentBlock) -> str | None:
+        match block:
+            case ImageBlock() if not self.target.accepts_images:
+                return "the model takes no images"
+            case AudioBlock() if not self.target.accepts_audio:
+                return "the model takes no audio"
+            case DocumentBlock() if not self.target.accepts_documents:
+                return "the model takes no documents"
+            case _:
+                return None
 
     def _mend(self, message: Message, block: TextBlock) -> TextBlock:
         text = mend_text(block.text)

@@ -19,7 +19,9 @@ from .clock import (
     SystemClock,
 )
 from .content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -185,6 +187,7 @@ __all__ = [
     "ActorStoppedEvent",
     "AdapterError",
     "AdmissionError",
+    "AudioBlock",
     "AuthError",
     "Bus",
     "BusStatistics",
@@ -205,6 +208,7 @@ __all__ = [
     "CostSource",
     "DeadLetter",
     "DeadlineExceeded",
+    "DocumentBlock",
     "DropOldest",
     "Envelope",
     "ErrorClass",

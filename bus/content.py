@@ -6,6 +6,8 @@ with the provider it belongs to, so that it can go back there unchanged and nowh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,13 +46,7 @@ class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
     detail: str | None = None
 
     def __post_init__(self) -> None:
-        if (self.url is None) == (self.data is None):
-            raise ValueError("ImageBlock takes exactly one of url= and data=")
-        if self.data is not None and self.media_type is None:
-            media_type = _sniff_image(self.data)
-            if media_type is None:
-                raise ValueError("ImageBlock(data=...) needs media_type=: the bytes are no PNG, JPEG, GIF or WebP")
-            msgspec.structs.force_setattr(self, "media_type", media_type)
+        _one_source(self, "ImageBlock", _sniff_image, "no PNG, JPEG, GIF or WebP")
 
     @classmethod
     def from_path(cls, path: str | Path, *, detail: str | None = None) -> ImageBlock:
@@ -68,6 +64,78 @@ def _sniff_image(data: bytes) -> str | None:
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
     return None
+
+
+class AudioBlock(msgspec.Struct, frozen=True, tag="audio"):
+    """A recording: exactly one of `url` (http, https or data) and `data` (the file's bytes).
+
+    media_type: such as ``audio/wav``; required with `data` unless its bytes say it (WAV, MP3, FLAC, Ogg).
+    """
+
+    url: str | None = None
+    data: bytes | None = None
+    media_type: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_source(self, "AudioBlock", _sniff_audio, "no WAV, MP3, FLAC or Ogg")
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> AudioBlock:
+        """Read an audio file now. Raises OSError, or ValueError if its bytes are of no known kind."""
+        return cls(data=Path(path).read_bytes())
+
+
+class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
+    """A document: exactly one of `url` (http, https or data) and `data` (the file's bytes).
+
+    media_type: such as ``application/pdf`` or ``text/plain``; required with `data` unless it is a PDF.
+    name: its file name or title, which some providers show the model.
+    """
+
+    url: str | None = None
+    data: bytes | None = None
+    media_type: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> DocumentBlock:
+        """Read a document now, named as its file. Raises OSError, or ValueError if its kind can't be told."""
+        path = Path(path)
+        return cls(data=path.read_bytes(), media_type=guess_type(path.name)[0], name=path.name)
+
+
+def _one_source(
+    block: ImageBlock | AudioBlock | DocumentBlock,
+    name: str,
+    sniff: Callable[[bytes], str | None],
+    unknown: str,
+) -> None:
+    if (block.url is None) == (block.data is None):
+        raise ValueError(f"{name} takes exactly one of url= and data=")
+    if block.data is not None and block.media_type is None:
+        media_type = sniff(block.data)
+        if media_type is None:
+            raise ValueError(f"{name}(data=...) needs media_type=: the bytes are {unknown}")
+        msgspec.structs.force_setattr(block, "media_type", media_type)
+
+
+def _sniff_audio(data: bytes) -> str | None:
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return "audio/wav"
+    if data.startswith(b"ID3") or data[:2] in (b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"):
+        return "audio/mpeg"
+    if data.startswith(b"fLaC"):
+        return "audio/flac"
+    if data.startswith(b"OggS"):
+        return "audio/ogg"
+    return None
+
+
+def _sniff_document(data: bytes) -> str | None:
+    return "application/pdf" if data.startswith(b"%PDF-") else None
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
@@ -131,5 +199,13 @@ class OpaqueBlock(msgspec.Struct, frozen=True, tag="opaque"):
 
 
 ContentBlock: TypeAlias = (
-    TextBlock | ImageBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock | OpaqueBlock
+    TextBlock
+    | ImageBlock
+    | AudioBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | OpaqueBlock
 )

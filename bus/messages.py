@@ -11,7 +11,9 @@ from typing import Literal
 import msgspec
 
 from .content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
@@ -37,7 +39,7 @@ class Role(StrEnum):
 _ALLOWED: dict[Role, tuple[type, ...]] = {
     Role.SYSTEM: (TextBlock,),
     Role.DEVELOPER: (TextBlock,),
-    Role.USER: (TextBlock, ImageBlock),
+    Role.USER: (TextBlock, ImageBlock, AudioBlock, DocumentBlock),
     Role.ASSISTANT: (
         TextBlock,
         ImageBlock,

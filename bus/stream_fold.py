@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .content import ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
+from .content import AudioBlock, DocumentBlock, ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
 from .stream_events import (
     MessageComplete,
     MessageStart,
@@ -113,7 +113,7 @@ def _weigh_block(block: object) -> int:
     match block:
         case TextBlock() | ThinkingBlock():
             return _EVENT_BYTES + len(block.text)
-        case ImageBlock():
+        case ImageBlock() | AudioBlock() | DocumentBlock():
             return _EVENT_BYTES + len(block.data or b"") + len(block.url or "")
         case ToolResultBlock():
             return _EVENT_BYTES + len(block.text)

@@ -12,8 +12,10 @@ import msgspec
 
 from adapters import (
     AdapterCapabilities,
+    AudioBlock,
     CallWarning,
     CapabilityError,
+    DocumentBlock,
     ImageBlock,
     Message,
     ToolChoice,
@@ -24,6 +26,8 @@ from bus import PromptTooLongError
 from bus.json_types import JsonObject
 
 from .choice import Requirements
+
+_FORCING = ("required", "named")
 
 ESTIMATE_ERROR = 0.25
 """How far an estimate of a prompt's size may be off: only beyond that does a window count as exceeded for sure."""
@@ -80,9 +84,15 @@ def check_tool_choice(asked: Asked) -> None:
 
 
 def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
-    yield from _image_lacks(asked.new, capabilities)
+    yield from _content_lacks(asked.new, capabilities)
     if asked.tools and not capabilities.supports_tools:
         yield "can't call tools"
+    if (
+        asked.tool_choice is not None
+        and asked.tool_choice.mode in _FORCING
+        and not capabilities.supports_tool_choice
+    ):
+        yield "can't be made to call a tool"
     if asked.tools and asked.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
         yield "can't call tools in parallel"
     if asked.output_schema is not None and not capabilities.supports_structured_output:
@@ -95,12 +105,21 @@ def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> 
             yield unmet
 
 
-def _image_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    accepted = capabilities.accepted_image_media_types
+def _content_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
     for block in message.content:
-        if not isinstance(block, ImageBlock):
-            continue
-        if not capabilities.supports_images:
-            yield "takes no images"
+        match block:
+            case ImageBlock():
+                kind, supported = "images", capabilities.supports_images
+                accepted = capabilities.accepted_image_media_types
+            case AudioBlock():
+                kind, supported = "audio", capabilities.supports_audio
+                accepted = capabilities.accepted_audio_media_types
+            case DocumentBlock():
+                kind, supported = "documents", capabilities.supports_documents
+                accepted = capabilities.accepted_document_media_types
+            case _:
+                continue
+        if not supported:
+            yield f"takes no {kind}"
         if accepted is not None and block.media_type is not None and block.media_type not in accepted:
-            yield f"takes no {block.media_type} images, only {', '.join(accepted)}"
+            yield f"takes no {block.media_type} {kind}, only {', '.join(accepted)}"

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from adapters.contract import CanonicalRequest
 from adapters.history import NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -329,3 +331,18 @@ def test_the_stored_history_is_not_touched() -> None:
     copy = msgspec.msgpack.encode(history)
     fit(*history)
     assert msgspec.msgpack.encode(history) == copy
+
+
+@pytest.mark.parametrize(
+    ("block", "kind"),
+    [(AudioBlock(data=b"RIFF\0\0\0\0WAVE"), "audio"), (DocumentBlock(data=b"%PDF-1.7"), "document")],
+)
+def test_audio_and_documents_are_left_out_where_the_model_takes_none_and_the_loss_says_so(
+    block: AudioBlock | DocumentBlock, kind: str
+) -> None:
+    asked = request(Message.user([TextBlock("Look:"), block]))
+    fitted = fit_history(asked, Target(provider="p"))
+    assert fitted.messages == (Message.user("Look:"),)
+    assert [loss.block_type for loss in fitted.losses] == [kind]
+    taken = fit_history(asked, Target(provider="p", accepts_audio=True, accepts_documents=True))
+    assert taken.messages == asked.messages

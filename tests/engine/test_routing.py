@@ -14,9 +14,11 @@ from adapters import (
     AdapterCapabilities,
     AdapterConfig,
     AdapterError,
+    AudioBlock,
     AuthError,
     CapabilityError,
     ContextOverflowError,
+    DocumentBlock,
     ImageBlock,
     InvalidRequestError,
     Message,
@@ -131,6 +133,14 @@ def capable(**changes: object) -> AdapterCapabilities:
     [
         ({"supports_images": False}, {}, "takes no images"),
         ({"accepted_image_media_types": ("image/png",)}, {}, "takes no image/webp images, only image/png"),
+        ({"supports_audio": False}, {}, "takes no audio"),
+        ({"accepted_audio_media_types": ("audio/wav",)}, {}, "takes no audio/flac audio, only"),
+        ({"supports_documents": False}, {}, "takes no documents"),
+        (
+            {"supports_tool_choice": False},
+            {"tools": [ToolDefinition("t")], "tool_choice": ToolChoice("required")},
+            "can't be made to call a tool",
+        ),
         ({"supports_tools": False}, {"tools": [ToolDefinition("t")]}, "can't call tools"),
         (
             {"supports_parallel_tool_calls": False},
@@ -161,8 +171,11 @@ def test_what_a_model_lacks_is_said_before_anything_is_sent(
 ) -> None:
     """Each kind of lack is a CapabilityError of its own words, and a model that has it all passes."""
     image = ImageBlock(data=b"x", media_type="image/webp")
-    request = Asked(new=Message.user([image, TextBlock("?")]), **asked)  # type: ignore[arg-type]
-    full = capable(supports_thinking=True, supports_prompt_caching=True)
+    audio, document = AudioBlock(data=b"x", media_type="audio/flac"), DocumentBlock(data=b"%PDF-1.7")
+    request = Asked(new=Message.user([image, audio, document, TextBlock("?")]), **asked)  # type: ignore[arg-type]
+    full = capable(
+        supports_thinking=True, supports_prompt_caching=True, supports_audio=True, supports_documents=True
+    )
     limit = request.max_output_tokens or 5
     about = {"model": "s:m", "provider": "s", "listed": True, "estimated_tokens": 5, "max_output_tokens": limit}
     assert check(request, full, **about) == ()  # type: ignore[arg-type]
