@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ulid import ULID
 
 
 class Clock(Protocol):
@@ -40,12 +44,17 @@ class SystemClock:
         return time.monotonic_ns()
 
     def new_id(self, prefix: str) -> str:
-        from ulid import ULID  # here, not above: it costs 20 ms of import that many programs never need
-
-        return f"{prefix}_{ULID()}"
+        return f"{prefix}_{_ulid()()}"
 
     def random(self) -> float:
         return random.random()
+
+
+@cache
+def _ulid() -> type[ULID]:
+    from ulid import ULID  # here, not above: it costs 20 ms of import that many programs never need
+
+    return ULID
 
 
 SYSTEM_CLOCK: Clock = SystemClock()

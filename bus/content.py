@@ -16,7 +16,7 @@ import msgspec
 from .json_types import JsonObject
 
 
-class ProviderRaw(msgspec.Struct, frozen=True):
+class ProviderRaw(msgspec.Struct, frozen=True, gc=False):
     """What a provider attached to a block: opaque to everyone but that provider's adapter.
 
     provider: the adapter's name. data: the wire's own fields. model: the model that issued it, where it binds.
@@ -27,14 +27,14 @@ class ProviderRaw(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-class TextBlock(msgspec.Struct, frozen=True, tag="text"):
+class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
     """Plain text."""
 
     text: str
     provider_raw: ProviderRaw | None = None
 
 
-class ImageBlock(msgspec.Struct, frozen=True, tag="image"):
+class ImageBlock(msgspec.Struct, frozen=True, gc=False, tag="image"):
     """An image: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
     media_type: such as ``image/png``; required with `data`. detail: ``low``, ``high`` or ``auto``.
@@ -66,7 +66,7 @@ def _sniff_image(data: bytes) -> str | None:
     return None
 
 
-class AudioBlock(msgspec.Struct, frozen=True, tag="audio"):
+class AudioBlock(msgspec.Struct, frozen=True, gc=False, tag="audio"):
     """A recording: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
     media_type: such as ``audio/wav``; required with `data` unless its bytes say it (WAV, MP3, FLAC, Ogg).
@@ -85,7 +85,7 @@ class AudioBlock(msgspec.Struct, frozen=True, tag="audio"):
         return cls(data=Path(path).read_bytes())
 
 
-class DocumentBlock(msgspec.Struct, frozen=True, tag="document"):
+class DocumentBlock(msgspec.Struct, frozen=True, gc=False, tag="document"):
     """A document: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
     media_type: such as ``application/pdf`` or ``text/plain``; required with `data` unless it is a PDF.
@@ -138,7 +138,7 @@ def _sniff_document(data: bytes) -> str | None:
     return "application/pdf" if data.startswith(b"%PDF-") else None
 
 
-class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
+class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
     """A call of a tool, asked for by the model.
 
     id: our own id, ``tu_<ulid>``; the issuing provider's id is in `provider_raw`.
@@ -154,7 +154,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, tag="tool_use"):
     provider_raw: ProviderRaw | None = None
 
 
-class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
+class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
     """What a tool answered. content: text, or text and image blocks. is_error: the tool failed."""
 
     tool_use_id: str
@@ -173,7 +173,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, tag="tool_result"):
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))
 
 
-class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
+class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
     """Reasoning that the provider shows. signature: what lets the issuing provider trust it on replay.
 
     A block without `provider_raw` but with a signature is taken to be Anthropic's, whose format it is.
@@ -184,14 +184,14 @@ class ThinkingBlock(msgspec.Struct, frozen=True, tag="thinking"):
     provider_raw: ProviderRaw | None = None
 
 
-class RedactedThinkingBlock(msgspec.Struct, frozen=True, tag="redacted_thinking"):
+class RedactedThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="redacted_thinking"):
     """Reasoning that the provider hides; `data` goes back verbatim."""
 
     data: str
     provider_raw: ProviderRaw | None = None
 
 
-class OpaqueBlock(msgspec.Struct, frozen=True, tag="opaque"):
+class OpaqueBlock(msgspec.Struct, frozen=True, gc=False, tag="opaque"):
     """Content outside this catalogue, kept as it came. kind: the provider's own name for it."""
 
     kind: str

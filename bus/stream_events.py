@@ -24,7 +24,7 @@ from .json_types import Json, JsonObject
 from .usage import Cost, StopReason, TokenUsage
 
 
-class MessageStart(msgspec.Struct, frozen=True, tag="message.start"):
+class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
     """The reply begins. model: as the provider names the one that serves the call."""
 
     message_id: str = ""
@@ -33,7 +33,7 @@ class MessageStart(msgspec.Struct, frozen=True, tag="message.start"):
     type: ClassVar[str] = "message.start"
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag="text.delta"):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
     """More text."""
 
     text: str
@@ -42,7 +42,7 @@ class TextDelta(msgspec.Struct, frozen=True, tag="text.delta"):
     type: ClassVar[str] = "text.delta"
 
 
-class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking.delta"):
+class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
     """More reasoning; `signature` stands on the block's last delta, if the provider signs."""
 
     text: str
@@ -52,7 +52,7 @@ class ThinkingDelta(msgspec.Struct, frozen=True, tag="thinking.delta"):
     type: ClassVar[str] = "thinking.delta"
 
 
-class ToolUseStart(msgspec.Struct, frozen=True, tag="tool.use_start"):
+class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
     """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock."""
 
     tool_use_id: str
@@ -62,7 +62,7 @@ class ToolUseStart(msgspec.Struct, frozen=True, tag="tool.use_start"):
     type: ClassVar[str] = "tool.use_start"
 
 
-class ToolUseInputDelta(msgspec.Struct, frozen=True, tag="tool.use_input_delta"):
+class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_input_delta"):
     """More of a call's arguments: a literal fragment of JSON text."""
 
     tool_use_id: str
@@ -72,7 +72,7 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, tag="tool.use_input_delta")
     type: ClassVar[str] = "tool.use_input_delta"
 
 
-class ToolUseEnd(msgspec.Struct, frozen=True, tag="tool.use_end"):
+class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed."""
 
     tool_use_id: str
@@ -83,7 +83,7 @@ class ToolUseEnd(msgspec.Struct, frozen=True, tag="tool.use_end"):
     type: ClassVar[str] = "tool.use_end"
 
 
-class ProviderBlock(msgspec.Struct, frozen=True, tag="provider.block"):
+class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
     """A whole block outside this catalogue (redacted thinking included), as the provider sent it."""
 
     kind: str
@@ -93,7 +93,7 @@ class ProviderBlock(msgspec.Struct, frozen=True, tag="provider.block"):
     type: ClassVar[str] = "provider.block"
 
 
-class MessageComplete(msgspec.Struct, frozen=True, tag="message.complete"):
+class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
     """The reply is over: all its content, why it ended, and what it used."""
 
     final_content: tuple[ContentBlock, ...]
@@ -104,7 +104,7 @@ class MessageComplete(msgspec.Struct, frozen=True, tag="message.complete"):
     type: ClassVar[str] = "message.complete"
 
 
-class StepFinish(msgspec.Struct, frozen=True, tag="step.finish"):
+class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
     """One call of a turn, and the tools it asked for, are done."""
 
     step: int
@@ -115,7 +115,7 @@ class StepFinish(msgspec.Struct, frozen=True, tag="step.finish"):
     type: ClassVar[str] = "step.finish"
 
 
-class TurnComplete(msgspec.Struct, frozen=True, tag="turn.complete"):
+class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
     """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds."""
 
     status: str

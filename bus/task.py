@@ -151,7 +151,7 @@ class TaskHandle(Generic[T]):
 
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
         """The task's whole body. Lets nothing out but the cancellation of a scope around it."""
-        self._coroutine, self._body = current_coroutine(), None
+        self._coroutine, self._body = self._body, None
         error: Exception | None = None
         returned = False
         try:

@@ -37,7 +37,7 @@ class UsageSource(StrEnum):
 _STRENGTH = (UsageSource.REPORTED, UsageSource.PARTIAL, UsageSource.ESTIMATED)
 
 
-class TokenUsage(msgspec.Struct, frozen=True):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one call. The four counts are disjoint, for every provider.
 
     input_tokens: input that was neither read from nor written to a cache.
@@ -99,7 +99,7 @@ class CostSource(StrEnum):
     UNPRICED = "unpriced"
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """Money, in integer nano-USD; None means unknown, which is never the same as zero.
 
     pricing_version: the price table that gave the figure (12 hex digits), if one did.

@@ -347,6 +347,10 @@ def _reason(event: LlmCallFailed) -> str:
             return f"{event.error_class}: {event.error_type}"
 
 
+WATCHED = ("llm.call_completed", "llm.call_failed", "actor.stopped")
+"""The topics that an AvailabilityActor reads. How a call begins, the table is told directly."""
+
+
 class AvailabilityActor(Actor):
     """Feeds the table from a lossless subscription that the engine owns.
 

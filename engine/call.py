@@ -141,10 +141,8 @@ class Call:
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
             raise self._cancelled_error()
-        with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
-            await self.scene.limiter.acquire(self.scene.order)
-        if self._waiting.cancelled_caught:
-            raise self._cancelled_error()
+        if not self.scene.limiter.try_acquire():
+            await self._queue()
         try:
             sink = self._take_in if self.streamed else None
             handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
@@ -152,9 +150,14 @@ class Call:
         finally:
             self.scene.limiter.release()
         if not self.streamed:
-            for event in self._whole(response):
-                self.scene.log.append(event)
+            self.scene.log.extend(self._whole(response))
         return response
+
+    async def _queue(self) -> None:
+        with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
+            await self.scene.limiter.acquire(self.scene.order)
+        if self._waiting.cancelled_caught:
+            raise self._cancelled_error()
 
     async def _response(self, handle: CallHandle) -> CanonicalResponse:
         """The adapter's response. Once cancelled, it has a grace to end the call in order; then it is left."""

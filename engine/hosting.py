@@ -30,7 +30,7 @@ from bus import (
 from bus.log import Log
 from tracestore import TraceWriter, WriterCore
 
-from .availability import AvailabilityActor
+from .availability import WATCHED, AvailabilityActor
 from .registry import AdapterEntry
 from .running_adapter import RunningAdapter
 from .session_manager import SessionManager
@@ -147,7 +147,7 @@ class Hosted:
             core = self.writer = WriterCore.for_bus(engine.store, bus)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         await self._restore_availability()
-        watched = bus.subscribe("llm.*", "actor.stopped", policy=Lossless(), name="availability")
+        watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
         table, providers = engine.availability, self._providers
         await root.start_child(
             ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))

@@ -15,6 +15,8 @@ RESTART_SECONDS = 6.0
 
 async def come_up(ref: ActorRef) -> None:
     """Give an actor that has crashed the time for its restart, so that what comes next finds a fresh one."""
+    if not ref.coming_up:  # nearly always
+        return
     with anyio.move_on_after(RESTART_SECONDS):
         while ref.coming_up:  # noqa: ASYNC110 (rare and short; an event would be one more thing to keep in step)
             await anyio.sleep(0.01)
@@ -28,19 +30,18 @@ class RunningAdapter:
         self.ref = ref
         self.limiter = limiter
         self._users = 0
-        self._idle = anyio.Event()
-        self._idle.set()
+        self._idle: anyio.Event | None = None  # there while somebody waits for it
 
     def acquire(self) -> None:
         self._users += 1
-        if self._users == 1:
-            self._idle = anyio.Event()
 
     def release(self) -> None:
         self._users -= 1
-        if self._users == 0:
+        if self._users == 0 and self._idle is not None:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when no turn uses it."""
-        await self._idle.wait()
+        """Return when no turn uses it; none may begin to meanwhile."""
+        if self._users:
+            self._idle = self._idle or anyio.Event()
+            await self._idle.wait()

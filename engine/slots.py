@@ -34,10 +34,16 @@ class CallSlots:
     def waiting(self) -> int:
         return len(self._queue)
 
+    def try_acquire(self) -> bool:
+        """Take a slot if one is free: then nobody waits."""
+        if self.used < self.total:
+            self.used += 1
+            return True
+        return False
+
     async def acquire(self, turn: int = 0) -> None:
         """Wait for a slot; it must be released. turn: from `arrival`, lower goes first."""
-        if self.used < self.total:  # then nobody waits
-            self.used += 1
+        if self.try_acquire():
             return
         waiter = _Waiter()
         entry = (turn, next(self._numbers), waiter)

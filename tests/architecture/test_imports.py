@@ -18,6 +18,7 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httpx": ("adapters/transport.py",),
+    "httpcore": ("adapters/sockets.py",),
     "sqlite3": ("tracestore/database.py",),
     "aiosqlite": ("tracestore/database.py",),
 }
