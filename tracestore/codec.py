@@ -8,6 +8,7 @@ not stop everything behind it.
 
 from __future__ import annotations
 
+import functools
 import json
 
 import msgspec
@@ -50,7 +51,12 @@ _line_decoder = msgspec.json.Decoder(StoredEnvelope)
 
 def topic_of(event: Event) -> str:
     """The topic to store; an event that was read back as unknown keeps its own."""
-    return event.topic if isinstance(event, UnknownEvent) else type(event).topic_of()
+    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(type(event))
+
+
+@functools.lru_cache(maxsize=1024)
+def _topic_of_type(kind: type[Event]) -> str:
+    return kind.topic_of()
 
 
 def encode_event(event: Event) -> bytes:

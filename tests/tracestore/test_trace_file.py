@@ -437,10 +437,8 @@ async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
     """An exception in the middle leaves nothing behind, and the connection usable."""
     async with TraceStore(tmp_path / "trace.db") as store:
 
-        async def work(statements: Statements) -> None:
-            await statements.run(
-                "INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('x', 1, 1, 1)"
-            )
+        def work(statements: Statements) -> None:
+            statements.run("INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('x', 1, 1, 1)")
             raise ValueError("changed my mind")
 
         with pytest.raises(ValueError, match="changed my mind"):
@@ -455,7 +453,7 @@ async def test_a_lock_that_is_never_given_back_is_reported(
     monkeypatch.setattr(database, "needs_file_lock", lambda: True)
     async with TraceStore(tmp_path / "trace.db") as store:
         holder = database._FileLock(store.path)
-        await holder.acquire()
+        assert holder.try_acquire()
         monkeypatch.setattr(database, "_LOCK_TIMEOUT_SECONDS", 0.05)
         with pytest.raises(StoreError, match=r"trace\.db\.lock.*locked by another process"):
             await store.write([make.started()])
