@@ -66,6 +66,22 @@ class Unstorable(ValueError):
     """A value is to blame, not the file: writing it again would fail again."""
 
 
+class Insert:
+    """An INSERT, for one row and for several at once: that costs a quarter less, and gives up the GIL less often.
+
+    conflict: its ON CONFLICT clause.
+    """
+
+    at_once = 8
+
+    def __init__(self, table: str, columns: Sequence[str], conflict: str) -> None:
+        self.width = len(columns)
+        row = f"({', '.join('?' * self.width)})"
+        into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        self.one = f"{into}{row} {conflict}"
+        self.several = f"{into}{', '.join([row] * self.at_once)} {conflict}"
+
+
 class Statements:
     """What a function may do in the connection's thread. Handed to it; not to be kept, nor used elsewhere."""
 
@@ -86,6 +102,15 @@ class Statements:
             raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
         except (sqlite3.IntegrityError, sqlite3.DataError) as error:
             raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
+
+    def insert(self, insert: Insert, values: Sequence[SqlValue]) -> None:
+        """Insert rows; `values` are theirs, one row after the other. Raises Unstorable like `run_many`."""
+        one, several = insert.width, insert.width * insert.at_once
+        end = len(values) // several * several
+        if end:
+            self.run_many(insert.several, (values[at : at + several] for at in range(0, end, several)))
+        if end < len(values):
+            self.run_many(insert.one, (values[at : at + one] for at in range(end, len(values), one)))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a batch of envelopes means as rows: pure functions, no database.
+"""What a batch of envelopes means as rows, and the statements that store them.
 
 Every statement is idempotent: a batch that is written twice leaves what it left the first time. A later event
 only fills in what an earlier one left open, so the rows come out the same when a start arrives after its end, and
@@ -8,7 +8,9 @@ are, is one row written once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, assert_never
 
 import msgspec
 from msgspec.structs import astuple
@@ -25,20 +27,22 @@ from bus.events import (
 from bus.usage import Cost, TokenUsage
 
 from .codec import encode_event, topic_of
-from .database import SqlValue
+from .database import Insert, SqlValue, Statements
 from .prices import MAX_INT64
 from .queries import US_PER_DAY
 
 Values = list[SqlValue]
 
-# The columns are in the order of an envelope's fields, so that an envelope is nearly a row already.
-INSERT_EVENT = """
-    INSERT INTO events (seq, run, ts_us, mono_ns, data, session_id, turn_id, request_id, attempt, message_id,
-                        caused_by, tags, topic)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (run, seq) DO NOTHING
-"""
-_EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = 1, 4, 11
+# In the order of an envelope's fields, so that an envelope is nearly a row already.
+_EVENT = (
+    *("seq", "run", "ts_us", "mono_ns", "data"),
+    *("session_id", "turn_id", "request_id", "attempt", "message_id", "caused_by", "tags", "topic"),
+)
+_EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = map(_EVENT.index, ("run", "data", "tags"))
+INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT (run, seq) DO NOTHING")
+
+_PROJECTED = {LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged}
+"""Events that say more than that they happened."""
 
 # What start and end say alike, first in the order of an envelope too; and the status, in which they differ.
 _SHARED = (
@@ -61,7 +65,7 @@ _FAILED = (
 )
 
 
-def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
+def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> Insert:
     """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
 
     What start and end say alike was set by whichever came first. It is left alone, not least because SQLite would
@@ -72,11 +76,7 @@ def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
         for name in columns
         if name in overwrite or name not in _SHARED
     ]
-    return (
-        f"INSERT INTO calls ({', '.join(columns)})\n"
-        f"VALUES ({', '.join('?' * len(columns))})\n"
-        f"ON CONFLICT (request_id, attempt) DO UPDATE SET\n    " + ",\n    ".join(changes)
-    )
+    return Insert("calls", columns, f"ON CONFLICT (request_id, attempt) DO UPDATE SET {', '.join(changes)}")
 
 
 # A start sets when the call began, an end how it ended. Everything else is first come, first kept.
@@ -92,9 +92,10 @@ INSERT_TAG = """
     ON CONFLICT DO NOTHING
 """
 
-UPSERT_SESSION = """
-    INSERT INTO sessions (session_id, first_us, last_us, model, tags)
-    VALUES (?, ?, ?, ?, ?)
+UPSERT_SESSION = Insert(
+    "sessions",
+    ("session_id", "first_us", "last_us", "model", "tags"),
+    """
     ON CONFLICT (session_id) DO UPDATE SET
         first_us = min(first_us, excluded.first_us),
         model = CASE WHEN excluded.last_us >= last_us THEN coalesce(excluded.model, model)
@@ -102,51 +103,17 @@ UPSERT_SESSION = """
                 END,
         tags = coalesce(excluded.tags, tags),
         last_us = max(last_us, excluded.last_us)
-"""
+    """,
+)
 
 
-class _Span:
-    """The first and the last moment, in microseconds, of what a batch has of something."""
+class RunSpan(msgspec.Struct):
+    """What a batch has of one run: its first and its last moment, in microseconds, and its highest seq."""
 
-    __slots__ = ("first_us", "last_us")
-
-    def __init__(self, envelope: Envelope) -> None:
-        self.first_us = self.last_us = envelope.ts_us
-
-    def cover(self, envelope: Envelope) -> None:
-        ts_us = envelope.ts_us
-        if ts_us > self.last_us:
-            self.last_us = ts_us
-        elif ts_us < self.first_us:
-            self.first_us = ts_us
-
-
-class RunSpan(_Span):
-    """What a batch has of one run: when, and its highest seq."""
-
-    __slots__ = ("run_id", "seq")
-
-    def __init__(self, run_id: str, envelope: Envelope) -> None:
-        super().__init__(envelope)
-        self.run_id = run_id
-        self.seq = envelope.seq
-
-    def cover(self, envelope: Envelope) -> None:
-        super().cover(envelope)
-        if envelope.seq > self.seq:
-            self.seq = envelope.seq
-
-
-class _SessionSpan(_Span):
-    """What a batch has of one session: when, and the model and the tags that were told last."""
-
-    __slots__ = ("model", "session_id", "tags")
-
-    def __init__(self, session_id: str, envelope: Envelope) -> None:
-        super().__init__(envelope)
-        self.session_id = session_id
-        self.model: str | None = None
-        self.tags: str | None = None
+    run_id: str
+    first_us: int
+    last_us: int
+    seq: int
 
 
 class Batch:
@@ -157,77 +124,93 @@ class Batch:
     """
 
     def __init__(self, envelopes: Iterable[Envelope], *, storable: bool = False) -> None:
-        self._runs: dict[str, RunSpan] = {}
-        self._sessions: dict[str, _SessionSpan] = {}
-        self._events: list[
-            Values
-        ] = []  # here and in the rows of calls a run's name stands where its number will be
+        # The values of events, row after row. Here and in the rows of calls, a run's name stands for its number.
+        self._events: Values = []
         self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
         self._more_starts: list[Values] = []  # those that came again
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._tags: list[Values] = []
+        self._told: dict[str, tuple[str | None, str | None]] = {}  # model and tags of sessions
         for envelope in envelopes:
             self._add(envelope)
         self._calls = [
-            (UPSERT_STARTED_COMPLETED, self._joined(self._completed)),
-            (UPSERT_STARTED_FAILED, self._joined(self._failed)),
-            (UPSERT_STARTED, [*self._starts.values(), *self._more_starts]),
-            (UPSERT_FAILED, self._failed),
-            (UPSERT_COMPLETED, self._completed),
+            (UPSERT_STARTED_COMPLETED, _flat(self._joined(self._completed))),
+            (UPSERT_STARTED_FAILED, _flat(self._joined(self._failed))),
+            (UPSERT_STARTED, _flat([*self._starts.values(), *self._more_starts])),
+            (UPSERT_FAILED, _flat(self._failed)),
+            (UPSERT_COMPLETED, _flat(self._completed)),
         ]
-        self._session_rows: list[Values] = [
-            [span.session_id, span.first_us, span.last_us, span.model, span.tags]
-            for span in self._sessions.values()
+        moments = self._column("ts_us")
+        self._sessions = _flat(
+            (name, first, last, *self._told.get(name, (None, None)))
+            for name, (first, last) in _ranges(self._column("session_id"), moments).items()
+        )
+        names = self._column("run")
+        seqs = _ranges(names, self._column("seq"))
+        self._runs = [
+            RunSpan(name, first, last, seqs[name][1]) for name, (first, last) in _ranges(names, moments).items()
         ]
         if storable:
-            for span in self._runs.values():
-                span.run_id = _text(span.run_id)
-            for rows in (self._events, *(rows for _, rows in self._calls), self._tags, self._session_rows):
-                for row in rows:
-                    _make_storable(row)
+            for run in self._runs:
+                run.run_id = _text(run.run_id)
+            for values in (self._events, *(values for _, values in self._calls), *self._tags, self._sessions):
+                _make_storable(values)
 
-    @property
-    def runs(self) -> Iterable[RunSpan]:
-        """The runs whose numbers `statements` needs."""
-        return self._runs.values()
+    def _column(self, name: str) -> list[Any]:
+        return self._events[_EVENT.index(name) :: len(_EVENT)]
 
-    def statements(self, numbers: Mapping[str, int]) -> Iterator[tuple[str, list[Values]]]:
-        """What to execute, with its rows, in this order. numbers: of the runs, by name. For one use."""
-        _number(self._events, _EVENT_RUN, numbers)
-        yield INSERT_EVENT, self._events
-        for sql, rows in self._calls:
-            if rows:
-                _number(rows, _RUN, numbers)
-                yield sql, rows
+    def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
+        """Execute what stores it, once. number_of: notes the run and tells its number. Returns those, by name."""
+        numbers = {run.run_id: number_of(run) for run in self._runs}
+        for insert, values, at in (
+            (INSERT_EVENT, self._events, _EVENT_RUN),
+            *((*call, _RUN) for call in self._calls),
+        ):
+            if values:
+                column = slice(at, None, insert.width)
+                values[column] = [numbers[str(run)] for run in values[column]]
+                statements.insert(insert, values)
         if self._tags:
-            yield INSERT_TAG, self._tags
-        if self._session_rows:
-            yield UPSERT_SESSION, self._session_rows
+            statements.run_many(INSERT_TAG, self._tags)
+        statements.insert(UPSERT_SESSION, self._sessions)
+        return numbers
 
     def _add(self, envelope: Envelope) -> None:
-        data, tags = envelope.data, envelope.tags
         row: Values = list(astuple(envelope))
+        data, tags = envelope.data, envelope.tags
         row[_EVENT_DATA] = encode_event(data).decode("utf-8", "replace")
         if tags is not None:
             row[_EVENT_TAGS] = _json(tags) if tags else None
         row.append(topic_of(data))
-        self._events.append(row)
-        run = self._runs.get(envelope.run_id)
-        if run is None:
-            run = self._runs[envelope.run_id] = RunSpan(envelope.run_id, envelope)
-        run.cover(envelope)
-        if envelope.session_id is not None:
-            self._note_session(envelope.session_id, envelope)
-        if envelope.request_id is not None:
-            self._note_call(envelope.request_id, envelope, row)
+        self._events += row
+        if type(data) not in _PROJECTED:
+            return
+        match data:
+            case LlmCallStarted() | LlmCallCompleted() | LlmCallFailed() if envelope.request_id is not None:
+                self._note_call(envelope.request_id, envelope, data, row[_IDENTITY])
+            case SessionCreated() if envelope.session_id is not None:
+                self._note_session(envelope.session_id, data.model, _json(data.tags) if data.tags else None)
+            case SessionModelChanged() if envelope.session_id is not None:
+                self._note_session(envelope.session_id, data.current, None)
+            case _:
+                pass
 
-    def _note_call(self, request_id: str, envelope: Envelope, row: Values) -> None:
+    def _note_session(self, session_id: str, model: str, tags: str | None) -> None:
+        model_before, tags_before = self._told.get(session_id, (None, None))
+        self._told[session_id] = (model or model_before, tags or tags_before)
+
+    def _note_call(
+        self,
+        request_id: str,
+        envelope: Envelope,
+        data: LlmCallStarted | LlmCallCompleted | LlmCallFailed,
+        shared: Values,
+    ) -> None:
         attempt = 1 if envelope.attempt is None else envelope.attempt
-        shared = row[_IDENTITY]
         shared[_ATTEMPT] = attempt
         ts_us = envelope.ts_us
-        match envelope.data:
+        match data:
             case LlmCallStarted() as event:
                 shared += (envelope.run_id, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
                 start = [
@@ -239,7 +222,7 @@ class Batch:
                 else:
                     self._starts[request_id, attempt] = start
             case LlmCallCompleted() as event:
-                shared += (envelope.run_id, *_ended(event, ts_us), "completed")
+                shared += (envelope.run_id, *_began(event, ts_us), "completed")
                 self._completed.append(
                     [
                         *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
@@ -250,7 +233,7 @@ class Batch:
                 )
             case LlmCallFailed() as event:
                 cancelled = event.error_class == ErrorClass.CANCELLED
-                shared += (envelope.run_id, *_ended(event, ts_us), "cancelled" if cancelled else "failed")
+                shared += (envelope.run_id, *_began(event, ts_us), "cancelled" if cancelled else "failed")
                 self._failed.append(
                     [
                         *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
@@ -260,7 +243,7 @@ class Batch:
                     ]
                 )
             case _:
-                return
+                assert_never(data)
         for tag, value in (envelope.tags or {}).items():
             self._tags.append([tag, value, request_id, attempt])
 
@@ -278,23 +261,20 @@ class Batch:
         ends[:] = alone
         return whole
 
-    def _note_session(self, session_id: str, envelope: Envelope) -> None:
-        span = self._sessions.get(session_id)
-        if span is None:
-            span = self._sessions[session_id] = _SessionSpan(session_id, envelope)
-        span.cover(envelope)
-        match envelope.data:
-            case SessionCreated() as event:
-                span.model = event.model or span.model
-                if event.tags:
-                    span.tags = _json(event.tags)
-            case SessionModelChanged() as event:
-                span.model = event.current or span.model
-            case _:
-                pass
+
+def _ranges(names: Sequence[str | None], values: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """The least and the greatest value of each name; both lists are of the same length."""
+    if len(set(names)) == 1 and names[0] is not None:
+        return {names[0]: (min(values), max(values))}
+    ranges: dict[str, tuple[int, int]] = {}
+    for name, value in zip(names, values, strict=True):
+        if name is not None:
+            least, greatest = ranges.get(name, (value, value))
+            ranges[name] = (min(least, value), max(greatest, value))
+    return ranges
 
 
-def _ended(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> tuple[int, int, str, str]:
+def _began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> tuple[int, int, str, str]:
     # The moment of the start is the price's moment; it is worked out for an end whose start was never stored.
     began = ts_us - event.latency_ms * 1000
     return began, began // US_PER_DAY, event.provider, event.model
@@ -312,9 +292,8 @@ def _used(usage: TokenUsage | None, cost: Cost | None) -> Values:
     return values
 
 
-def _number(rows: Iterable[Values], column: int, numbers: Mapping[str, int]) -> None:
-    for row in rows:
-        row[column] = numbers[row[column]]  # type: ignore[index]
+def _flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
+    return list(chain.from_iterable(rows))
 
 
 def _json(value: object) -> str:
@@ -340,9 +319,9 @@ def _text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def _make_storable(row: Values) -> None:
-    for index, value in enumerate(row):
+def _make_storable(values: Values) -> None:
+    for index, value in enumerate(values):
         if isinstance(value, str):
-            row[index] = _text(value)
+            values[index] = _text(value)
         elif isinstance(value, int) and not -MAX_INT64 <= value <= MAX_INT64:
-            row[index] = None
+            values[index] = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -128,23 +129,20 @@ class TraceStore:
         """
         if not envelopes:
             return
-        batch = Batch(envelopes)
         try:
-            runs = await self._database.write(lambda statements: self._write(statements, batch))
+            runs = await self._write(Batch(envelopes))
         except Unstorable:
             # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            batch = Batch(envelopes, storable=True)
-            runs = await self._database.write(lambda statements: self._write(statements, batch))
+            runs = await self._write(Batch(envelopes, storable=True))
         # Remembered only now: had the transaction failed, these numbers would belong to nobody.
         if len(self._runs) + len(runs) > _KNOWN_RUNS:
             self._runs.clear()
         self._runs.update(runs)
 
-    def _write(self, statements: Statements, batch: Batch) -> dict[str, int]:
-        numbers = {run.run_id: self._note_run(statements, run) for run in batch.runs}
-        for sql, rows in batch.statements(numbers):
-            statements.run_many(sql, rows)
-        return numbers
+    async def _write(self, batch: Batch) -> dict[str, int]:
+        return await self._database.write(
+            lambda statements: batch.write(statements, partial(self._note_run, statements))
+        )
 
     def _note_run(self, statements: Statements, run: RunSpan) -> int:
         known = self._runs.get(run.run_id)
