@@ -57,6 +57,8 @@ _MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_MS = 5_000
 _LOCK_TIMEOUT_SECONDS = 10.0
 _PROGRESS_STEPS = 10_000
+_ROWS_AT_ONCE = 64
+_CACHED_STATEMENTS = 256
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
 _log = Log("tracestore.database")
@@ -66,20 +68,55 @@ class Unstorable(ValueError):
     """A value is to blame, not the file: writing it again would fail again."""
 
 
+@contextlib.contextmanager
+def _unstorable() -> Iterator[None]:
+    import sqlite3
+
+    try:
+        yield
+    except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
+        raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
+    except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+        raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
+
+
 class Insert:
-    """An INSERT, for one row and for several at once: that costs a quarter less, and gives up the GIL less often.
+    """An INSERT of any number of rows, with few statements: that is a matter of threads more than of SQLite.
 
-    conflict: its ON CONFLICT clause.
+    For every statement sqlite3 gives up the GIL and takes it back. Beside an event loop that works, each of those
+    costs more than ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows, and
+    where a few rows are missing for one, the last row is given again.
+
+    conflict: the ON CONFLICT clause, which must make it harmless that a row is inserted twice.
     """
-
-    at_once = 8
 
     def __init__(self, table: str, columns: Sequence[str], conflict: str) -> None:
         self.width = len(columns)
-        row = f"({', '.join('?' * self.width)})"
-        into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
-        self.one = f"{into}{row} {conflict}"
-        self.several = f"{into}{', '.join([row] * self.at_once)} {conflict}"
+        self._into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
+        self._row = f"({', '.join('?' * self.width)})"
+        self._conflict = conflict
+        self._sql: dict[int, str] = {}
+
+    def statements(self, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
+        """What to execute, each with its parameters, for rows whose values follow one another in `values`."""
+        width = self.width
+        begin, rows = 0, len(values) // width
+        while rows:
+            size = min(_ROWS_AT_ONCE, 1 << (rows - 1).bit_length())
+            if size - rows > size // 4:
+                size //= 2
+            parameters = values[begin : begin + size * width]
+            if size > rows:
+                parameters += values[-width:] * (size - rows)
+            yield self._statement(size), parameters
+            begin += size * width
+            rows = max(0, rows - size)
+
+    def _statement(self, rows: int) -> str:
+        sql = self._sql.get(rows)
+        if sql is None:
+            sql = self._sql[rows] = f"{self._into}{', '.join([self._row] * rows)} {self._conflict}"
+        return sql
 
 
 class Statements:
@@ -94,23 +131,14 @@ class Statements:
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
         """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
-        import sqlite3
-
-        try:
+        with _unstorable():
             self._connection.executemany(sql, rows)
-        except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
-            raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
-        except (sqlite3.IntegrityError, sqlite3.DataError) as error:
-            raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
 
-    def insert(self, insert: Insert, values: Sequence[SqlValue]) -> None:
+    def insert(self, insert: Insert, values: list[SqlValue]) -> None:
         """Insert rows; `values` are theirs, one row after the other. Raises Unstorable like `run_many`."""
-        one, several = insert.width, insert.width * insert.at_once
-        end = len(values) // several * several
-        if end:
-            self.run_many(insert.several, (values[at : at + several] for at in range(0, end, several)))
-        if end < len(values):
-            self.run_many(insert.one, (values[at : at + one] for at in range(end, len(values), one)))
+        with _unstorable():
+            for sql, parameters in insert.statements(values):
+                self._connection.execute(sql, parameters)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -184,6 +212,7 @@ class Database:
             uri=True,
             isolation_level=None,
             factory=_connection_type(),
+            cached_statements=_CACHED_STATEMENTS,
         )
         try:
             with self._translated():
