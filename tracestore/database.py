@@ -25,8 +25,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import os
-import stat
 import threading
 import time
 import weakref
@@ -40,6 +38,9 @@ import anyio
 from bus.errors import StoreError
 from bus.log import Log
 
+from .files import FileLock, create_private, refuse_foreign, refuse_missing
+from .insert import Insert, SqlValue
+
 if TYPE_CHECKING:
     import sqlite3
 
@@ -47,17 +48,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 Durability: TypeAlias = Literal["normal", "full"]
-SqlValue: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Any, ...]  # what sqlite3 gives; each reader knows its own columns
 
 APPLICATION_ID = 0x43414C42
 """``CALB``, in the header of every trace file."""
 
-_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_MS = 5_000
-_LOCK_TIMEOUT_SECONDS = 10.0
 _PROGRESS_STEPS = 10_000
-_ROWS_AT_ONCE = 64
 _CACHED_STATEMENTS = 256
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
@@ -78,45 +75,6 @@ def _unstorable() -> Iterator[None]:
         raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
     except (sqlite3.IntegrityError, sqlite3.DataError) as error:
         raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
-
-
-class Insert:
-    """An INSERT of any number of rows, with few statements: that is a matter of threads more than of SQLite.
-
-    For every statement sqlite3 gives up the GIL and takes it back. Beside an event loop that works, each of those
-    costs more than ten rows do, and can take milliseconds. So there are statements for 1, 2, 4 ... 64 rows, and
-    where a few rows are missing for one, the last row is given again.
-
-    conflict: the ON CONFLICT clause, which must make it harmless that a row is inserted twice.
-    """
-
-    def __init__(self, table: str, columns: Sequence[str], conflict: str) -> None:
-        self.width = len(columns)
-        self._into = f"INSERT INTO {table} ({', '.join(columns)}) VALUES "
-        self._row = f"({', '.join('?' * self.width)})"
-        self._conflict = conflict
-        self._sql: dict[int, str] = {}
-
-    def statements(self, values: list[SqlValue]) -> Iterator[tuple[str, list[SqlValue]]]:
-        """What to execute, each with its parameters, for rows whose values follow one another in `values`."""
-        width = self.width
-        begin, rows = 0, len(values) // width
-        while rows:
-            size = min(_ROWS_AT_ONCE, 1 << (rows - 1).bit_length())
-            if size - rows > size // 4:
-                size //= 2
-            parameters = values[begin : begin + size * width]
-            if size > rows:
-                parameters += values[-width:] * (size - rows)
-            yield self._statement(size), parameters
-            begin += size * width
-            rows = max(0, rows - size)
-
-    def _statement(self, rows: int) -> str:
-        sql = self._sql.get(rows)
-        if sql is None:
-            sql = self._sql[rows] = f"{self._into}{', '.join([self._row] * rows)} {self._conflict}"
-        return sql
 
 
 class Statements:
@@ -178,7 +136,7 @@ class Database:
         self.readonly = readonly
         self._durability = durability
         self._connection: aiosqlite.Connection | None = None
-        self._file_lock: _FileLock | None = None
+        self._file_lock: FileLock | None = None
 
     @property
     def is_open(self) -> bool:
@@ -193,10 +151,10 @@ class Database:
             return
         try:
             if self.readonly:
-                _refuse_missing(self.path)
+                refuse_missing(self.path)
             else:
-                _create_private(self.path)
-            _refuse_foreign(self.path)
+                create_private(self.path)
+            refuse_foreign(self.path)
             await _uninterrupted(self._open(prepare))
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror or error}") from error
@@ -205,7 +163,7 @@ class Database:
         import aiosqlite
 
         if not self.readonly:
-            self._file_lock = _FileLock(self.path) if needs_file_lock() else None
+            self._file_lock = FileLock(self.path) if needs_file_lock() else None
         mode = "ro" if self.readonly else "rw"
         connection = aiosqlite.connect(
             f"file:{quote(str(self.path.absolute()))}?mode={mode}",
@@ -401,45 +359,6 @@ async def _uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
     return task.result()
 
 
-# -- Files
-
-
-def _create_private(path: Path) -> None:
-    """Make the file, empty, if it isn't there: readable by its owner alone from its first moment on."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        _refuse_irregular(path)
-
-
-def _refuse_missing(path: Path) -> None:
-    if not os.path.lexists(path):
-        raise StoreError(f"there is no trace file at {path}")
-    _refuse_irregular(path)
-
-
-def _refuse_irregular(path: Path) -> None:
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        raise StoreError(f"{path} is a symbolic link; give the path of the trace file itself")
-    if not stat.S_ISREG(mode):
-        raise StoreError(f"{path} is not a regular file; give the path of a trace file")
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Refuse what is no SQLite file before SQLite sees it."""
-    with open(path, "rb") as file:
-        head = file.read(len(_MAGIC))
-    if head and head != _MAGIC:
-        raise StoreError(f"{path} is not a database; give another path, or move that file away")
-
-
-def open_private(path: Path, flags: int) -> int:
-    """Open a file beside the database, made with mode 0600 and never through a symlink."""
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-
-
 # -- Several processes
 
 
@@ -456,62 +375,6 @@ def needs_file_lock() -> bool:
 
     version = sqlite3.sqlite_version_info
     return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock on an open file at once, or return False. It ends with the descriptor."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def unlock(descriptor: int) -> None:
-    """Give back what `try_lock` took."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - see try_lock
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-class _FileLock:
-    """The lock that all writers of one file share. Held for a transaction at a time, some milliseconds."""
-
-    def __init__(self, database: Path) -> None:
-        self._path = database.with_name(database.name + ".lock")
-        self._descriptor = open_private(self._path, os.O_RDWR)
-
-    def try_acquire(self) -> bool:
-        """Take it at once, or return False."""
-        return try_lock(self._descriptor)
-
-    async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
-        """Make the attempt again until it says that it got the lock. Raises StoreError after some seconds."""
-        # Trying costs a microsecond and is nearly always enough; only a contended lock is waited for.
-        if await attempt():
-            return
-        pause, deadline = 0.001, anyio.current_time() + _LOCK_TIMEOUT_SECONDS
-        while anyio.current_time() < deadline:
-            await anyio.sleep(pause)
-            pause = min(pause * 1.5, 0.02)
-            if await attempt():
-                return
-        raise StoreError(
-            f"{self._path} has been locked by another process for {_LOCK_TIMEOUT_SECONDS:.0f} s; "
-            "is it stopped or repricing?"
-        )
-
-    def release(self) -> None:
-        unlock(self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 # -- The end of the interpreter

@@ -27,7 +27,8 @@ from bus.events import (
 from bus.usage import Cost, TokenUsage
 
 from .codec import encode_event, topic_of
-from .database import Insert, SqlValue, Statements
+from .database import Statements
+from .insert import Insert, SqlValue
 from .prices import MAX_INT64
 from .queries import US_PER_DAY
 

@@ -24,7 +24,8 @@ import msgspec
 from bus.clock import Clock
 from bus.errors import ConfigurationError, StoreError
 
-from .database import Database, Row, SqlValue, Statements
+from .database import Database, Row, Statements
+from .insert import SqlValue
 from .prices import INCONSISTENT, MAX_INT64, TOO_LARGE, PriceRow, PriceTable
 from .queries import CURRENT_VERSION_OF_CALL, CallFilter
 

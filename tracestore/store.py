@@ -22,7 +22,8 @@ from bus.events import Envelope
 
 from . import repricing
 from .codec import decode_event
-from .database import Database, Durability, Row, SqlValue, Statements, Unstorable
+from .database import Database, Durability, Row, Statements, Unstorable
+from .insert import SqlValue
 from .migrations import inspect, migrate
 from .prices import PriceTable
 from .projection import Batch, RunSpan
@@ -150,10 +151,12 @@ class TraceStore:
             statements.run(
                 """
                 UPDATE runs
-                   SET last_us = max(last_us, ?), committed_seq = max(committed_seq, ?)
+                   SET first_us = min(first_us, ?),
+                       last_us = max(last_us, ?),
+                       committed_seq = max(committed_seq, ?)
                  WHERE id = ?
                 """,
-                (run.last_us, run.seq, known),
+                (run.first_us, run.last_us, run.seq, known),
             )
             return known
         statements.run(
