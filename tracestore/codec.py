@@ -8,6 +8,7 @@ not stop everything behind it.
 
 from __future__ import annotations
 
+import functools
 import json
 
 import msgspec
@@ -21,7 +22,6 @@ from bus.events import (
     SessionMessageAppended,
     UnknownEvent,
 )
-from bus.messages import Message
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[CatalogueEvent] = msgspec.json.Decoder(CatalogueEvent)
@@ -50,36 +50,54 @@ _line_decoder = msgspec.json.Decoder(StoredEnvelope)
 
 def topic_of(event: Event) -> str:
     """The topic to store; an event that was read back as unknown keeps its own."""
-    return event.topic if isinstance(event, UnknownEvent) else type(event).topic_of()
+    return event.topic if isinstance(event, UnknownEvent) else _topic_of_type(type(event))
+
+
+@functools.lru_cache(maxsize=1024)
+def _topic_of_type(kind: type[Event]) -> str:
+    return kind.topic_of()
+
+
+class _BareMessage(msgspec.Struct):
+    role: str
+    id: str | None
+    content: tuple[()] = ()
+
+
+class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
+    """A `SessionMessageAppended` as it is stored."""
+
+    position: int
+    message: _BareMessage
 
 
 def encode_event(event: Event) -> bytes:
     """The JSON of an event, without the content of messages."""
+    stored: msgspec.Struct = event
     match event:
+        case SessionMessageAppended():
+            stored = _BareAppended(event.position, _BareMessage(event.message.role, event.message.id))
         case UnknownEvent():
             raw = bytes(event.raw)
             # One line in a spill file; what we wrote ourselves never has a raw line break.
             return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
-        case SessionMessageAppended():
-            bare = Message(event.message.role, (), id=event.message.id)
-            event = SessionMessageAppended(position=event.position, message=bare)
         case _:
             pass
     try:
-        encoded = _encoder.encode(event)
+        encoded = _encoder.encode(stored)
         # A provider's usage object is kept as it came, and may hold bytes that are no text.
         return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        return _encode_the_hard_way(event, error)
+        return _encode_the_hard_way(stored, topic_of(event), error)
 
 
-def _encode_the_hard_way(event: Event, error: Exception) -> bytes:
+def _encode_the_hard_way(stored: msgspec.Struct, topic: str, error: Exception) -> bytes:
     # Half a surrogate pair, as a broken tokenizer may yield, is the likely reason: standard JSON can escape it.
     try:
-        return json.dumps(msgspec.to_builtins(event)).encode("ascii")
+        return json.dumps(msgspec.to_builtins(stored)).encode("ascii")
     except Exception:
         note = f"{type(error).__name__}: {error}".encode("ascii", "replace").decode()
-        return _encoder.encode({"type": topic_of(event), "unstorable": note})
+        return _encoder.encode({"type": topic, "unstorable": note})
 
 
 def decode_event(topic: str, data: bytes | str) -> Event:

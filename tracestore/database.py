@@ -2,14 +2,16 @@
 
 What it guarantees, and how:
 
-* **A transaction happens as a whole or not at all, whoever is cancelled.** aiosqlite runs every statement in a
-  thread; a cancelled `await` leaves the statement running. So a transaction is a task of its own, and whoever
-  asked for it waits for that task to end even while being cancelled.
-* **One statement at a time.** A connection has one transaction state, so all work queues on one fair lock.
+* **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
+  COMMIT or ROLLBACK, that aiosqlite's thread runs in one go: a cancelled `await` doesn't stop it half-way. Whoever
+  asked for it waits for it to end even while being cancelled.
+* **One transaction at a time.** The connection's thread takes one function after the other, in the order in which
+  they came; nobody's statement gets in between. One trip to that thread costs more than many a statement.
 * **Writers never wait on each other inside SQLite with a stale snapshot:** every write begins ``IMMEDIATE``.
 * **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
   connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of
-  any process, runs under an exclusive lock on ``<file>.lock``.
+  any process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back; while
+  another process has it, the thread is free for readers, and the event loop asks again.
 * **The interpreter always ends.** aiosqlite's thread is no daemon: a connection left open would keep the process
   alive for ever. One daemon thread per process waits for the main thread to end and stops what is still open.
 * **The file is its owner's alone** (0600, in a 0700 folder if we make it), never reached through a symlink, and
@@ -22,12 +24,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import stat
+import functools
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -37,40 +38,88 @@ import anyio
 from bus.errors import StoreError
 from bus.log import Log
 
+from .files import FileLock, create_private, refuse_foreign, refuse_missing
+from .insert import Insert, SqlValue
+
 if TYPE_CHECKING:
+    import sqlite3
+
     import aiosqlite
 
 _T = TypeVar("_T")
 Durability: TypeAlias = Literal["normal", "full"]
-SqlValue: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = tuple[Any, ...]  # what sqlite3 gives; each reader knows its own columns
 
 APPLICATION_ID = 0x43414C42
 """``CALB``, in the header of every trace file."""
 
-_MAGIC = b"SQLite format 3\0"
 _BUSY_TIMEOUT_MS = 5_000
-_LOCK_TIMEOUT_SECONDS = 10.0
 _PROGRESS_STEPS = 10_000
+_CACHED_STATEMENTS = 256
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
 _log = Log("tracestore.database")
 
 
-class Statements:
-    """What a transaction may do. Handed to the function given to `Database.write`; not to be kept after it."""
+class Unstorable(ValueError):
+    """A value is to blame, not the file: writing it again would fail again."""
 
-    def __init__(self, connection: aiosqlite.Connection) -> None:
+
+@contextlib.contextmanager
+def _unstorable() -> Iterator[None]:
+    import sqlite3
+
+    try:
+        yield
+    except (UnicodeError, OverflowError, sqlite3.InterfaceError, sqlite3.ProgrammingError) as error:
+        raise Unstorable(str(error)) from error  # no text, beyond 64 bits, or of no type that SQLite knows
+    except (sqlite3.IntegrityError, sqlite3.DataError) as error:
+        raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
+
+
+class Statements:
+    """What a function may do in the connection's thread. Handed to it; not to be kept, nor used elsewhere."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    async def run(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
+    def run(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
         """Execute one statement and return all its rows."""
-        return list(await self._connection.execute_fetchall(sql, parameters))  # type: ignore[arg-type]
+        return self._connection.execute(sql, parameters).fetchall()
 
-    async def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
-        """Execute one statement for each of `rows`."""
-        cursor = await self._connection.executemany(sql, rows)
-        await cursor.close()
+    def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
+        """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
+        with _unstorable():
+            self._connection.executemany(sql, rows)
+
+    def insert(self, insert: Insert, values: list[SqlValue]) -> None:
+        """Insert rows; `values` are theirs, one row after the other. Raises Unstorable like `run_many`."""
+        with _unstorable():
+            for sql, parameters in insert.statements(values):
+                self._connection.execute(sql, parameters)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit what is done inside, as a whole, or undo it when it raises."""
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            connection.execute("COMMIT")
+        except BaseException:
+            # When the disk is full SQLite has rolled back by itself, and a second ROLLBACK would raise.
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def interrupted_when(self, due: Callable[[], bool]) -> Iterator[None]:
+        """Interrupt whatever statement inside is running when `due()` is found true."""
+        self._connection.set_progress_handler(due, _PROGRESS_STEPS)
+        try:
+            yield
+        finally:
+            self._connection.set_progress_handler(None, 0)
 
 
 class Database:
@@ -87,8 +136,7 @@ class Database:
         self.readonly = readonly
         self._durability = durability
         self._connection: aiosqlite.Connection | None = None
-        self._turn = anyio.Lock()
-        self._file_lock: _FileLock | None = None
+        self._file_lock: FileLock | None = None
 
     @property
     def is_open(self) -> bool:
@@ -103,10 +151,10 @@ class Database:
             return
         try:
             if self.readonly:
-                _refuse_missing(self.path)
+                refuse_missing(self.path)
             else:
-                _create_private(self.path)
-            _refuse_foreign(self.path)
+                create_private(self.path)
+            refuse_foreign(self.path)
             await _uninterrupted(self._open(prepare))
         except OSError as error:
             raise StoreError(f"{self.path}: {error.strerror or error}") from error
@@ -115,10 +163,14 @@ class Database:
         import aiosqlite
 
         if not self.readonly:
-            self._file_lock = _FileLock(self.path) if needs_file_lock() else None
+            self._file_lock = FileLock(self.path) if needs_file_lock() else None
         mode = "ro" if self.readonly else "rw"
         connection = aiosqlite.connect(
-            f"file:{quote(str(self.path.absolute()))}?mode={mode}", uri=True, isolation_level=None
+            f"file:{quote(str(self.path.absolute()))}?mode={mode}",
+            uri=True,
+            isolation_level=None,
+            factory=_connection_type(),
+            cached_statements=_CACHED_STATEMENTS,
         )
         try:
             with self._translated():
@@ -134,8 +186,7 @@ class Database:
             raise
 
     async def _configure(self) -> None:
-        async with self._locked_file():
-            ((mode,),) = await self.read("PRAGMA journal_mode = WAL")
+        ((mode,),) = await self._locked(lambda statements: statements.run("PRAGMA journal_mode = WAL"))
         synchronous = "FULL" if self._durability == "full" else "NORMAL"
         if mode != "wal":
             # Shared memory is missing, as on a network share. Without a WAL only FULL keeps the file whole.
@@ -154,85 +205,85 @@ class Database:
 
     async def _close(self) -> None:
         connection, self._connection = self._connection, None
+        lock, self._file_lock = self._file_lock, None
         try:
             if connection is not None:
-                # The last connection checkpoints as it closes, which is a write like any other.
-                async with self._turn, self._locked_file(required=False):
-                    with self._translated():
-                        await connection.close()
+                if lock is not None:
+                    # The last connection checkpoints as it closes, which is a write like any other.
+                    with contextlib.suppress(StoreError):
+                        await lock.patiently(lambda: _in_thread(connection, lambda _: lock.try_acquire()))
+                with self._translated():
+                    await connection.close()
         finally:
-            if self._file_lock is not None:
-                self._file_lock.close()
-                self._file_lock = None
+            if lock is not None:
+                lock.close()
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
         """All rows of one statement that writes nothing."""
-        async with self._turn:
-            with self._translated():
-                return await Statements(self._open_connection()).run(sql, parameters)
+        with self._translated():
+            return await _in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 
     async def quick_check(self, seconds: float) -> list[str]:
         """What SQLite finds wrong with the file. Raises TimeoutError when it could not finish in time."""
-        return await _uninterrupted(self._quick_check(seconds))
-
-    async def _quick_check(self, seconds: float) -> list[str]:
         import sqlite3
 
-        deadline = time.monotonic() + seconds
-
-        def too_late() -> bool:  # called by SQLite in aiosqlite's thread; true interrupts the statement
+        def too_late() -> bool:  # called by SQLite now and then; true interrupts the statement
             return time.monotonic() > deadline
 
-        async with self._turn:
-            connection = self._open_connection()
-            with self._translated():
-                await connection.set_progress_handler(too_late, _PROGRESS_STEPS)
-                try:
-                    rows = await Statements(connection).run("PRAGMA quick_check")
-                except sqlite3.DatabaseError as error:
-                    if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-                        return [str(error)]  # so badly damaged that it can't say where
-                    if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
-                        raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
-                    raise
-                finally:
-                    await connection.set_progress_handler(None, 0)  # type: ignore[arg-type]
+        def work(statements: Statements) -> list[Row]:
+            with statements.interrupted_when(too_late):
+                return statements.run("PRAGMA quick_check")
+
+        deadline = time.monotonic() + seconds
+        with self._translated():
+            try:
+                rows = await _uninterrupted(_in_thread(self._open_connection(), work))
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    return [str(error)]  # so badly damaged that it can't say where
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
+                raise
         return [str(said) for (said,) in rows if said != "ok"]
 
-    async def look(self, work: Callable[[Statements], Awaitable[_T]]) -> _T:
-        """Run `work`, which writes to nothing but temporary tables, with nobody else in between."""
-        return await _uninterrupted(self._look(work))
+    async def look(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
+        with self._translated():
+            return await _uninterrupted(_in_thread(self._open_connection(), work))
 
-    async def _look(self, work: Callable[[Statements], Awaitable[_T]]) -> _T:
-        async with self._turn:
-            with self._translated():
-                return await work(Statements(self._open_connection()))
-
-    async def write(self, work: Callable[[Statements], Awaitable[_T]]) -> _T:
-        """Run `work` in one IMMEDIATE transaction and return what it returns.
+    async def write(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in the connection's thread, in one IMMEDIATE transaction, and return what it returns.
 
         The transaction is committed when `work` returns and rolled back when it raises. A caller that is
         cancelled still waits for it to end. Raises StoreError if the file can't be written, locked or opened.
         """
         if self.readonly:
             raise StoreError(f"{self.path} was opened for reading only")
-        return await _uninterrupted(self._transaction(work))
 
-    async def _transaction(self, work: Callable[[Statements], Awaitable[_T]]) -> _T:
-        async with self._turn, self._locked_file():
-            connection = self._open_connection()
-            with self._translated():
-                statements = Statements(connection)
-                await statements.run("BEGIN IMMEDIATE")
+        def transaction(statements: Statements) -> _T:
+            with statements.transaction():
+                return work(statements)
+
+        return await _uninterrupted(self._locked(transaction))
+
+    async def _locked(self, work: Callable[[Statements], _T]) -> _T:
+        lock = self._file_lock
+        with self._translated():
+            if lock is None:
+                return await _in_thread(self._open_connection(), work)
+            done: list[_T] = []
+
+            def under_lock(statements: Statements) -> bool:
+                if not lock.try_acquire():
+                    return False
                 try:
-                    result = await work(statements)
-                    await statements.run("COMMIT")
-                    return result
-                except BaseException:
-                    # When the disk is full SQLite has rolled back by itself, and a second ROLLBACK would raise.
-                    if connection.in_transaction:
-                        await statements.run("ROLLBACK")
-                    raise
+                    done.append(work(statements))
+                finally:
+                    lock.release()
+                return True
+
+            await lock.patiently(lambda: _in_thread(self._open_connection(), under_lock))
+            return done[0]
 
     def _open_connection(self) -> aiosqlite.Connection:
         if self._connection is None:
@@ -248,23 +299,44 @@ class Database:
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self.path}: {error}") from error
 
-    @contextlib.asynccontextmanager
-    async def _locked_file(self, *, required: bool = True) -> AsyncIterator[None]:
-        lock = self._file_lock
-        if lock is None:
-            yield
-            return
-        try:
-            await lock.acquire()
-        except StoreError:
-            if required:
-                raise
-            lock = None
-        try:
-            yield
-        finally:
-            if lock is not None:
-                lock.release()
+
+# -- The connection's thread
+
+
+class _Script(str):
+    """A script for SQLite that is a function; the text is for aiosqlite's log."""
+
+    __slots__ = ("work",)
+
+    work: Callable[[Statements], object]
+
+
+@functools.cache
+def _connection_type() -> type[sqlite3.Connection]:
+    """A connection that runs a function as if it were a script.
+
+    aiosqlite brings single statements to its thread, and has nothing public to bring a function there. But it says
+    which class of connection is to be used, and calls that class's own methods in the thread: that is enough.
+    """
+    import sqlite3
+
+    class Connection(sqlite3.Connection):
+        def executescript(self, script: str, /) -> sqlite3.Cursor:
+            if not isinstance(script, _Script):
+                return super().executescript(script)
+            script.work(Statements(self))
+            return self.cursor()
+
+    return Connection
+
+
+async def _in_thread(connection: aiosqlite.Connection, work: Callable[[Statements], _T]) -> _T:
+    """Run `work` in the connection's thread. When the caller is cancelled, `work` still runs to its end."""
+    done: list[_T] = []
+    script = _Script("work of the trace store")
+    script.work = lambda statements: done.append(work(statements))
+    await connection.executescript(script)
+    return done[0]
 
 
 async def _uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
@@ -287,45 +359,6 @@ async def _uninterrupted(work: Coroutine[Any, Any, _T]) -> _T:
     return task.result()
 
 
-# -- Files
-
-
-def _create_private(path: Path) -> None:
-    """Make the file, empty, if it isn't there: readable by its owner alone from its first moment on."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        _refuse_irregular(path)
-
-
-def _refuse_missing(path: Path) -> None:
-    if not os.path.lexists(path):
-        raise StoreError(f"there is no trace file at {path}")
-    _refuse_irregular(path)
-
-
-def _refuse_irregular(path: Path) -> None:
-    mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        raise StoreError(f"{path} is a symbolic link; give the path of the trace file itself")
-    if not stat.S_ISREG(mode):
-        raise StoreError(f"{path} is not a regular file; give the path of a trace file")
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Refuse what is no SQLite file before SQLite sees it."""
-    with open(path, "rb") as file:
-        head = file.read(len(_MAGIC))
-    if head and head != _MAGIC:
-        raise StoreError(f"{path} is not a database; give another path, or move that file away")
-
-
-def open_private(path: Path, flags: int) -> int:
-    """Open a file beside the database, made with mode 0600 and never through a symlink."""
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-
-
 # -- Several processes
 
 
@@ -342,55 +375,6 @@ def needs_file_lock() -> bool:
 
     version = sqlite3.sqlite_version_info
     return not (version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45))
-
-
-def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock on an open file at once, or return False. It ends with the descriptor."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def unlock(descriptor: int) -> None:
-    """Give back what `try_lock` took."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - see try_lock
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-class _FileLock:
-    """The lock that all writers of one file share. Held for a transaction at a time, some milliseconds."""
-
-    def __init__(self, database: Path) -> None:
-        self._path = database.with_name(database.name + ".lock")
-        self._descriptor = open_private(self._path, os.O_RDWR)
-
-    async def acquire(self) -> None:
-        # Trying costs a microsecond and is nearly always enough; only a contended lock is waited for.
-        pause = 0.001
-        with anyio.move_on_after(_LOCK_TIMEOUT_SECONDS):
-            while not try_lock(self._descriptor):
-                await anyio.sleep(pause)
-                pause = min(pause * 1.5, 0.02)
-            return
-        raise StoreError(
-            f"{self._path} has been locked by another process for {_LOCK_TIMEOUT_SECONDS:.0f} s; "
-            "is it stopped or repricing?"
-        )
-
-    def release(self) -> None:
-        unlock(self._descriptor)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
 
 
 # -- The end of the interpreter

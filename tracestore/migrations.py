@@ -275,19 +275,19 @@ async def _checked_version(database: Database) -> int:
 async def _step(database: Database, now_us: int) -> int:
     """Apply the next missing step; another process may have been quicker, so look inside the transaction."""
 
-    async def work(statements: Statements) -> int:
-        ((version,),) = await statements.run("PRAGMA user_version")
+    def work(statements: Statements) -> int:
+        ((version,),) = statements.run("PRAGMA user_version")
         if version >= SCHEMA_VERSION:
             return int(version)
         name, script = MIGRATIONS[version]
         for statement in script:
-            await statements.run(statement)
-        await statements.run(
+            statements.run(statement)
+        statements.run(
             "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (version + 1, name, now_us)
         )
         # PRAGMA takes no parameters; both values are our own integers.
-        await statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
-        await statements.run(f"PRAGMA user_version = {version + 1}")
+        statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
+        statements.run(f"PRAGMA user_version = {version + 1}")
         return int(version) + 1
 
     return await database.write(work)

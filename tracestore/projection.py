@@ -1,14 +1,19 @@
-"""What a batch of envelopes means as rows: pure functions, no database.
+"""What a batch of envelopes means as rows, and the statements that store them.
 
 Every statement is idempotent: a batch that is written twice leaves what it left the first time. A later event
-only fills in what an earlier one left open, so the rows come out the same when a start arrives after its end.
+only fills in what an earlier one left open, so the rows come out the same when a start arrives after its end, and
+however the events are spread over batches. A call whose start and end are in one batch, as those of quick calls
+are, is one row written once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, assert_never
 
 import msgspec
+from msgspec.structs import astuple
 
 from bus.errors import ErrorClass
 from bus.events import (
@@ -22,44 +27,46 @@ from bus.events import (
 from bus.usage import Cost, TokenUsage
 
 from .codec import encode_event, topic_of
-from .database import SqlValue
+from .database import Statements
+from .insert import Insert, SqlValue
 from .prices import MAX_INT64
 from .queries import US_PER_DAY
 
 Values = list[SqlValue]
 
-INSERT_EVENT = """
-    INSERT INTO events (run, seq, topic, ts_us, mono_ns, session_id, turn_id, request_id, attempt, message_id,
-                        caused_by, tags, data)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (run, seq) DO NOTHING
-"""
-
-_IDENTITY = ("request_id", "attempt", "run", "session_id", "turn_id", "message_id", "caused_by", "tags")
-_STARTED = (
-    *_IDENTITY,
-    *("ts_us", "day", "started_us", "status", "provider", "model", "requested_model", "streamed", "reason"),
-    *("routing", "estimated_input_tokens"),
+# In the order of an envelope's fields, so that an envelope is nearly a row already.
+_EVENT = (
+    *("seq", "run", "ts_us", "mono_ns", "data"),
+    *("session_id", "turn_id", "request_id", "attempt", "message_id", "caused_by", "tags", "topic"),
 )
-_USED = (
+_EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = map(_EVENT.index, ("run", "data", "tags"))
+INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT (run, seq) DO NOTHING")
+
+_PROJECTED = {LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged}
+"""Events that say more than that they happened."""
+
+# What start and end say alike, first in the order of an envelope too; and the status, in which they differ.
+_SHARED = (
+    *("session_id", "turn_id", "request_id", "attempt", "message_id", "caused_by", "tags"),
+    *("run", "ts_us", "day", "provider", "model", "status"),
+)
+_IDENTITY = slice(5, 12)  # the columns of an event that go into the row of a call as they are
+_REQUEST, _ATTEMPT, _RUN, _STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
+_STARTED = ("started_us", "requested_model", "streamed", "reason", "routing", "estimated_input_tokens")
+_ENDED = (
+    *("finished_us", "first_token_ms", "latency_ms", "provider_request_id", "retry_count"),
     *("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
     *("cache_creation_1h_input_tokens", "reasoning_tokens", "usage_source", "usage_raw"),
     *("cost_nano", "cost_source", "cost_version", "cost_reason"),
 )
-_ENDED = (
-    *_IDENTITY,
-    *("ts_us", "day", "finished_us", "status", "provider", "model", "first_token_ms", "latency_ms"),
-    *("provider_request_id", "retry_count"),
-)
-_COMPLETED = (*_ENDED, *_USED, "served_model", "stop_reason", "raw_stop_reason", "response_id", "warnings")
+_COMPLETED = (*_ENDED, "served_model", "stop_reason", "raw_stop_reason", "response_id", "warnings")
 _FAILED = (
-    *(*_ENDED, *_USED, "error_class", "error_type", "error_message", "provider_status", "provider_code"),
+    *(*_ENDED, "error_class", "error_type", "error_message", "provider_status", "provider_code"),
     *("will_retry", "delay_seconds", "retry_after_seconds"),
 )
-_ALIKE = (*_IDENTITY, "ts_us", "day", "provider", "model")
 
 
-def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
+def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> Insert:
     """Insert a call, or fill in its row: `overwrite` columns are set, the others only where they are NULL.
 
     What start and end say alike was set by whichever came first. It is left alone, not least because SQLite would
@@ -68,19 +75,17 @@ def _upsert(columns: Sequence[str], overwrite: Sequence[str]) -> str:
     changes = [
         f"{name} = excluded.{name}" if name in overwrite else f"{name} = coalesce(calls.{name}, excluded.{name})"
         for name in columns
-        if name in overwrite or name not in _ALIKE
+        if name in overwrite or name not in _SHARED
     ]
-    return (
-        f"INSERT INTO calls ({', '.join(columns)})\n"
-        f"VALUES ({', '.join('?' * len(columns))})\n"
-        f"ON CONFLICT (request_id, attempt) DO UPDATE SET\n    " + ",\n    ".join(changes)
-    )
+    return Insert("calls", columns, f"ON CONFLICT (request_id, attempt) DO UPDATE SET {', '.join(changes)}")
 
 
 # A start sets when the call began, an end how it ended. Everything else is first come, first kept.
-UPSERT_STARTED = _upsert(_STARTED, ("ts_us", "day"))
-UPSERT_COMPLETED = _upsert(_COMPLETED, ("status",))
-UPSERT_FAILED = _upsert(_FAILED, ("status",))
+UPSERT_STARTED = _upsert((*_SHARED, *_STARTED), ("ts_us", "day"))
+UPSERT_COMPLETED = _upsert((*_SHARED, *_COMPLETED), ("status",))
+UPSERT_FAILED = _upsert((*_SHARED, *_FAILED), ("status",))
+UPSERT_STARTED_COMPLETED = _upsert((*_SHARED, *_STARTED, *_COMPLETED), ("ts_us", "day", "status"))
+UPSERT_STARTED_FAILED = _upsert((*_SHARED, *_STARTED, *_FAILED), ("ts_us", "day", "status"))
 
 INSERT_TAG = """
     INSERT INTO call_tags (key, value, call_id)
@@ -88,9 +93,10 @@ INSERT_TAG = """
     ON CONFLICT DO NOTHING
 """
 
-UPSERT_SESSION = """
-    INSERT INTO sessions (session_id, first_us, last_us, model, tags)
-    VALUES (?, ?, ?, ?, ?)
+UPSERT_SESSION = Insert(
+    "sessions",
+    ("session_id", "first_us", "last_us", "model", "tags"),
+    """
     ON CONFLICT (session_id) DO UPDATE SET
         first_us = min(first_us, excluded.first_us),
         model = CASE WHEN excluded.last_us >= last_us THEN coalesce(excluded.model, model)
@@ -98,134 +104,197 @@ UPSERT_SESSION = """
                 END,
         tags = coalesce(excluded.tags, tags),
         last_us = max(last_us, excluded.last_us)
-"""
+    """,
+)
+
+
+class RunSpan(msgspec.Struct):
+    """What a batch has of one run: its first and its last moment, in microseconds, and its highest seq."""
+
+    run_id: str
+    first_us: int
+    last_us: int
+    seq: int
 
 
 class Batch:
-    """A sequence of envelopes, encoded and sorted by the statement that stores them. Built off the transaction."""
+    """A sequence of envelopes, encoded and sorted by the statement that stores them. Built off the transaction.
 
-    def __init__(self, envelopes: Iterable[Envelope]) -> None:
-        self.runs: dict[str, tuple[int, int, int]] = {}  # first and last time, highest seq
-        self.events: list[tuple[str, Values]] = []  # with the run's name, see `numbered`
-        self.started: list[tuple[str, Values]] = []
-        self.completed: list[tuple[str, Values]] = []
-        self.failed: list[tuple[str, Values]] = []
-        self.tags: list[Values] = []
-        self._sessions: dict[str, tuple[int, int, str | None, str | None]] = {}
+    storable: look at every value, and replace what SQLite doesn't take: half a surrogate pair becomes a question
+    mark, an impossible count is unknown. Without it SQLite finds out, which costs nothing as long as all is well.
+    """
+
+    def __init__(self, envelopes: Iterable[Envelope], *, storable: bool = False) -> None:
+        # The values of events, row after row. Here and in the rows of calls, a run's name stands for its number.
+        self._events: Values = []
+        self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
+        self._more_starts: list[Values] = []  # those that came again
+        self._completed: list[Values] = []
+        self._failed: list[Values] = []
+        self._tags: list[Values] = []
+        self._told: dict[str, tuple[str | None, str | None]] = {}  # model and tags of sessions
         for envelope in envelopes:
             self._add(envelope)
+        self._calls = [
+            (UPSERT_STARTED_COMPLETED, _flat(self._joined(self._completed))),
+            (UPSERT_STARTED_FAILED, _flat(self._joined(self._failed))),
+            (UPSERT_STARTED, _flat([*self._starts.values(), *self._more_starts])),
+            (UPSERT_FAILED, _flat(self._failed)),
+            (UPSERT_COMPLETED, _flat(self._completed)),
+        ]
+        moments = self._column("ts_us")
+        self._sessions = _flat(
+            (name, first, last, *self._told.get(name, (None, None)))
+            for name, (first, last) in _ranges(self._column("session_id"), moments).items()
+        )
+        names = self._column("run")
+        seqs = _ranges(names, self._column("seq"))
+        self._runs = [
+            RunSpan(name, first, last, seqs[name][1]) for name, (first, last) in _ranges(names, moments).items()
+        ]
+        if storable:
+            for run in self._runs:
+                run.run_id = _text(run.run_id)
+            for values in (self._events, *(values for _, values in self._calls), *self._tags, self._sessions):
+                _make_storable(values)
 
-    @property
-    def sessions(self) -> list[Values]:
-        return [[session_id, *values] for session_id, values in self._sessions.items()]
+    def _column(self, name: str) -> list[Any]:
+        return self._events[_EVENT.index(name) :: len(_EVENT)]
 
-    @staticmethod
-    def numbered(rows: list[tuple[str, Values]], runs: Mapping[str, int], at: int) -> list[Values]:
-        """The rows with their run's number, which only the store knows, put in at its place."""
-        for run, values in rows:
-            values[at] = runs[run]
-        return [values for _, values in rows]
+    def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
+        """Execute what stores it, once. number_of: notes the run and tells its number. Returns those, by name."""
+        numbers = {run.run_id: number_of(run) for run in self._runs}
+        for insert, values, at in (
+            (INSERT_EVENT, self._events, _EVENT_RUN),
+            *((*call, _RUN) for call in self._calls),
+        ):
+            if values:
+                column = slice(at, None, insert.width)
+                values[column] = [numbers[str(run)] for run in values[column]]
+                statements.insert(insert, values)
+        if self._tags:
+            statements.run_many(INSERT_TAG, self._tags)
+        statements.insert(UPSERT_SESSION, self._sessions)
+        return numbers
 
     def _add(self, envelope: Envelope) -> None:
-        run = _text(envelope.run_id) or ""
-        ts_us = envelope.ts_us
-        first, last, seq = self.runs.get(run, (ts_us, ts_us, 0))
-        self.runs[run] = (min(first, ts_us), max(last, ts_us), max(seq, envelope.seq))
-        tags = _json(envelope.tags) if envelope.tags else None
-        ids: Values = [_text(envelope.session_id), _text(envelope.turn_id)]
-        more: Values = [_text(envelope.message_id), _text(envelope.caused_by), tags]
-        request_id = _text(envelope.request_id)
-        event: Values = [
-            None,
-            envelope.seq,
-            _text(topic_of(envelope.data)),
-            ts_us,
-            envelope.mono_ns,
-            *ids,
-            request_id,
-        ]
-        data = encode_event(envelope.data).decode("utf-8", "replace")
-        self.events.append((run, [*event, _integer(envelope.attempt), *more, data]))
-        self._note_session(envelope, tags)
-        if request_id is not None:
-            attempt = 1 if envelope.attempt is None else envelope.attempt
-            self._note_call(envelope, run, [request_id, attempt, None], [*ids, *more])
+        row: Values = list(astuple(envelope))
+        data, tags = envelope.data, envelope.tags
+        row[_EVENT_DATA] = encode_event(data).decode("utf-8", "replace")
+        if tags is not None:
+            row[_EVENT_TAGS] = _json(tags) if tags else None
+        row.append(topic_of(data))
+        self._events += row
+        if type(data) not in _PROJECTED:
+            return
+        match data:
+            case LlmCallStarted() | LlmCallCompleted() | LlmCallFailed() if envelope.request_id is not None:
+                self._note_call(envelope.request_id, envelope, data, row[_IDENTITY])
+            case SessionCreated() if envelope.session_id is not None:
+                self._note_session(envelope.session_id, data.model, _json(data.tags) if data.tags else None)
+            case SessionModelChanged() if envelope.session_id is not None:
+                self._note_session(envelope.session_id, data.current, None)
+            case _:
+                pass
 
-    def _note_call(self, envelope: Envelope, run: str, key: Values, ids: Values) -> None:
+    def _note_session(self, session_id: str, model: str, tags: str | None) -> None:
+        model_before, tags_before = self._told.get(session_id, (None, None))
+        self._told[session_id] = (model or model_before, tags or tags_before)
+
+    def _note_call(
+        self,
+        request_id: str,
+        envelope: Envelope,
+        data: LlmCallStarted | LlmCallCompleted | LlmCallFailed,
+        shared: Values,
+    ) -> None:
+        attempt = 1 if envelope.attempt is None else envelope.attempt
+        shared[_ATTEMPT] = attempt
         ts_us = envelope.ts_us
-        match envelope.data:
+        match data:
             case LlmCallStarted() as event:
-                when: Values = [ts_us, ts_us // US_PER_DAY, ts_us, "started"]
-                names: Values = [event.provider, event.model, event.requested_model, event.streamed, event.reason]
-                routing = None if event.routing is None else _json(event.routing)
-                estimated = _integer(event.estimated_input_tokens)
-                self.started.append((run, _clean([*key, *ids, *when, *names, routing, estimated])))
-            case LlmCallCompleted() as event:
-                ended = _ended(event, ts_us, "completed", int(str(key[1])) - 1)
-                how: Values = [
-                    event.served_model,
-                    str(event.stop_reason),
-                    event.raw_stop_reason,
-                    event.response_id,
+                shared += (envelope.run_id, ts_us, ts_us // US_PER_DAY, event.provider, event.model, "started")
+                start = [
+                    *(*shared, ts_us, event.requested_model, int(event.streamed), event.reason),
+                    *(None if event.routing is None else _json(event.routing), event.estimated_input_tokens),
                 ]
-                warnings = _json(event.warnings) if event.warnings else None
-                used = _used(event.usage, event.cost)
-                self.completed.append((run, _clean([*key, *ids, *ended, *used, *how, warnings])))
+                if (request_id, attempt) in self._starts:
+                    self._more_starts.append(start)
+                else:
+                    self._starts[request_id, attempt] = start
+            case LlmCallCompleted() as event:
+                shared += (envelope.run_id, *_began(event, ts_us), "completed")
+                self._completed.append(
+                    [
+                        *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
+                        *(attempt - 1, *_used(event.usage, event.cost), event.served_model),
+                        *(str(event.stop_reason), event.raw_stop_reason, event.response_id),
+                        _json(event.warnings) if event.warnings else None,
+                    ]
+                )
             case LlmCallFailed() as event:
                 cancelled = event.error_class == ErrorClass.CANCELLED
-                ended = _ended(event, ts_us, "cancelled" if cancelled else "failed", event.retry_count)
-                error: Values = [event.error_class, event.error_type, event.message]
-                provider: Values = [_integer(event.provider_status), event.provider_code, event.will_retry]
-                delays: Values = [float(event.delay_seconds), event.retry_after_seconds]
-                used = _used(event.usage, event.cost)
-                self.failed.append((run, _clean([*key, *ids, *ended, *used, *error, *provider, *delays])))
+                shared += (envelope.run_id, *_began(event, ts_us), "cancelled" if cancelled else "failed")
+                self._failed.append(
+                    [
+                        *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
+                        *(event.retry_count, *_used(event.usage, event.cost), str(event.error_class)),
+                        *(event.error_type, event.message, event.provider_status, event.provider_code),
+                        *(int(event.will_retry), event.delay_seconds, event.retry_after_seconds),
+                    ]
+                )
             case _:
-                return
+                assert_never(data)
         for tag, value in (envelope.tags or {}).items():
-            self.tags.append(_clean([tag, value, *key[:2]]))
+            self._tags.append([tag, value, request_id, attempt])
 
-    def _note_session(self, envelope: Envelope, tags: str | None) -> None:
-        session_id = _text(envelope.session_id)
-        if session_id is None:
-            return
-        ts_us = envelope.ts_us
-        model = None
-        match envelope.data:
-            case SessionCreated() as event:
-                model, tags = _text(event.model), _json(event.tags) if event.tags else None
-            case SessionModelChanged() as event:
-                model, tags = _text(event.current), None
-            case _:
-                tags = None
-        known = self._sessions.get(session_id)
-        if known is None:
-            self._sessions[session_id] = (ts_us, ts_us, model, tags)
-        else:
-            first, last, earlier, earlier_tags = known
-            self._sessions[session_id] = (
-                min(first, ts_us),
-                max(last, ts_us),
-                model or earlier,
-                tags or earlier_tags,
-            )
+    def _joined(self, ends: list[Values]) -> list[Values]:
+        """Rows of calls that start and end in this batch; they are taken out of the starts and out of `ends`."""
+        whole: list[Values] = []
+        alone: list[Values] = []
+        for end in ends:
+            start = self._starts.pop((end[_REQUEST], end[_ATTEMPT]), None)  # type: ignore[arg-type]
+            if start is None:
+                alone.append(end)
+            else:
+                start[_STATUS] = end[_STATUS]
+                whole.append(start + end[len(_SHARED) :])
+        ends[:] = alone
+        return whole
 
 
-def _ended(event: LlmCallCompleted | LlmCallFailed, ts_us: int, status: str, retry_count: int) -> Values:
+def _ranges(names: Sequence[str | None], values: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """The least and the greatest value of each name; both lists are of the same length."""
+    if len(set(names)) == 1 and names[0] is not None:
+        return {names[0]: (min(values), max(values))}
+    ranges: dict[str, tuple[int, int]] = {}
+    for name, value in zip(names, values, strict=True):
+        if name is not None:
+            least, greatest = ranges.get(name, (value, value))
+            ranges[name] = (min(least, value), max(greatest, value))
+    return ranges
+
+
+def _began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> tuple[int, int, str, str]:
     # The moment of the start is the price's moment; it is worked out for an end whose start was never stored.
     began = ts_us - event.latency_ms * 1000
-    times: Values = [began, began // US_PER_DAY, ts_us, status, event.provider, event.model]
-    return [*times, event.first_token_ms, event.latency_ms, event.provider_request_id, retry_count]
+    return began, began // US_PER_DAY, event.provider, event.model
 
 
 def _used(usage: TokenUsage | None, cost: Cost | None) -> Values:
     values: Values = [None] * 8
     if usage is not None:
-        counts = [_integer(getattr(usage, name)) for name in TokenUsage.__struct_fields__[:6]]
         raw = None if usage.raw is None else bytes(usage.raw).decode("utf-8", "replace")
-        values = [*counts, str(usage.source), raw]
+        values = [*astuple(usage)[:6], str(usage.source), raw]
     if cost is None:
-        return [*values, None, None, None, None]
-    return [*values, _integer(cost.nano_usd), str(cost.source), cost.pricing_version, cost.reason]
+        values += (None, None, None, None)
+    else:
+        values += (cost.nano_usd, str(cost.source), cost.pricing_version, cost.reason)
+    return values
+
+
+def _flat(rows: Iterable[Sequence[SqlValue]]) -> Values:
+    return list(chain.from_iterable(rows))
 
 
 def _json(value: object) -> str:
@@ -247,20 +316,13 @@ def _readable(value: object) -> object:
             return value
 
 
-def _text(value: str | None) -> str | None:
-    """Text that SQLite takes: half a surrogate pair becomes a question mark."""
-    if value is None or value.isascii():
-        return value
-    return value.encode("utf-8", "replace").decode()
+def _text(value: str) -> str:
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def _integer(value: int | None) -> int | None:
-    """An integer that SQLite takes; an impossible count is unknown."""
-    return value if value is None or -MAX_INT64 <= value <= MAX_INT64 else None
-
-
-def _clean(values: Values) -> Values:
+def _make_storable(values: Values) -> None:
     for index, value in enumerate(values):
-        if type(value) is str and not value.isascii():
-            values[index] = value.encode("utf-8", "replace").decode()
-    return values
+        if isinstance(value, str):
+            values[index] = _text(value)
+        elif isinstance(value, int) and not -MAX_INT64 <= value <= MAX_INT64:
+            values[index] = None

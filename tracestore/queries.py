@@ -14,7 +14,8 @@ import msgspec
 from bus.messages import RoutingDecision
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 
-from .database import Row, SqlValue
+from .database import Row
+from .insert import SqlValue
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 Dimension: TypeAlias = Literal["day", "provider", "model", "session_id", "status"]

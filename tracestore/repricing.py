@@ -16,7 +16,7 @@ A repricing of *some* calls puts its version in front of the current one: the ot
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -24,7 +24,8 @@ import msgspec
 from bus.clock import Clock
 from bus.errors import ConfigurationError, StoreError
 
-from .database import Database, Row, SqlValue, Statements
+from .database import Database, Row, Statements
+from .insert import SqlValue
 from .prices import INCONSISTENT, MAX_INT64, TOO_LARGE, PriceRow, PriceTable
 from .queries import CURRENT_VERSION_OF_CALL, CallFilter
 
@@ -239,8 +240,8 @@ class Repricing:
         for low in range(0, last, CHUNK):
             high = min(low + CHUNK, last)
 
-            async def work(statements: Statements, low: int = low, high: int = high) -> list[Row]:
-                return await (self._measure if dry else self._price)(statements, low, high)
+            def work(statements: Statements, low: int = low, high: int = high) -> list[Row]:
+                return (self._measure if dry else self._price)(statements, low, high)
 
             for model, *numbers in await self._either(dry, work):
                 sums[model] = [a + b for a, b in zip(sums.get(model, [0] * 5), numbers, strict=True)]
@@ -249,18 +250,18 @@ class Repricing:
             await self._finish(run_id, report)
         return report
 
-    async def _either(self, dry: bool, work: Callable[[Statements], Awaitable[list[Row]]]) -> list[Row]:
+    async def _either(self, dry: bool, work: Callable[[Statements], list[Row]]) -> list[Row]:
         return await (self._database.look(work) if dry else self._database.write(work))
 
     async def _last_call(self) -> int:
         ((last,),) = await self._database.read("SELECT coalesce(max(id), 0) FROM calls")
         return int(last)
 
-    async def _compile(self, statements: Statements) -> list[Row]:
+    def _compile(self, statements: Statements) -> list[Row]:
         """Resolve every distinct model once, into segments that SQL can join with."""
         for sql in _TEMPORARY_TABLES:
-            await statements.run(sql)
-        models = await statements.run(
+            statements.run(sql)
+        models = statements.run(
             f"""
             SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, '')
               FROM calls AS c
@@ -282,21 +283,19 @@ class Repricing:
                     row.cache_write_1h,
                 ]
                 segments.append([key, part.since, part.until, part.above, part.up_to, *rates, row.per_request])
-        await statements.run_many(
+        statements.run_many(
             "INSERT INTO reprice_model (key, provider, model, served) VALUES (?, ?, ?, ?)",
             [[key, *names] for key, names in enumerate(models)],
         )
-        await statements.run_many(
-            "INSERT INTO reprice_segment VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", segments
-        )
+        statements.run_many("INSERT INTO reprice_segment VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", segments)
         return []
 
     async def _begin(self) -> int:
         table, where, now = self._table, msgspec.json.encode(self._where).decode(), self._clock.now_us()
 
-        async def work(statements: Statements) -> int:
-            await save_table(statements, table, now)
-            ((run_id,),) = await statements.run(
+        def work(statements: Statements) -> int:
+            save_table(statements, table, now)
+            ((run_id,),) = statements.run(
                 "INSERT INTO reprice_run (version, filter, started_us) VALUES (?, ?, ?) RETURNING id",
                 (table.version, where, now),
             )
@@ -304,20 +303,18 @@ class Repricing:
 
         return await self._database.write(work)
 
-    async def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
+    def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
         """Work out the costs of one chunk; by model, what its calls cost now and what they would cost."""
-        await statements.run("DELETE FROM temp.reprice_cost")
-        await statements.run(
-            _PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values, self._as_model]
-        )
-        return await statements.run(_SUM_BY_MODEL)
+        statements.run("DELETE FROM temp.reprice_cost")
+        statements.run(_PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values, self._as_model])
+        return statements.run(_SUM_BY_MODEL)
 
-    async def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
+    def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
         """Keep the costs of one chunk, and check that what is there now is what was worked out."""
-        rows = await self._measure(statements, low, high)
+        rows = self._measure(statements, low, high)
         version = self._table.version
-        await statements.run(_KEEP_CHUNK, [version])
-        ((calls, total),) = await statements.run(_WRITTEN, [version])
+        statements.run(_KEEP_CHUNK, [version])
+        ((calls, total),) = statements.run(_WRITTEN, [version])
         if (calls, total) != (sum(row[1] for row in rows), sum(row[3] for row in rows)):
             raise StoreError(
                 f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} to "
@@ -347,8 +344,8 @@ class Repricing:
         now = self._clock.now_us()
         sums = (report.calls, report.unpriced, report.sum_before_nano_usd, report.sum_after_nano_usd)
 
-        async def work(statements: Statements) -> None:
-            await statements.run(
+        def work(statements: Statements) -> None:
+            statements.run(
                 """
                 UPDATE reprice_run
                    SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?
@@ -357,10 +354,10 @@ class Repricing:
                 (now, *sums, run_id),
             )
             if self._where == CallFilter():
-                await statements.run("DELETE FROM current_version")
+                statements.run("DELETE FROM current_version")
             else:
-                await statements.run("DELETE FROM current_version WHERE version = ?", (report.version,))
-            await statements.run(
+                statements.run("DELETE FROM current_version WHERE version = ?", (report.version,))
+            statements.run(
                 """
                 INSERT INTO current_version (position, version)
                 SELECT coalesce(min(position), 1) - 1, ? FROM current_version
@@ -374,9 +371,9 @@ class Repricing:
 # -- Versions
 
 
-async def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
+def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
     """Keep a table in the file; a version that is there already stays as it is."""
-    added = await statements.run(
+    added = statements.run(
         """
         INSERT INTO price_version (version, label, loaded_us) VALUES (?, ?, ?)
         ON CONFLICT (version) DO NOTHING
@@ -385,7 +382,7 @@ async def save_table(statements: Statements, table: PriceTable, now_us: int) -> 
         (table.version, table.label, now_us),
     )
     if added:
-        await statements.run_many(
+        statements.run_many(
             f"""
             INSERT INTO price_row (version, position, {", ".join(_ROW_COLUMNS)})
             VALUES (?, ?, {", ".join("?" * len(_ROW_COLUMNS))})
@@ -432,10 +429,10 @@ async def use_prices(database: Database, version: str | None) -> None:
     ):
         await _refuse_unknown(database, version)
 
-    async def work(statements: Statements) -> None:
-        await statements.run("DELETE FROM current_version")
+    def work(statements: Statements) -> None:
+        statements.run("DELETE FROM current_version")
         if version is not None:
-            await statements.run("INSERT INTO current_version (position, version) VALUES (0, ?)", (version,))
+            statements.run("INSERT INTO current_version (position, version) VALUES (0, ?)", (version,))
 
     await database.write(work)
 

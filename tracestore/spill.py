@@ -16,7 +16,7 @@ from bus.events import Envelope
 from bus.log import Log
 
 from .codec import decode_line, encode_line
-from .database import open_private, try_lock
+from .files import open_private, try_lock
 
 _log = Log("tracestore.spill")
 

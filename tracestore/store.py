@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,18 +22,11 @@ from bus.events import Envelope
 
 from . import repricing
 from .codec import decode_event
-from .database import Database, Durability, Row, SqlValue, Statements
+from .database import Database, Durability, Row, Statements, Unstorable
+from .insert import SqlValue
 from .migrations import inspect, migrate
 from .prices import PriceTable
-from .projection import (
-    INSERT_EVENT,
-    INSERT_TAG,
-    UPSERT_COMPLETED,
-    UPSERT_FAILED,
-    UPSERT_SESSION,
-    UPSERT_STARTED,
-    Batch,
-)
+from .projection import Batch, RunSpan
 from .queries import (
     US_PER_DAY,
     WITH_CURRENT_COST,
@@ -131,49 +125,41 @@ class TraceStore:
         """Store events, and what they say about calls and sessions, in one transaction.
 
         Committed when it returns. An event that is stored already (same run, same seq) changes nothing. A caller
-        that is cancelled waits for the transaction to end, and it may have been committed.
+        that is cancelled waits for the transaction to end, and it may have been committed. Nothing is written when
+        it raises: StoreError if the file can't be written, another exception if one of the events can't.
         """
         if not envelopes:
             return
-        batch = Batch(envelopes)
-        runs = await self._database.write(lambda statements: self._write(statements, batch))
+        try:
+            runs = await self._write(Batch(envelopes))
+        except Unstorable:
+            # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
+            runs = await self._write(Batch(envelopes, storable=True))
         # Remembered only now: had the transaction failed, these numbers would belong to nobody.
         if len(self._runs) + len(runs) > _KNOWN_RUNS:
             self._runs.clear()
         self._runs.update(runs)
 
-    async def _write(self, statements: Statements, batch: Batch) -> dict[str, int]:
-        runs: dict[str, int] = {}
-        for run_id, (first_us, last_us, seq) in batch.runs.items():
-            runs[run_id] = await self._note_run(statements, run_id, first_us, last_us, seq)
+    async def _write(self, batch: Batch) -> dict[str, int]:
+        return await self._database.write(
+            lambda statements: batch.write(statements, partial(self._note_run, statements))
+        )
 
-        await statements.run_many(INSERT_EVENT, batch.numbered(batch.events, runs, 0))
-        for sql, rows in (
-            (UPSERT_STARTED, batch.started),
-            (UPSERT_FAILED, batch.failed),
-            (UPSERT_COMPLETED, batch.completed),
-        ):
-            if rows:
-                await statements.run_many(sql, batch.numbered(rows, runs, 2))
-        if batch.tags:
-            await statements.run_many(INSERT_TAG, batch.tags)
-        if batch.sessions:
-            await statements.run_many(UPSERT_SESSION, batch.sessions)
-        return runs
-
-    async def _note_run(self, statements: Statements, run_id: str, first_us: int, last_us: int, seq: int) -> int:
-        known = self._runs.get(run_id)
+    def _note_run(self, statements: Statements, run: RunSpan) -> int:
+        known = self._runs.get(run.run_id)
         if known is not None:
-            await statements.run(
+            statements.run(
                 """
                 UPDATE runs
-                   SET last_us = max(last_us, ?), committed_seq = max(committed_seq, ?)
+                   SET first_us = min(first_us, ?),
+                       last_us = max(last_us, ?),
+                       committed_seq = max(committed_seq, ?)
                  WHERE id = ?
                 """,
-                (last_us, seq, known),
+                (run.first_us, run.last_us, run.seq, known),
             )
             return known
-        await statements.run(
+        statements.run(
             """
             INSERT INTO runs (run_id, first_us, last_us, committed_seq)
             VALUES (?, ?, ?, ?)
@@ -182,9 +168,9 @@ class TraceStore:
                 last_us = max(last_us, excluded.last_us),
                 committed_seq = max(committed_seq, excluded.committed_seq)
             """,
-            (run_id, first_us, last_us, seq),
+            (run.run_id, run.first_us, run.last_us, run.seq),
         )
-        ((number,),) = await statements.run("SELECT id FROM runs WHERE run_id = ?", (run_id,))
+        ((number,),) = statements.run("SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
         return int(number)
 
     # -- Reading

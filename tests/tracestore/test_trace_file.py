@@ -18,7 +18,7 @@ import anyio
 import pytest
 
 from bus.errors import StoreError
-from tracestore import TraceStore, database, migrations
+from tracestore import TraceStore, database, files, migrations
 from tracestore.database import Database, Row, Statements
 
 from .trace_making import Maker
@@ -437,10 +437,8 @@ async def test_a_failing_transaction_is_rolled_back(tmp_path: Path) -> None:
     """An exception in the middle leaves nothing behind, and the connection usable."""
     async with TraceStore(tmp_path / "trace.db") as store:
 
-        async def work(statements: Statements) -> None:
-            await statements.run(
-                "INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('x', 1, 1, 1)"
-            )
+        def work(statements: Statements) -> None:
+            statements.run("INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('x', 1, 1, 1)")
             raise ValueError("changed my mind")
 
         with pytest.raises(ValueError, match="changed my mind"):
@@ -454,14 +452,48 @@ async def test_a_lock_that_is_never_given_back_is_reported(
     """A stopped process that holds the lock makes writing fail in time, with the lock's name."""
     monkeypatch.setattr(database, "needs_file_lock", lambda: True)
     async with TraceStore(tmp_path / "trace.db") as store:
-        holder = database._FileLock(store.path)
-        await holder.acquire()
-        monkeypatch.setattr(database, "_LOCK_TIMEOUT_SECONDS", 0.05)
+        holder = files.FileLock(store.path)
+        assert holder.try_acquire()
+        monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)
         with pytest.raises(StoreError, match=r"trace\.db\.lock.*locked by another process"):
             await store.write([make.started()])
         holder.release()
         await store.write([make.started()])
         holder.close()
+
+
+async def test_reading_goes_on_while_another_process_has_the_lock(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that waits for its turn is in nobody's way, and comes through when the lock is given back."""
+    monkeypatch.setattr(database, "needs_file_lock", lambda: True)
+    async with TraceStore(tmp_path / "trace.db") as store:
+        holder = files.FileLock(store.path)
+        assert holder.try_acquire()
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+                group.start_soon(store.write, [make.started()])
+                for _ in range(5):
+                    assert await store.events() == []
+                holder.release()
+        holder.close()
+        assert len(await store.events()) == 1
+
+
+async def test_a_transaction_whose_task_is_lost_still_ends_whole(tmp_path: Path, make: Maker) -> None:
+    """The inner task cancelled as well, as when a loop ends: all of it is there or nothing, and the next works."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        for step in range(8):
+            before = asyncio.all_tasks()
+            write = asyncio.ensure_future(store.write([make.started(f"r{step}"), make.completed(f"r{step}")]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.0002 * step)
+            for task in asyncio.all_tasks() - before:
+                task.cancel()
+            await asyncio.wait([write])
+            assert len(await store.events(limit=None)) % 2 == 0
+        await store.write([make.started("last")])
+        assert [row.request_id for row in await store.calls(limit=1)] == ["last"]
 
 
 def test_importing_the_store_stays_light() -> None:

@@ -158,11 +158,11 @@ async def test_an_interrupted_repricing_is_taken_up(
     before = await store.calls()
     price, chunks = repricing.Repricing._price, []
 
-    async def dies(self: repricing.Repricing, *arguments: object) -> object:
+    def dies(self: repricing.Repricing, *arguments: object) -> object:
         chunks.append(arguments)
         if len(chunks) == 3:
             raise StoreError("the power is gone")
-        return await price(self, *arguments)  # type: ignore[arg-type]
+        return price(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(repricing.Repricing, "_price", dies)
     with pytest.raises(StoreError, match="power"):
