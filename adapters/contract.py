@@ -90,7 +90,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     a colon of its own needs it (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
-    tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
+    tool_choice: None is the provider's default. max_retries, retry, timeout_seconds, drain_for_usage: override the
     configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
     out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.
     """
@@ -117,6 +117,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     session_id: str = ""
     max_retries: int | None = None
+    retry: RetryPolicy | None = None
     timeout_seconds: float | None = None
     drain_for_usage: float | None = None
     stream: bool = False
