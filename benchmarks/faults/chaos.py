@@ -1,11 +1,11 @@
-"""Blows to a running engine: adapters, calls, the session manager and the trace writer crash, the store fails."""
+"""Blows to a running engine: what runs in it crashes, its store fails, its configuration changes."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from adapters.actor import AdapterActor
 from adapters.http_adapter import HttpAdapter
@@ -32,8 +32,17 @@ class BreakableStore:
         store.write = sometimes  # type: ignore[method-assign]
 
 
-async def perform(blows: Iterable[ChaosPlan], engine: Engine, store: BreakableStore, counts: Counter[str]) -> None:
-    """Deal all blows, one after the other, each after its pause. A blow to what isn't there yet hits nothing."""
+async def perform(
+    blows: Iterable[ChaosPlan],
+    engine: Engine,
+    store: BreakableStore,
+    reload: Callable[[str], Awaitable[None]],
+    counts: Counter[str],
+) -> None:
+    """Deal all blows, one after the other, each after its pause. A blow to what isn't there yet hits nothing.
+
+    reload: with another configuration of that provider.
+    """
     hosted = await engine.start()
     for blow in blows:
         await asyncio.sleep(blow.after)
@@ -50,6 +59,8 @@ async def perform(blows: Iterable[ChaosPlan], engine: Engine, store: BreakableSt
                 hosted.manager.tell("an injected message that no manager understands")
             case "store":
                 store.fails = not store.fails
+            case "reload":
+                await reload(blow.provider)
             case _:
                 continue
         counts[f"chaos {blow.kind}"] += 1

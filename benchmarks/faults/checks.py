@@ -150,6 +150,8 @@ def of_fallback(turn: TurnPlan, error: CallboardError) -> list[str]:
     """A turn with somewhere to go that works fails only if something was delivered, or nothing could heal it."""
     if turn.fallback != (f"{STEADY}:m",) or turn.timeout_seconds is not None:
         return []
+    if turn.kind in ("leave", "cancel", "kill"):  # whoever has left wants no other reply
+        return []
     if isinstance(error, AdapterError) and not error.content and may_fall_back(error):
         return [f"{type(error).__name__} though {STEADY} would have answered: {error}"]
     return []

@@ -19,7 +19,7 @@ STEADY = "steady"
 """One more provider, which works and is never crashed."""
 
 Kind: TypeAlias = Literal["send", "read", "text", "leave", "cancel", "kill"]
-ChaosKind: TypeAlias = Literal["actor", "call", "writer", "manager", "store"]
+ChaosKind: TypeAlias = Literal["actor", "call", "writer", "manager", "store", "reload"]
 
 _KINDS: tuple[Kind, ...] = ("send", "send", "read", "read", "read", "text", "leave", "cancel", "kill")
 _MARK = re.compile(rb"#(\d+\.\d+)#")
@@ -79,15 +79,17 @@ class ChaosPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A round. sessions: the turns of each."""
+    """A round. sessions: the turns of each. close_after: seconds until the engine is closed under the turns."""
 
     seed: int
     sessions: tuple[tuple[TurnPlan, ...], ...]
     chaos: tuple[ChaosPlan, ...]
+    close_after: float | None
 
 
 def make_plan(seed: int, *, sessions: int, turns: int) -> Plan:
     """The plan of a seed. A session's turns and the chaos do not depend on how many sessions there are."""
+    closing = _chance(seed, "close")
     return Plan(
         seed=seed,
         sessions=tuple(
@@ -95,6 +97,7 @@ def make_plan(seed: int, *, sessions: int, turns: int) -> Plan:
             for number in range(sessions)
         ),
         chaos=_chaos(_chance(seed, "chaos")),
+        close_after=closing.uniform(0, 1) if closing.random() < 0.25 else None,
     )
 
 
@@ -122,12 +125,12 @@ def _chaos(chance: random.Random) -> tuple[ChaosPlan, ...]:
     """Five crashes in a row of writer or manager are the engine's end; an adapter is stopped, and revived."""
     left = {"writer": 2, "manager": 2}
     blows: list[ChaosPlan] = []
-    kinds: tuple[ChaosKind, ...] = ("actor", "call", "writer", "manager", "store")
+    kinds: tuple[ChaosKind, ...] = ("actor", "call", "writer", "manager", "store", "reload")
     places: tuple[Literal["read_whole", "_write", "feed"], ...] = ("read_whole", "_write", "feed")
     pause = 0.0
     for _ in range(400):  # more than any round is long
         pause += chance.uniform(0.01, 0.15)
-        kind = chance.choices(kinds, (4, 6, 2, 1, 2))[0]
+        kind = chance.choices(kinds, (4, 6, 2, 1, 2, 2))[0]
         provider, at = chance.choice(list(PROTOCOLS)), chance.choice(places)
         left[kind] = left.get(kind, 1000) - 1
         if left[kind] >= 0:

@@ -96,6 +96,8 @@ class Round:
         self._server: FaultyServer
         self._open: dict[int, Session] = {}
         self._streams: dict[str, list[list[TurnEvent]]] = {}
+        self._closing = False
+        self._reloads = 0
 
     async def run(self) -> None:
         faulty = FaultyServer(self.plan.seed, tls=self._tls)
@@ -106,8 +108,9 @@ class Round:
             async with self._bounded("start"):
                 await engine.start()
             await self._play()
-            async with self._bounded("flush"):
-                await engine.flush()
+            if not self._closing:
+                async with self._bounded("flush"):
+                    await engine.flush()
             self._check_streams()
             definitions = tuple(tool.definition for tool in TOOLS)
             entries = engine.registry.adapters.values()
@@ -129,12 +132,37 @@ class Round:
 
     async def _play(self) -> None:
         store = BreakableStore(self._engine)
-        chaos = asyncio.create_task(perform(self.plan.chaos, self._engine, store, self.counts))
+        chaos = asyncio.create_task(perform(self.plan.chaos, self._engine, store, self._reload, self.counts))
+        closing = asyncio.create_task(self._close_early(chaos, store))
         await asyncio.gather(*(self._session(number) for number in range(len(self.plan.sessions))))
-        chaos.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await chaos
+        for task in (closing, chaos):
+            if not self._closing:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
         store.fails = False
+
+    async def _close_early(self, chaos: asyncio.Task[None], store: BreakableStore) -> None:
+        """Close the engine under the turns, if the plan says so."""
+        if self.plan.close_after is None:
+            return
+        await asyncio.sleep(self.plan.close_after)
+        self._closing = True
+        self.counts["closed under turns"] += 1
+        chaos.cancel()
+        store.fails = False
+        async with self._bounded("stop under turns"):
+            await self._engine.aclose()
+
+    async def _reload(self, provider: str) -> None:
+        """Another configuration of a provider, so that its adapter is replaced."""
+        self._reloads += 1
+        current = self._engine.registry
+        entry = current.adapters[provider]
+        config = msgspec.structs.replace(entry.config, timeout_seconds=1.5 + self._reloads / 1000)
+        changed = {**current.adapters, provider: msgspec.structs.replace(entry, config=config)}
+        async with self._bounded(f"reload of {provider}"):
+            await self._engine.reload(ModelRegistry(changed, current.models))
 
     @contextlib.asynccontextmanager
     async def _bounded(self, what: str) -> AsyncIterator[None]:
@@ -163,7 +191,8 @@ class Round:
                     self.counts["turns well"] += 1
                 except CallboardError as error:
                     self.counts[f"turns {type(error).__name__}"] += 1
-                    self.failures += [f"{where}: {text}" for text in checks.of_fallback(turn, error)]
+                    if not self._closing:
+                        self.failures += [f"{where}: {text}" for text in checks.of_fallback(turn, error)]
 
     async def _turn(self, session: Session, text: str, turn: TurnPlan) -> None:
         options: dict[str, Any] = {

@@ -111,7 +111,8 @@ def test_the_last_mark_of_a_request_names_its_turn() -> None:
 def test_a_failure_that_the_steady_provider_would_have_healed_is_found() -> None:
     """And only such a one: not what came after output, not a turn without that fallback."""
     turns = [turn for session in make_plan(1, sessions=6, turns=20).sessions for turn in session]
-    safe = next(t for t in turns if t.fallback == (f"{STEADY}:m",) and t.timeout_seconds is None)
+    reads = [turn for turn in turns if turn.kind == "read" and turn.timeout_seconds is None]
+    safe = next(turn for turn in reads if turn.fallback == (f"{STEADY}:m",))
     alone = next(t for t in turns if t.fallback == ())
     delivered = NetworkError("broke off", provider="chat")
     delivered.content = (TextBlock("some"),)
