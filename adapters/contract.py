@@ -90,9 +90,10 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     a colon of its own needs it (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
-    tool_choice: None is the provider's default. max_retries, retry, timeout_seconds, drain_for_usage: override the
+    tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
     configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
     out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.
+    retry: how to wait between attempts, instead of the configuration's.
     """
 
     request_id: str
