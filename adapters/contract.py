@@ -93,6 +93,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
     configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
     out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.
+    retry: how to wait between attempts, instead of the configuration's.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     session_id: str = ""
     max_retries: int | None = None
+    retry: RetryPolicy | None = None
     timeout_seconds: float | None = None
     drain_for_usage: float | None = None
     stream: bool = False

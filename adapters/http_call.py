@@ -139,7 +139,8 @@ class HttpCall:
         self.identify(error)
         config = self.adapter.config
         budget = self.request.max_retries if self.request.max_retries is not None else config.max_retries
-        delay = retry_delay(error, self.attempt - 1, budget, config.retry, self.adapter.clock.random())
+        policy = self.request.retry or config.retry
+        delay = retry_delay(error, self.attempt - 1, budget, policy, self.adapter.clock.random())
         if self.cancelled:
             raise self._cancelled_error() from error
         if delay is None:

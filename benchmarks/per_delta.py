@@ -1,6 +1,6 @@
 """What a delta costs, as ratios to raw httpx with msgspec decoding, all in one run, in CPU time.
 
-Three ways to the same replies of a local server (`benchmarks.canned_server`, a process of its own): raw httpx and
+Three ways to the same replies of a local server (`benchmarks.reply_server`, a process of its own): raw httpx and
 msgspec; an adapter alone; a whole engine with its store and one or five readers. Profiles: *burst*, the server
 writes whole replies; *paced*, one delta to a write, 50 a second, 100 streams at once. Each figure is the median
 over interleaved rounds; gates are those of the design.
@@ -11,11 +11,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import anyio
@@ -27,30 +25,16 @@ from adapters.http_adapter import HttpAdapter
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tracestore import PriceTable
 
+from .reply_server import Chat, Messages, Responses, reply_server
 from .table import Row, against, run
 
-PATHS = {"anthropic": "/v1/messages", "openai": "/v1/responses", "openai_compatible": "/v1/chat/completions"}
-MODEL = "s:canned"
+PATHS = {"anthropic": Messages.path, "openai": Responses.path, "openai_compatible": Chat.path}
+MODEL = "s:bench"
 
 Run = Callable[[], Awaitable[object]]
 """One stream, read to its end."""
 
 QUESTION = "Say lorem ipsum."
-
-
-@contextlib.contextmanager
-def server(deltas: int, per_second: float | None = None) -> Iterator[str]:
-    """The base URL of a canned server."""
-    command = [sys.executable, "-m", "benchmarks.canned_server", str(deltas)]
-    command += [] if per_second is None else [str(per_second)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.stdin.close()
-        process.wait()
 
 
 class Clients:
@@ -113,7 +97,7 @@ class Clients:
     @contextlib.asynccontextmanager
     async def engine(self, *, readers: int = 1) -> AsyncIterator[Run]:
         entry = AdapterEntry(name="s", type=self.wire, config=self.config, max_concurrency=2000)
-        models = ModelRegistry({"s": entry}, {MODEL: ModelEntry(id=MODEL, adapter="s", wire_name="canned")})
+        models = ModelRegistry({"s": entry}, {MODEL: ModelEntry(id=MODEL, adapter="s", wire_name="bench")})
         with tempfile.TemporaryDirectory() as folder:
             store = Path(folder) / "trace.db"
             async with Engine(models=models, store=store, prices=PriceTable.default()) as engine:
@@ -180,7 +164,7 @@ def to_rows(profile: str, spent: Mapping[str, float], deltas: int, gates: Mappin
 
 async def burst(wire: str, quick: bool) -> list[Row]:
     deltas = 500
-    with server(deltas) as url:
+    with reply_server(deltas) as url:
         clients = Clients(url, wire)
         spent = await compare(
             {
@@ -198,7 +182,7 @@ async def burst(wire: str, quick: bool) -> list[Row]:
 
 async def paced(wire: str, quick: bool) -> list[Row]:
     deltas = 150 if quick else 500
-    with server(deltas, 50) as url:
+    with reply_server(deltas, 50) as url:
         clients = Clients(url, wire)
         spent = await compare(
             {

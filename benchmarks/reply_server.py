@@ -1,9 +1,10 @@
 """A fast server of canned replies, in a process of its own: Chat Completions, Responses and Messages.
 
-    python -m benchmarks.reply_server [DELTAS]
+    python -m benchmarks.reply_server [DELTAS [PER_SECOND]]
 
 It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request with
-`"stream": true` gets DELTAS deltas, ten to a chunk, any other a reply of a few sentences. What a header asks for:
+`"stream": true` gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all
+at once; with PER_SECOND one to a chunk, so many in a second, each stream at its own moments. Headers may ask for:
 
     x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
                     comes in chunks a few milliseconds apart, in turn with those of all others
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import subprocess
 import sys
@@ -169,22 +171,29 @@ class Responses:
 
 
 class Replies:
-    """All bytes that the server can say, made once. By path: the whole reply, and the chunks of the stream."""
+    """All bytes that the server can say, made once. By path: the whole reply, the stream, and its chunks.
 
-    def __init__(self, deltas: int) -> None:
+    per_second: how many chunks of a stream are sent in a second; None sends it all at once.
+    """
+
+    def __init__(self, deltas: int, per_second: float | None = None) -> None:
+        self.per_second = per_second
         self.whole: dict[str, bytes] = {}
         self.chunks: dict[str, list[bytes]] = {}
+        self.streams: dict[str, bytes] = {}
+        at_once = DELTAS_PER_CHUNK if per_second is None else 1
         for protocol in (Chat, Messages, Responses):
             body = _json(protocol.whole()).encode()
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self.whole[protocol.path] = head.encode() + body
-            self.chunks[protocol.path] = list(self._chunked(protocol.events(words(deltas))))
+            self.chunks[protocol.path] = list(self._chunked(protocol.events(words(deltas)), at_once))
+            self.streams[protocol.path] = b"".join(self.chunks[protocol.path])
 
     @staticmethod
-    def _chunked(events: list[str]) -> Iterator[bytes]:
+    def _chunked(events: list[str], at_once: int) -> Iterator[bytes]:
         head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        for start in range(0, len(events), DELTAS_PER_CHUNK):
-            piece = "".join(events[start : start + DELTAS_PER_CHUNK]).encode()
+        for start in range(0, len(events), at_once):
+            piece = "".join(events[start : start + at_once]).encode()
             yield head + f"{len(piece):x}\r\n".encode() + piece + b"\r\n"
             head = b""
         yield b"0\r\n\r\n"
@@ -195,6 +204,7 @@ class Connection(asyncio.Protocol):
 
     waiting: ClassVar[list[Connection]] = []
     held: ClassVar[list[Connection]] = []
+    begun: ClassVar[itertools.count[int]] = itertools.count(1)
 
     def __init__(self, replies: Replies) -> None:
         self._replies = replies
@@ -202,6 +212,8 @@ class Connection(asyncio.Protocol):
         self._received = b""
         self._writable = True
         self._rest: list[bytes] = []
+        self._due = 0.0  # when the next chunk comes, of a stream at a pace of its own
+        self._scheduled = False
         self._reply: tuple[str, bool, bool] = ("", False, False)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -244,47 +256,62 @@ class Connection(asyncio.Protocol):
         self._reply = (path, streamed, "x-hold" in headers)
         together = int(headers.get("x-together", "1"))
         if together == 1:
-            self._begin(paced=False)
+            self._begin(in_turn=False)
             return
         Connection.waiting.append(self)
         if len(Connection.waiting) >= together:
             begin, Connection.waiting[:] = list(Connection.waiting), []
             for connection in begin:
-                connection._begin(paced=True)
+                connection._begin(in_turn=True)
 
-    def _begin(self, *, paced: bool) -> None:
+    def _begin(self, *, in_turn: bool) -> None:
         path, streamed, hold = self._reply
         if not streamed:
             self._transport.write(self._replies.whole[path])
-        elif hold or paced:
+        elif hold or in_turn or self._replies.per_second is not None:
             self._rest = self._replies.chunks[path][::-1]
+            phase = next(Connection.begun) * 0.618 % 1  # or all streams would speak at one moment
+            self._due = asyncio.get_running_loop().time() + phase / (self._replies.per_second or 1)
             if hold:
                 self._transport.write(self._rest.pop())
                 Connection.held.append(self)
             else:
                 self._write_next()
         else:
-            self._transport.write(b"".join(self._replies.chunks[path]))
+            self._transport.write(self._replies.streams[path])
 
     def _write_next(self) -> None:
-        if self._rest and self._writable:
-            self._transport.write(self._rest.pop())
-            asyncio.get_running_loop().call_later(PACE_SECONDS, self._write_next)
+        if not self._rest or not self._writable or self._scheduled:
+            return
+        self._transport.write(self._rest.pop())
+        self._scheduled = True
+        asyncio.get_running_loop().call_at(self._next_moment(), self._continue)
+
+    def _continue(self) -> None:
+        self._scheduled = False
+        self._write_next()
+
+    def _next_moment(self) -> float:
+        if self._replies.per_second is None:
+            return asyncio.get_running_loop().time() + PACE_SECONDS
+        self._due += 1 / self._replies.per_second
+        return self._due
 
 
-async def serve(deltas: int) -> None:
+async def serve(deltas: int, per_second: float | None) -> None:
     loop = asyncio.get_running_loop()
-    replies = Replies(deltas)
+    replies = Replies(deltas, per_second)
     server = await loop.create_server(lambda: Connection(replies), "127.0.0.1", 0, backlog=4096)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
 
 
 @contextlib.contextmanager
-def reply_server(deltas: int = 500) -> Iterator[str]:
+def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator[str]:
     """Run the server; its URL."""
+    pace = [] if per_second is None else [str(per_second)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.reply_server", str(deltas)],
+        [sys.executable, "-m", "benchmarks.reply_server", str(deltas), *pace],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -308,4 +335,5 @@ if __name__ == "__main__":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-    asyncio.run(serve(int(sys.argv[1]) if len(sys.argv) > 1 else 500))
+    deltas, per_second = (*sys.argv[1:], None, None)[:2]
+    asyncio.run(serve(int(deltas or 500), float(per_second) if per_second else None))

@@ -233,7 +233,10 @@ class PromptTooLongError(CapabilityError):
 
 
 class NoModelAvailable(AdapterError):
-    """All models that the call might have gone to are unavailable; the text says why. `retryable`."""
+    """All models that the call might have gone to are unavailable; the text says why. `retryable`.
+
+    retry_after_seconds: until the first of them may be tried again, if that is known.
+    """
 
 
 class CancelledError(AdapterError):

@@ -53,14 +53,21 @@ _ALLOWED: dict[Role, tuple[type, ...]] = {
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A model that was considered for a call. rejected: why it was not taken; None for the one that was."""
+    """A model that was considered for a call. rejected: why it was not taken; None for the one that was.
+
+    fallback_of: the model whose configured chain it belongs to.
+    """
 
     model: str
     rejected: str | None = None
+    fallback_of: str | None = None
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched."""
+    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched.
+
+    candidates: all that were considered, in the order in which they would be tried.
+    """
 
     requested: str
     model: str

@@ -96,7 +96,7 @@ def weigh(event: object) -> int:
         case ToolUseEnd():
             return _EVENT_BYTES + _weigh_json(event.final_input)
         case MessageComplete():
-            return _EVENT_BYTES + sum(_weigh_block(block) for block in event.final_content)
+            return _EVENT_BYTES + weigh_content(event.final_content)
         case _:
             return _EVENT_BYTES
 
@@ -107,6 +107,11 @@ def weigh_all(events: Iterable[object]) -> int:
     for event in events:
         total += _EVENT_BYTES + len(event.text) if type(event) is TextDelta else weigh(event)
     return total
+
+
+def weigh_content(content: Iterable[object]) -> int:
+    """Roughly how many bytes of memory the blocks of a message keep alive; in their number, not in their size."""
+    return sum(_weigh_block(block) for block in content)
 
 
 def _weigh_block(block: object) -> int:

@@ -20,6 +20,7 @@ check_siblings(__file__)
 
 from .availability import Availability
 from .choice import ModelChoice, Requirements
+from .compensation import ToolSettings
 from .config import load_registry
 from .engine import Engine, Limits, Timeouts
 from .health import Check, HealthReport
@@ -49,6 +50,7 @@ __all__ = [
     "Session",
     "Timeouts",
     "Tool",
+    "ToolSettings",
     "TurnOptions",
     "TurnStream",
     "load_registry",

@@ -97,11 +97,15 @@ class Availability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What the table says to a call that has a choice. retry_at_us: of what is closed, or to be used later."""
+    """What the table says to a call that has a choice.
+
+    retry_after_seconds: until a call may go there again, of what is closed or to be used later; None while a probe
+    is under way, whose end nobody knows.
+    """
 
     kind: Literal["ready", "later", "closed"] = "ready"
     reason: str = ""
-    retry_at_us: int | None = None
+    retry_after_seconds: float | None = None
 
 
 READY = Standing()
@@ -159,16 +163,21 @@ class AvailabilityTable:
 
     def standing(self, provider: str, model: str, now_us: int) -> Standing:
         """Whether a call that has a choice should go there now."""
+        closed: list[Standing] = []
         worst = READY
         for record in self._of(provider, model):
-            due = record.retry_at_us is None or now_us >= record.retry_at_us
+            wait = max((record.retry_at_us or now_us) - now_us, 0) / 1e6
             if record.state == "probing":
-                return Standing("closed", f"unavailable ({record.reason}), being probed", record.retry_at_us)
-            if record.state == "unavailable" and not due:
-                return Standing("closed", f"unavailable ({record.reason})", record.retry_at_us)
-            if record.state == "degraded" and record.retry_at_us is not None and not due:
-                worst = Standing("later", f"degraded ({record.reason})", record.retry_at_us)
-        return worst
+                closed.append(Standing("closed", f"unavailable ({record.reason}), being probed"))
+            elif record.state == "unavailable" and wait:
+                closed.append(Standing("closed", f"unavailable ({record.reason})", wait))
+            elif record.state == "degraded" and wait:
+                worst = Standing("later", f"degraded ({record.reason})", wait)
+        if not closed:
+            return worst
+        waits = [standing.retry_after_seconds for standing in closed]
+        last = None if None in waits else max(wait for wait in waits if wait is not None)
+        return msgspec.structs.replace(closed[0], retry_after_seconds=last)
 
     # -- what happens to it
 

@@ -55,7 +55,8 @@ from .turn import Turn
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_*: how far the writer may be behind.
+    """Bounds. calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer
+    may be behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it.
 
     retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
     attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
@@ -63,6 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     calls_per_provider: int = 256
     admit_events: int = 8192
+    admit_bytes: int = 16 * 1024 * 1024
     admit_seconds: float = 5.0
     retain_streams_seconds: float = 60.0
     retain_streams_bytes: int = 64 * 1024 * 1024
@@ -321,12 +323,16 @@ class Engine:
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
             return
-        give_up = anyio.current_time() + self._limits.admit_seconds
-        while writer.state == "ok" and writer.statistics().waiting > self._limits.admit_events:
+        limits, give_up = self._limits, anyio.current_time() + self._limits.admit_seconds
+        while writer.state == "ok":
+            behind = writer.statistics()
+            if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
+                return
             if anyio.current_time() >= give_up:
                 raise AdmissionError(
-                    f"the trace writer is more than {self._limits.admit_events} events behind; no new turn within "
-                    f"{self._limits.admit_seconds:g} s. Calls under way are not affected."
+                    f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
+                    f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "
+                    f"{limits.admit_seconds:g} s. Calls under way are not affected."
                 )
             await anyio.sleep(0.01)
 

@@ -28,6 +28,7 @@ from bus import (
     Supervisor,
 )
 from bus.log import Log
+from bus.task import unwrapped
 from tracestore import TraceWriter, WriterCore
 
 from .availability import WATCHED, AvailabilityActor
@@ -46,6 +47,12 @@ MEMORY_US = 24 * 3600 * 1_000_000
 
 MEMORY_EVENTS = 100_000
 """How many stored events are looked through for them, so that a start on a large trace stays quick."""
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Whoever starts, uses or closes the engine is told its end, and the supervisor has logged it."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Hosted:
@@ -67,6 +74,7 @@ class Hosted:
         self._started_ns = engine.clock.monotonic_ns()
         self._stopped_ns: int | None = None
         self._task = asyncio.create_task(self._root(), name="callboard engine")
+        self._task.add_done_callback(_seen)
 
     @property
     def state(self) -> Literal["starting", "running", "closed"]:
@@ -84,7 +92,7 @@ class Hosted:
         """Raises what the start raised."""
         if self._up.is_set():
             if self._task.done():
-                raise CallboardError("this engine is closed; make a new one")
+                raise CallboardError(f"this engine is closed{self._why()}; make a new one")
             return
         up = asyncio.ensure_future(self._up.wait())
         try:
@@ -95,7 +103,12 @@ class Hosted:
             self._engine.forget_host()
             self._task.result()
 
+    def _why(self) -> str:
+        error = None if self._task.cancelled() else self._task.exception()
+        return "" if error is None else f" ({error})"
+
     async def stop(self) -> ShutdownReport | None:
+        """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""
         self._stop.set()
         await asyncio.wait((self._task,))
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
@@ -127,18 +140,23 @@ class Hosted:
 
     async def _supervise(self) -> None:
         engine = self._engine
-        async with anyio.create_task_group() as group:
-            self._group = group
-            root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
-            await group.start(root.run)
-            try:
-                await self._start_children(root)
-                self._up.set()
-                await self._stop.wait()
-            finally:
-                with anyio.CancelScope(shield=True):
-                    self._report = await root.stop(budget=engine.shutdown_seconds)
-        engine.bus.close()
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+                await group.start(root.run)
+                try:
+                    await self._start_children(root)
+                    self._up.set()
+                    await self._stop.wait()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        self._report = await root.stop(budget=engine.shutdown_seconds)
+        except ExceptionGroup as error:
+            raise unwrapped(error) from None
+        finally:
+            if self._up.is_set():  # otherwise the next start needs it
+                engine.bus.close()
 
     async def _start_children(self, root: Supervisor) -> None:
         engine = self._engine

@@ -12,26 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from adapters import AdapterConfig
+from adapters import AdapterConfig, RetryPolicy
 from bus import ConfigurationError
 
-
-class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One configured adapter.
-
-    missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
-    more wait. None is the engine's `Limits.calls_per_provider`.
-    """
-
-    name: str
-    type: str
-    config: AdapterConfig
-    missing_key: str | None = None
-    max_concurrency: int | None = None
-
-    @property
-    def state(self) -> Literal["configured", "not_configured"]:
-        return "configured" if self.missing_key is None else "not_configured"
+from .compensation import NO_TOOL_SETTINGS, ToolSettings, over
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +26,38 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
     effort: str | None = None
 
 
+NO_DEFAULTS = ModelDefaults()
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One configured adapter.
+
+    missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
+    more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
+    otherwise themselves; see `ModelEntry`.
+    """
+
+    name: str
+    type: str
+    config: AdapterConfig
+    missing_key: str | None = None
+    max_concurrency: int | None = None
+    capabilities: dict[str, bool | int] = {}
+    defaults: ModelDefaults = NO_DEFAULTS
+    tools: ToolSettings = NO_TOOL_SETTINGS
+    prompt_addendum: str | None = None
+
+    @property
+    def state(self) -> Literal["configured", "not_configured"]:
+        return "configured" if self.missing_key is None else "not_configured"
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One listed model. id: ``provider:name``. wire_name: what the provider calls it.
 
     fallback: names of the models to try, in order, when this one fails. capabilities: fields of
-    `AdapterCapabilities` that are otherwise than the adapter says.
+    `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
+    max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
     """
 
     id: str
@@ -58,7 +69,24 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     fallback: tuple[str, ...] = ()
     capabilities: dict[str, bool | int] = {}
-    defaults: ModelDefaults = ModelDefaults()
+    defaults: ModelDefaults = NO_DEFAULTS
+    tools: ToolSettings = NO_TOOL_SETTINGS
+    prompt_addendum: str | None = None
+    max_retries: int | None = None
+    retry: RetryPolicy | None = None
+    usual_max_output: int | None = None
+
+    def on(self, adapter: AdapterEntry) -> ModelEntry:
+        """This entry, with what it leaves open as its adapter has it."""
+        defaults = over(self.defaults, msgspec.structs.replace(adapter.defaults, max_output_tokens=None))
+        return msgspec.structs.replace(
+            self,
+            capabilities={**adapter.capabilities, **self.capabilities},
+            defaults=defaults,
+            tools=over(self.tools, adapter.tools),
+            prompt_addendum=adapter.prompt_addendum if self.prompt_addendum is None else self.prompt_addendum,
+            usual_max_output=adapter.defaults.max_output_tokens,
+        )
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -70,6 +98,8 @@ class Resolved(msgspec.Struct, frozen=True):
 
 class ModelRegistry:
     """The adapters and models of a configuration; immutable. default_model: for callers that name none.
+
+    models: as given, and completed by the settings of their adapters.
 
     removed: names that an earlier configuration of the same engine had; they are errors, never passed through.
     Raises ConfigurationError if a name is taken twice, or leads nowhere.
@@ -85,7 +115,10 @@ class ModelRegistry:
         removed: Collection[str] = (),
     ) -> None:
         self.adapters = dict(adapters)
-        self.models = dict(models)
+        self.models = {
+            name: model.on(adapters[model.adapter]) if model.adapter in adapters else model
+            for name, model in models.items()
+        }
         self.default_model = default_model
         self.source = source
         self._aliases = self._index_aliases()
@@ -147,7 +180,7 @@ class ModelRegistry:
             listed = [m for m in self.models.values() if m.adapter == provider and rest in (m.wire_name, m.tier)]
             if len(listed) == 1:
                 return Resolved(listed[0], "native_name")
-            entry = ModelEntry(id=name, adapter=provider, wire_name=rest)
+            entry = ModelEntry(id=name, adapter=provider, wire_name=rest).on(self.adapters[provider])
             return Resolved(entry, "passthrough")
         native = [model for model in self.models.values() if model.wire_name == name]
         if len(native) == 1:

@@ -37,6 +37,7 @@ from bus.errors import CancelledError
 
 from .availability import READY, Standing
 from .choice import Model, ModelChoice, Requirements, in_words
+from .compensation import Shape
 from .registry import ModelEntry, ModelRegistry
 
 UNLISTED_MAX_OUTPUT = 4096
@@ -47,11 +48,15 @@ NOMINAL_USAGE = TokenUsage(3000, 1000)
 
 
 class Named(msgspec.Struct, frozen=True):
-    """One model that may serve, under the name by which it came into question."""
+    """One model that may serve, under the name by which it came into question.
+
+    fallback_of: the model whose chain in models.yaml brought it in.
+    """
 
     name: str
     entry: ModelEntry
     resolved_by: str
+    fallback_of: str | None = None
 
     @property
     def model(self) -> str:
@@ -76,11 +81,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may serve, and what is known of it before anything is sent.
 
-    obstacle: why it can't serve this request. nominal_cost: in nano-USD; None: not known, or not asked.
+    shape: what of the turn it would be sent. obstacle: why it can't serve this request. nominal_cost: in nano-USD;
+    None: not known, or not asked.
     """
 
     named: Named
     capabilities: AdapterCapabilities | None = None
+    shape: Shape | None = None
     estimated_tokens: int | None = None
     warnings: tuple[CallWarning, ...] = ()
     obstacle: CallboardError | None = None
@@ -98,7 +105,8 @@ class Route(msgspec.Struct, frozen=True):
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
     """The models that may serve, in order; None is the configured default. Raises ConfigurationError.
 
-    fallback: instead of the chain in models.yaml, which is the one of the first model alone.
+    fallback: instead of the chain in models.yaml. That one is of a model which is named alone, and goes on with
+    the chains of its members: first all that the model itself says, in its order, then what those say.
     """
     requested = model or registry.default_model
     if not requested:
@@ -106,11 +114,9 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
     if isinstance(requested, ModelChoice):
         return _expand_choice(registry, requested, fallback or ())
     names = (requested,) if isinstance(requested, str) else tuple(requested)
-    if fallback is not None:
-        names += tuple(fallback)
-    elif len(names) == 1:
-        names += registry.resolve(names[0]).model.fallback
-    return Plan(requested=in_words(requested), named=_distinct(registry, names))
+    if fallback is None and len(names) == 1:
+        return Plan(requested=in_words(requested), named=_chain(registry, names[0]))
+    return Plan(requested=in_words(requested), named=_distinct(registry, (*names, *(fallback or ()))))
 
 
 def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Sequence[str]) -> Plan:
@@ -127,11 +133,29 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
     )
 
 
+def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
+    """A model and all that models.yaml has it fall back to, each once, so that a circle ends."""
+    named = _named(registry, name)
+    found = {named.model: named}
+    waiting = [named]
+    for member in waiting:  # which grows meanwhile
+        for further in member.entry.fallback:
+            named = _named(registry, further, fallback_of=member.model)
+            if named.model not in found:
+                found[named.model] = named
+                waiting.append(named)
+    return tuple(found.values())
+
+
+def _named(registry: ModelRegistry, name: str, fallback_of: str | None = None) -> Named:
+    resolved = registry.resolve(name)
+    return Named(name, resolved.model, resolved.resolved_by, fallback_of)
+
+
 def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...]:
     found: dict[str, Named] = {}
     for name in names:
-        resolved = registry.resolve(name)
-        named = Named(name, resolved.model, resolved.resolved_by)
+        named = _named(registry, name)
         found.setdefault(named.model, named)
     return tuple(found.values())
 
@@ -141,6 +165,9 @@ def default_max_output(model: ModelEntry, capabilities: AdapterCapabilities, *, 
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
         return configured
+    usual = model.usual_max_output
+    if usual is not None:
+        return min(capabilities.max_output_tokens, usual) if listed else usual
     ceiling = DEFAULT_MAX_OUTPUT if listed else UNLISTED_MAX_OUTPUT
     return min(capabilities.max_output_tokens, ceiling)
 
@@ -172,6 +199,7 @@ def choose(
         Candidate(
             option.named.model,
             None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
+            option.named.fallback_of,
         )
         for option in options
     )
@@ -213,7 +241,12 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
         return options[0].obstacle
     reasons = "; ".join(f"{option.named.model}: {option.obstacle or option.standing.reason}" for option in options)
     if any(option.obstacle is None for option in options):
-        return NoModelAvailable(f"no model is available for {plan.requested!r}: {reasons}", retryable=True)
+        waits = [option.standing.retry_after_seconds for option in options if option.obstacle is None]
+        return NoModelAvailable(
+            f"no model is available for {plan.requested!r}: {reasons}",
+            retryable=True,
+            retry_after_seconds=min((wait for wait in waits if wait is not None), default=None),
+        )
     if all(isinstance(option.obstacle, ConfigurationError) for option in options):
         return ConfigurationError(f"no model is configured for {plan.requested!r}: {reasons}")
     return CapabilityError(f"no model can do what is asked of {plan.requested!r}: {reasons}")

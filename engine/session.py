@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import msgspec
 
-from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolChoice
+from adapters import ContentBlock, Message, MessageComplete, RetryPolicy, TextBlock, TextDelta, ToolChoice
 from bus import CallboardError, StreamReader, StreamReset, TaskCancelled, TaskHandle
 from bus.errors import CancelledError
 from bus.json_types import Json, JsonObject
@@ -51,6 +51,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     provider_options: dict[str, Json] = {}
     max_tool_rounds: int = 1
     max_retries: int | None = None
+    retry: RetryPolicy | None = None
     timeout_seconds: float | None = None
     call_timeout_seconds: float | None = None
     drain_for_usage: float | None = None

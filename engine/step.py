@@ -21,6 +21,7 @@ from adapters import (
     Role,
     StopReason,
     TokenUsage,
+    ToolChoice,
     UsageSource,
 )
 from bus import CallboardError, ConfigurationError, Cost, CostSource, StreamLog
@@ -32,6 +33,7 @@ from .availability import Changes
 from .call import Call, CallOutcome, CallScene
 from .capabilities import Asked, check
 from .choice import overridden
+from .compensation import first_choice, parallel_calls, shape
 from .registry import ModelRegistry
 from .routing import (
     NOMINAL_USAGE,
@@ -158,14 +160,22 @@ class Step:
             return Option(named=named, obstacle=error)
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
         asked = self._journey.asked
+        shaped = shape(
+            entry.tools,
+            entry.prompt_addendum,
+            tools=asked.tools,
+            system_prompt=self._journey.state.system_prompt,
+            messages=self._messages,
+            choice=asked.tool_choice,
+        )
         estimate = adapter.estimate_input_tokens(
-            self._messages, asked.tools, self._journey.state.system_prompt, model=entry.wire_name
+            self._messages, shaped.tools, shaped.system_prompt, model=entry.wire_name
         )
         limit = asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
         try:
-            warnings = check(
+            warnings = shaped.warnings + check(
                 asked,
                 capabilities,
                 model=named.model,
@@ -179,6 +189,7 @@ class Step:
         return Option(
             named=named,
             capabilities=capabilities,
+            shape=shaped,
             estimated_tokens=estimate,
             warnings=warnings,
             obstacle=obstacle,
@@ -238,8 +249,19 @@ class Step:
 
     def _request(self, route: Route) -> CanonicalRequest:
         journey, options, named = self._journey, self._journey.options, route.option.named
-        capabilities, defaults = route.option.capabilities, route.option.named.entry.defaults
+        capabilities, entry = route.option.capabilities, named.entry
+        defaults, shaped = entry.defaults, route.option.shape
         assert capabilities is not None  # an option without them is never taken
+        assert shaped is not None
+        choice: ToolChoice | None = None  # forcing again after the first reply would never end
+        if self._first:
+            choice = first_choice(
+                entry.tools,
+                options.tool_choice,
+                tools=shaped.tools,
+                messages=self._messages,
+                capabilities=capabilities,
+            )
         effort = options.reasoning_effort
         if effort is None and capabilities.supports_thinking:
             effort = defaults.effort
@@ -248,20 +270,23 @@ class Step:
             messages=self._messages,
             model=route.decision.model,
             max_output_tokens=options.max_output_tokens
-            or default_max_output(named.entry, capabilities, listed=named.listed),
-            tools=tuple(journey.asked.tools),
-            system_prompt=journey.state.system_prompt,
+            or default_max_output(entry, capabilities, listed=named.listed),
+            tools=shaped.tools,
+            system_prompt=shaped.system_prompt,
             stop_sequences=options.stop_sequences,
             temperature=defaults.temperature if options.temperature is None else options.temperature,
             top_p=options.top_p,
             output_schema=options.output_schema,
-            tool_choice=options.tool_choice if self._first else None,  # forcing again would never end
-            parallel_tool_calls=options.parallel_tool_calls,
+            tool_choice=choice,
+            parallel_tool_calls=parallel_calls(
+                entry.tools, options.parallel_tool_calls, tools=shaped.tools, capabilities=capabilities
+            ),
             reasoning_effort=effort,
             provider_options=options.provider_options,
             message_id=self._message_id,
             session_id=journey.state.id,
-            max_retries=options.max_retries,
+            max_retries=entry.max_retries if options.max_retries is None else options.max_retries,
+            retry=options.retry or entry.retry,
             timeout_seconds=options.call_timeout_seconds,
             drain_for_usage=options.drain_for_usage,
             stream=journey.streamed,

@@ -43,11 +43,15 @@ def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:
     assert "NOT MET" in render("Per delta", [as_row(("burst", "9 µs", "5 µs", 2.4, 2.0))])
 
 
-def test_the_reply_server_speaks_three_protocols() -> None:
+@pytest.mark.parametrize("per_second", [None, 1000.0])
+def test_the_reply_server_speaks_three_protocols(per_second: float | None) -> None:
+    """Whole replies, and streams at once or one delta at a time."""
     import httpx
 
-    with reply_server(3) as url, httpx.Client(base_url=url, trust_env=False) as client:
-        for protocol in (Chat, Messages, Responses):
+    with reply_server(3, per_second) as url, httpx.Client(base_url=url, trust_env=False) as client:
+        ends = {Chat: "data: [DONE]", Messages: "message_stop", Responses: "response.completed"}
+        for protocol, end in ends.items():
             assert json.loads(client.post(protocol.path, content=b"{}").content)["model"] == "bench"
             streamed = client.post(protocol.path, content=b'{"stream":true}').text
             assert streamed.count("word 00") >= 3
+            assert end in streamed.splitlines()[-2] or end in streamed.splitlines()[-3]

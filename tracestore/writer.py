@@ -20,7 +20,7 @@ new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close(
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -32,8 +32,9 @@ import msgspec
 from bus.actor import Actor, ActorContext
 from bus.errors import StoreError
 from bus.event_bus import Bus, Lossless
-from bus.events import Envelope, StoreStateChanged
+from bus.events import Envelope, SessionMessageAppended, StoreStateChanged
 from bus.log import Log
+from bus.stream_fold import weigh_content
 
 from .spill import SpillFile, leftovers, read_leftover
 from .store import TraceStore
@@ -80,6 +81,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 class WriterStatistics(msgspec.Struct, frozen=True):
     """waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
+    waiting_bytes: roughly what those in memory keep alive, messages that they only refer to included.
 
     committed: events since the start. lost: events that nobody has any more; their seq lies between
     `lost_first_seq` and `lost_last_seq`. failures: in a row. reason: of the last failure.
@@ -94,6 +96,20 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     lost_last_seq: int | None
     failures: int
     reason: str | None
+    waiting_bytes: int = 0
+
+
+_EVENT_BYTES = 1024
+"""What an event weighs besides the content that it refers to."""
+
+
+def _weigh(envelopes: Iterable[Envelope]) -> int:
+    return sum(
+        _EVENT_BYTES + weigh_content(event.message.content)
+        if type(event := envelope.data) is SessionMessageAppended
+        else _EVENT_BYTES
+        for envelope in envelopes
+    )
 
 
 class WriterCore:
@@ -121,6 +137,7 @@ class WriterCore:
         self._pending: deque[Envelope] = deque()
         self._entered = 0  # events that came into memory or spill file, and
         self._left = 0  # events that went from there into the store; always in the same order
+        self._bytes = 0  # of what is pending
         self._state: StoreState = "ok"
         self._failures = 0
         self._retry_at = 0.0
@@ -155,6 +172,8 @@ class WriterCore:
         """A snapshot. `waiting` is what admission looks at."""
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
+        if self._work.locked():
+            self._take()  # to be weighed; whoever holds the lock commits these, too
         return WriterStatistics(
             state=self._state,
             waiting=self._entered - self._left + self._source.depth,
@@ -165,6 +184,7 @@ class WriterCore:
             lost_last_seq=last,
             failures=self._failures,
             reason=self._reason,
+            waiting_bytes=self._bytes + _EVENT_BYTES * self._source.depth,
         )
 
     async def run(self) -> None:
@@ -237,6 +257,7 @@ class WriterCore:
         taken = self._source.take()
         self._pending.extend(taken)
         self._entered += len(taken)
+        self._bytes += _weigh(taken)
 
     def _due(self) -> bool:
         return anyio.current_time() >= self._retry_at
@@ -253,6 +274,7 @@ class WriterCore:
                 for _ in batch:
                     self._pending.popleft()
                 self._left += len(batch)
+                self._bytes -= _weigh(batch)
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
@@ -343,6 +365,7 @@ class WriterCore:
         if self._state == "dropping" and len(self._pending) > limit:
             lost = [self._pending.pop() for _ in range(len(self._pending) - limit)]
             self._entered -= len(lost)
+            self._bytes -= _weigh(lost)
             self._count_lost(lost)
 
     async def _spill_pending(self, reason: str) -> None:
@@ -360,6 +383,7 @@ class WriterCore:
             why = f"the spill file {spill.path} is full"
         for _ in range(fitted):
             self._pending.popleft()
+        self._bytes -= _weigh(batch[:fitted])
         if fitted < len(batch):
             self._become("dropping", f"{reason}; {why}")
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters import RetryPolicy
 from bus import ConfigurationError
+from engine import ModelDefaults, ToolSettings
 from engine.config import load_registry, read_models_yaml, registry_from_env
 from engine.routing import expand
 
@@ -135,6 +137,27 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
             "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
             r"can_delegate: expected true or false",
         ),
+        ("adapters:\n  x: {type: o, defaults: {effort: 3}}", r"adapters\.x\.defaults\.effort: expected a string"),
+        (
+            "adapters:\n  x: {type: o, tools: {maxi: 3}}",
+            r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'",
+        ),
+        (
+            "adapters:\n  x: {type: o, tools: {max: 0}}",
+            r"tools\.max: expected a whole number, at least 1, found int 0",
+        ),
+        ("adapters:\n  x: {type: o, tools: {strict: 1}}", r"tools\.strict: expected true or false, found int 1"),
+        (
+            "adapters:\n  x: {type: o, tools: {max: 1, core: [a, b]}}",
+            r"tools\.core: expected at most 1 names, as adapters\.x\.tools\.max says",
+        ),
+        ("adapters:\n  x: {type: o, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
+        ("adapters:\n  x: {type: o, retry: {jitter: 2}}", r"retry\.jitter: expected true or false, found int 2"),
+        ("adapters:\n  x: {type: o, prompt_addendum: [a]}", r"adapters\.x\.prompt_addendum: expected a string"),
+        (
+            "adapters: {x: {type: o}}\nmodels:\n  x:y: {adapter: x, retry: {max_delay: long}}",
+            r"models\.x:y\.retry\.max_delay: expected a number",
+        ),
         (
             "adapters: {x: {type: o}}\n"
             "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
@@ -148,6 +171,58 @@ def test_a_mistake_is_told_with_file_key_and_expectation(tmp_path: Path, text: s
     with pytest.raises(ConfigurationError, match=complaint) as caught:
         read_models_yaml(path, {})
     assert str(caught.value).startswith(str(path))
+
+
+SETTINGS = """
+adapters:
+  a:
+    type: openai
+    max_retries: 4
+    retry: {base_delay: 2, max_delay: 30}
+    defaults: {max_output_tokens: 8192, temperature: 0.7}
+    capabilities: {supports_images: false, max_context_tokens: 1000}
+    tools: {max: 20, core: [read], strict: true}
+    prompt_addendum: Use the tools.
+models:
+  a:plain: {adapter: a}
+  a:own:
+    adapter: a
+    max_retries: 0
+    retry: {base_delay: 5}
+    defaults: {temperature: 0, effort: low}
+    capabilities: {supports_images: true}
+    tools: {max: 5, force_first_turn: true}
+    prompt_addendum: ""
+"""
+
+
+def test_an_adapters_settings_are_for_all_its_models_and_each_model_may_differ(tmp_path: Path) -> None:
+    """Key by key the model's word comes first; a model that isn't listed has the adapter's settings too."""
+    registry = read_models_yaml(written(tmp_path, SETTINGS), {})
+    config = registry.adapters["a"].config
+    assert (config.max_retries, config.retry) == (4, RetryPolicy(base_delay=2, max_delay=30))
+    for name in ("a:plain", "a:never-heard-of"):
+        plain = registry.resolve(name).model
+        assert (plain.max_retries, plain.retry) == (None, None), "the adapter's own stand"
+        assert plain.defaults == ModelDefaults(temperature=0.7)
+        assert plain.usual_max_output == 8192
+        assert plain.capabilities == {"supports_images": False, "max_context_tokens": 1000}
+        assert plain.tools == ToolSettings(max=20, core=("read",), strict=True)
+        assert plain.prompt_addendum == "Use the tools."
+    own = registry.resolve("a:own").model
+    assert (own.max_retries, own.retry) == (0, RetryPolicy(base_delay=5, max_delay=30))
+    assert own.defaults == ModelDefaults(temperature=0, effort="low")
+    assert own.capabilities == {"supports_images": True, "max_context_tokens": 1000}
+    assert own.tools == ToolSettings(max=5, core=("read",), strict=True, force_first_turn=True)
+    assert own.prompt_addendum == ""
+
+
+def test_nothing_is_set_that_the_file_does_not_say(tmp_path: Path) -> None:
+    """Every compensation is off unless it is configured."""
+    model = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS).models["openai:gpt-5"]
+    assert model.tools == ToolSettings()
+    assert model.defaults == ModelDefaults()
+    assert (model.prompt_addendum, model.retry, model.max_retries, model.usual_max_output) == (None,) * 4
 
 
 def test_a_missing_file_that_was_named_is_an_error(tmp_path: Path) -> None:

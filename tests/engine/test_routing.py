@@ -338,6 +338,39 @@ async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwi
             await session.send("x", fallback=())
 
 
+async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_comes_round() -> None:
+    """First what the model itself says, then what those say; each model once, with where it comes from."""
+    chained = {
+        "a:m": model("a", fallback=("b:m", "c:m")),
+        "b:m": model("b", fallback=("d:m", "a:m")),
+        "d:m": model("d", fallback=("c:m", "d:m", "b:m")),
+    }
+    fails = [Say(fails=ServerError("down"))]
+    async with rig(chained, a=fails[:], b=fails[:], c=fails[:], d=[Say("d")]) as at:
+        message = await at.engine.session("a:m").send("x")
+        assert message.text == "d"
+        decision = routing_of(message)
+        assert (decision.requested, decision.model) == ("a:m", "d:m")
+        assert decision.candidates == (
+            Candidate("a:m", "failed: ServerError: down"),
+            Candidate("b:m", "failed: ServerError: down", fallback_of="a:m"),
+            Candidate("c:m", "failed: ServerError: down", fallback_of="a:m"),
+            Candidate("d:m", None, fallback_of="b:m"),
+        )
+        assert [name for end, name in at.calls() if end == "started"] == ["a:m", "b:m", "c:m", "d:m"]
+
+
+async def test_a_chain_that_is_said_outright_is_not_continued() -> None:
+    """Who says where a call may go means just that."""
+    chained = {"b:m": model("b", fallback=("c:m",))}
+    fails = [Say(fails=ServerError("down"))]
+    async with rig(chained, a=fails * 2, b=fails * 2, c=[Say("c")]) as at:
+        with pytest.raises(ServerError):
+            await at.engine.session(["a:m", "b:m"]).send("x")
+        with pytest.raises(ServerError):
+            await at.engine.session("a:m", fallback=["b:m"]).send("x")
+
+
 def test_a_fallback_that_leads_nowhere_is_a_mistake_in_the_configuration() -> None:
     """It is told when the registry is made, not when it is needed."""
     with pytest.raises(ConfigurationError, match=r"models\.a:m\.fallback: unknown model 'nonsense'"):
@@ -433,6 +466,43 @@ async def test_a_chain_of_unavailable_models_is_refused_with_the_reasons() -> No
         with pytest.raises(NoModelAvailable, match=r"a:m: unavailable \(key refused\); b:m: unavailable"):
             await session.send("x")
         assert at.calls() == []
+
+
+async def test_a_refusal_says_when_the_first_candidate_may_be_tried_again() -> None:
+    """The least of the waits of those that could serve; one that waits for provider and model waits for both."""
+    async with rig(a=[Say(fails=AuthError("x")), Say("back")], b=[Say(fails=NotFoundError("x"))]) as at:
+        session = at.engine.session(["a:m", "b:m"])
+        with pytest.raises(NotFoundError):
+            await session.send("x")
+        at.clock.advance(60)
+        now_us = at.clock.now_us()
+        for change in at.engine.availability.crashed("b", now_us):  # for 30 s, while its model waits 540 s
+            at.engine.bus.publish(change)
+        with pytest.raises(NoModelAvailable) as caught:
+            await session.send("x")
+        assert caught.value.retry_after_seconds == pytest.approx(540)
+        at.clock.advance(540)
+        assert (await session.send("x")).text == "back"
+
+
+async def test_while_all_candidates_are_being_probed_nobody_knows_when() -> None:
+    """A probe's end is not known beforehand, so the refusal names no time."""
+    gate = anyio.Event()
+    a = [Say(fails=AuthError("x")), Say("a", pause=gate.wait)]
+    b = [Say(fails=AuthError("x")), Say("b", pause=gate.wait)]
+    async with rig(a=a, b=b) as at:
+        session, other = at.engine.session(["a:m", "b:m"]), at.engine.session(["a:m", "b:m"])
+        with pytest.raises(AuthError):
+            await session.send("x")
+        at.clock.advance(601)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.send, "x")
+            group.start_soon(other.send, "x")
+            await anyio.sleep(1)
+            with pytest.raises(NoModelAvailable, match="being probed") as caught:
+                await at.engine.session(["a:m", "b:m"]).send("x")
+            assert caught.value.retry_after_seconds is None
+            gate.set()
 
 
 async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:

@@ -15,7 +15,8 @@ import pytest
 from bus.actor import Actor
 from bus.errors import StoreError
 from bus.event_bus import Bus
-from bus.events import ActorStarted, Envelope, StoreStateChanged
+from bus.events import ActorStarted, Envelope, SessionMessageAppended, StoreStateChanged
+from bus.messages import Message
 from bus.restart import RestartPolicy
 from bus.supervisor import ChildSpec, Supervisor
 from tracestore import Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
@@ -374,3 +375,23 @@ async def test_an_actor_without_supervisor_is_just_behaviour() -> None:
     await writer.receive(Flush())
     with pytest.raises(TypeError, match="str"):
         await writer.receive("hello")
+
+
+async def test_what_waits_is_weighed_by_what_it_refers_to(rig: Rig) -> None:
+    """An event counts a fixed figure and the content it carries; committed, spilled or lost, it counts no more."""
+    await rig.core.flush()
+    assert rig.core.statistics().waiting_bytes == 0
+    rig.publish(2)
+    small = rig.core.statistics().waiting_bytes
+    rig.source.put(rig.make(SessionMessageAppended(position=0, message=Message.user("x" * 50_000))))
+    rig.sink.failure = DISK_FULL
+    with pytest.raises(StoreError):
+        await rig.core.flush()
+    assert 50_000 < rig.core.statistics().waiting_bytes - small < 60_000
+    rig.sink.failure = None
+    await rig.core.flush()
+    assert rig.core.statistics().waiting_bytes == 0
+    rig.publish(3)
+    rig.sink.failure = DISK_FULL
+    await rig.core.close()  # which spills
+    assert (rig.core.statistics().waiting_bytes, rig.core.statistics().spilled) == (0, 3)

@@ -1,7 +1,6 @@
-"""An HTTP server that speaks the three protocols and breaks each reply in a way that a seed decides.
+"""An HTTP server that speaks the three protocols and breaks each reply in the way that the plan says.
 
-What it does to a request depends on the seed and on the request's own mark (see `mark`) alone, not on the order in
-which requests arrive: the same seed gives the same faults to the same turns.
+What it does to a request is `plan.fault_of`'s decision alone.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import random
 import re
 import socket
+import ssl
 import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -18,58 +18,11 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.json_types import Json, JsonObject
-from tests.adapters.anthropic import wire_events as messages_wire
-from tests.adapters.openai import wire_events as responses_wire
-from tests.adapters.openai_compatible import wire_chunks as chat_wire
+from bus.json_types import JsonObject
+from tests.support.wire_history import history_faults
 
-from .wire_history import history_faults
-
-_MARK = re.compile(rb"#(\d+\.\d+)#")
-_WORDS = ("lorem", "ipsum", "naïve", "☃", "dolor", "\u2028", "sit", "amet", "日本", "\\n", "}", '"quoted"')
-
-FAULTS: dict[str, int] = {
-    "none": 40,
-    "latency": 8,
-    "trickle": 6,
-    "reset_before_head": 4,
-    "close_before_head": 4,
-    "slow_head": 4,
-    "stall_before_head": 2,
-    "status_429": 5,
-    "status_429_long": 1,
-    "status_529": 5,
-    "status_5xx": 5,
-    "status_400": 2,
-    "redirect": 1,
-    "reset_in_body": 6,
-    "truncated": 6,
-    "stall_in_body": 3,
-    "bad_bytes": 5,
-    "bad_json": 5,
-    "bad_chunk": 3,
-    "empty_body": 2,
-    "html": 2,
-    "error_in_stream": 6,
-    "closed_after": 8,
-    "open_after": 3,
-}
-"""What can happen to a reply, and how often, relative to each other."""
-
-
-def mark(session: int, turn: int) -> str:
-    """What a user's message must hold so that the server knows the turn again."""
-    return f"#{session}.{turn}#"
-
-
-class Reply:
-    """A whole reply: its JSON, and the events of the same as a stream."""
-
-    def __init__(self, whole: JsonObject, streamed: bytes, broken: bytes, error: bytes) -> None:
-        self.whole = msgspec.json.encode(whole)
-        self.streamed = streamed
-        self.broken = broken  # an event that is no JSON
-        self.error = error  # an event that ends the stream with an error
+from .plan import FAULTS, fault_of, turn_of
+from .replies import make_reply
 
 
 class _Gone(Exception):
@@ -80,14 +33,20 @@ Handler: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class FaultyServer:
-    """`async with FaultyServer(seed) as server: server.url`. faults: replaces FAULTS.
+    """`async with FaultyServer(seed) as server: server.url`. faults: replaces FAULTS. tls: speak https.
 
-    seen: how often each mark came. done: how often each fault was played. wrong: what was wrong with requests.
+    seen: how many requests each turn made. done: how often each fault was played. played: the fault of a turn's
+    n-th request over a protocol. wrong: what was wrong with requests.
     """
 
-    def __init__(self, seed: object, *, faults: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, seed: object, *, faults: dict[str, int] | None = None, tls: ssl.SSLContext | None = None
+    ) -> None:
         self._seed = seed
         self._faults = FAULTS if faults is None else faults
+        self._tls = tls
+        self._numbers: Counter[tuple[str, str]] = Counter()
+        self.played: dict[tuple[str, str, int], str] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen: Counter[str] = Counter()
@@ -97,7 +56,8 @@ class FaultyServer:
     @property
     def url(self) -> str:
         assert self._server is not None
-        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     @property
     def connections(self) -> int:
@@ -105,7 +65,7 @@ class FaultyServer:
         return len(self._tasks)
 
     async def __aenter__(self) -> FaultyServer:
-        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0, ssl=self._tls)
         return self
 
     async def __aexit__(self, *details: object) -> None:
@@ -135,18 +95,15 @@ class FaultyServer:
                 writer.close()
                 await writer.wait_closed()
 
-    def plan(self, body: bytes) -> tuple[str, random.Random]:
+    def next_fault(self, path: str, body: bytes) -> tuple[str, random.Random]:
         """The fault for a request, and what decides everything else about its reply."""
-        marks = _MARK.findall(body)
-        key = marks[-1].decode() if marks else "none"
-        self.seen[key] += 1
-        chance = random.Random(f"{self._seed}/{key}/{self.seen[key]}")
-        burst = random.Random(f"{self._seed}/{key}").random() < 0.05
-        if burst and "status_529" in self._faults and self.seen[key] <= 3:
-            fault = "status_529"
-        else:
-            (fault,) = chance.choices(list(self._faults), list(self._faults.values()))
+        turn, protocol = turn_of(body), path.rpartition("/")[2]
+        self.seen[turn] += 1
+        self._numbers[turn, protocol] += 1
+        number = self._numbers[turn, protocol]
+        fault, chance = fault_of(self._seed, turn, protocol, number, self._faults)
         self.done[fault] += 1
+        self.played[turn, protocol, number] = fault
         return fault, chance
 
 
@@ -161,13 +118,13 @@ class _Exchange:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self.fault, self.chance = server.plan(body)
+        self.fault, self.chance = server.next_fault(path, body)
         self.reader = reader
         self.writer = writer
         request = msgspec.json.decode(body)
         self.streamed = bool(request.get("stream"))
         server.wrong += [f"{path}: {fault}" for fault in history_faults(path, request)]
-        self.reply = _reply(path, request, self.chance)
+        self.reply = make_reply(path, request, self.chance)
 
     async def play(self) -> None:
         step: Handler | None = getattr(self, f"_{self.fault}", None)
@@ -321,7 +278,9 @@ class _Exchange:
         await self.writer.drain()
 
     def _reset(self) -> None:
-        sock: socket.socket = self.writer.get_extra_info("socket")
+        sock: socket.socket | None = self.writer.get_extra_info("socket")
+        if sock is None:
+            raise _Gone  # the client was quicker
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
         raise _Gone
@@ -330,86 +289,3 @@ class _Exchange:
         with contextlib.suppress(OSError):
             await self.reader.read()
         raise _Gone
-
-
-# -- replies
-
-
-def _reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
-    said = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
-    history: list[Json] = request.get("messages") or request.get("input") or []
-    answers = history[-1] if history else {}
-    after_tool = '"tool' in msgspec.json.encode(answers).decode() or '"function_call_output"' in str(answers)
-    wanted = 0 if after_tool or not request.get("tools") else chance.choices((0, 1, 2), (6, 3, 2))[0]
-    calls = [(f"call_{chance.getrandbits(64):x}", chance.choice(("add", "fail", "slow"))) for _ in range(wanted)]
-    if path.endswith("/messages"):
-        return _messages(said, calls, chance)
-    if path.endswith("/responses"):
-        return _responses(said, calls)
-    return _chat(said, calls)
-
-
-_ARGUMENTS = ('{"a": 1, ', '"b": 2}')
-
-
-def _messages(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
-    wire = messages_wire
-    blocks: list[Json] = []
-    events = [wire.message_start(), wire.PING]
-    if chance.random() < 0.3:
-        blocks.append({"type": "thinking", "thinking": "hm ☃", "signature": "c2ln"})
-        events += [
-            wire.start(0, "thinking", thinking="", signature=""),
-            wire.delta(0, "thinking_delta", thinking="hm ☃"),
-            wire.delta(0, "signature_delta", signature="c2ln"),
-            wire.stop(0),
-        ]
-    events += wire.text(len(blocks), *said)
-    blocks.append({"type": "text", "text": "".join(said)})
-    for call_id, name in calls:
-        events += wire.tool(len(blocks), name, call_id, *_ARGUMENTS)
-        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": {"a": 1, "b": 2}})
-    reason = "tool_use" if calls else "end_turn"
-    events += wire.ending(reason)
-    whole = wire.message_start(content=blocks, stop_reason=reason)["message"]
-    error = wire.event("error", error={"type": "overloaded_error", "message": "injected"})
-    return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([error]))
-
-
-def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
-    wire = responses_wire
-    message = wire.message("".join(said))
-    output: list[JsonObject] = [message]
-    events = [wire.CREATED, wire.added(0, message)]
-    events += [wire.text_delta(0, piece) for piece in said]
-    events.append(wire.done(0, message))
-    for number, (call_id, name) in enumerate(calls, 1):
-        item = wire.call(name, "".join(_ARGUMENTS), number, call_id=call_id)
-        events.append(wire.added(number, item))
-        events += [wire.arguments_delta(number, piece, number) for piece in _ARGUMENTS]
-        events.append(wire.done(number, item))
-        output.append(item)
-    items: list[Json] = [*output]
-    events.append(wire.ending(output=items))
-    failed = wire.event(
-        "failed", response=wire.response("failed", error={"code": "server_error", "message": "injected"})
-    )
-    whole = wire.response(output=items)
-    return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([failed]))
-
-
-def _chat(said: list[str], calls: list[tuple[str, str]]) -> Reply:
-    wire = chat_wire
-    events: list[JsonObject | bytes] = [wire.chunk(role="assistant", content="")]
-    events += [wire.chunk(content=piece) for piece in said]
-    for index, (call_id, name) in enumerate(calls):
-        events.append(wire.tools(wire.tool(index, call_id, name)))
-        events += [wire.more(piece, index) for piece in _ARGUMENTS]
-    finish = "tool_calls" if calls else "stop"
-    events += [wire.chunk(finish), {"choices": [], "usage": wire.USAGE}, wire.DONE]
-    fields: JsonObject = {"content": "".join(said)}
-    if calls:
-        fields["tool_calls"] = [wire.tool(None, *call, "".join(_ARGUMENTS)) for call in calls]
-    error: JsonObject = {"error": {"type": "server_error", "message": "injected", "code": 500}}
-    whole = wire.reply(finish, **fields)
-    return Reply(whole, wire.body(events), wire.body([b'{"choices": oops']), wire.body([error]))

@@ -1,0 +1,199 @@
+"""What must hold after a round, whatever was done. Each check returns what is wrong, in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import os
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from adapters import AdapterError, CanonicalRequest, Message, ToolDefinition, create_adapter
+from adapters.http_adapter import HttpAdapter
+from bus import (
+    CallboardError,
+    Envelope,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    SessionTurnCompleted,
+)
+from bus.stream_events import StepFinish, StreamEvent, TurnComplete, TurnEvent
+from engine import AdapterEntry, Session
+from engine.routing import may_fall_back
+from tests.support.invariants import check_stream
+from tests.support.wire_history import history_faults
+from tracestore import TraceStore
+
+from .plan import STEADY, TurnPlan
+
+Attempt = tuple[str | None, int | None]
+
+
+def attempts(envelopes: Iterable[Envelope]) -> set[Attempt]:
+    """All that were started: (request_id, attempt)."""
+    return {(e.request_id, e.attempt) for e in envelopes if isinstance(e.data, LlmCallStarted)}
+
+
+def on_the_bus(envelopes: Sequence[Envelope]) -> list[str]:
+    """One end for each attempt, attempts in order and the last one final, one end for each turn, no gap in seq."""
+    wrong: list[str] = []
+    is_open: dict[Attempt, bool] = {}
+    by_call: dict[str, list[tuple[int, bool]]] = {}
+    for envelope in envelopes:
+        key = (envelope.request_id, envelope.attempt)
+        match envelope.data:
+            case LlmCallStarted():
+                if key in is_open:
+                    wrong.append(f"{key} starts twice")
+                is_open[key] = True
+            case LlmCallCompleted() | LlmCallFailed():
+                if not is_open.get(key):
+                    wrong.append(f"{key} ends and was not open")
+                is_open[key] = False
+                again = isinstance(envelope.data, LlmCallFailed) and envelope.data.will_retry
+                by_call.setdefault(str(key[0]), []).append((key[1] or 0, again))
+            case _:
+                pass
+    wrong += [f"{key} has no end on the bus" for key, still in is_open.items() if still]
+    for call, ends in by_call.items():
+        if ends != [(at, at < len(ends)) for at in range(1, len(ends) + 1)]:
+            wrong.append(f"call {call}: its attempts end as {ends}")
+    turns = Counter(e.turn_id for e in envelopes if isinstance(e.data, SessionTurnCompleted))
+    wrong += [f"turn {turn} completes {times} times" for turn, times in turns.items() if times != 1]
+    started = {e.turn_id for e in envelopes if e.topic == "session.turn_started"}
+    wrong += [f"turn {turn} starts and does not end" for turn in started - set(turns)]
+    seqs = [envelope.seq for envelope in envelopes]
+    if seqs != list(range(1, len(seqs) + 1)):
+        wrong.append("a lossless reader has a gap, or another order")
+    return wrong
+
+
+async def in_the_store(path: Path, envelopes: Sequence[Envelope], asked: Mapping[str, int]) -> list[str]:
+    """Each event once, each attempt one row with its end. asked: how many requests the server saw of a session."""
+    wrong: list[str] = []
+    async with TraceStore.open_readonly(path) as store:
+        rows = await store.calls(limit=None)
+        stored = Counter([envelope.seq for envelope in await store.events(limit=None)])
+    keys = Counter((row.request_id, row.attempt) for row in rows)
+    if set(keys) != attempts(envelopes):
+        wrong.append(f"rows and attempts differ: {set(keys) ^ attempts(envelopes)}")
+    wrong += [f"{key} has more than one row" for key, times in keys.items() if times > 1]
+    wrong += [
+        f"{(row.request_id, row.attempt)} has no end in the store" for row in rows if row.status == "started"
+    ]
+    lost = {envelope.seq for envelope in envelopes} - set(stored)
+    twice = [seq for seq, times in stored.items() if times > 1]
+    if lost or twice:
+        wrong.append(f"events lost: {sorted(lost)}, events twice: {twice}")
+    known = {row.session_id for row in rows}
+    wrong += [f"session {name}: {n} requests and no row" for name, n in asked.items() if name not in known]
+    return wrong
+
+
+def of_stream(
+    stream_id: str, closed: bool, whole: Sequence[TurnEvent], readings: Sequence[Sequence[TurnEvent]]
+) -> list[str]:
+    """It ends; each reader has read the same from the beginning; each message keeps the stream invariants."""
+    wrong: list[str] = []
+    if not closed or not whole or not isinstance(whole[-1], TurnComplete):
+        wrong.append(f"stream {stream_id} has no end: {whole[-2:]}")
+    wrong += [
+        f"a reader of {stream_id} has read something else: {reading} of {whole}"
+        for reading in readings
+        if list(reading) != list(whole[: len(reading)])
+    ]
+    messages: dict[str, list[StreamEvent]] = {}
+    for event in whole:
+        message_id = getattr(event, "message_id", None)
+        if message_id is not None and not isinstance(event, StepFinish):
+            messages.setdefault(message_id, []).append(event)  # type: ignore[arg-type]
+    for events in messages.values():
+        try:
+            check_stream(events)
+        except Exception as error:
+            wrong.append(f"stream {stream_id} breaks an invariant: {error!r}\n{events}")
+    return wrong
+
+
+async def of_histories(
+    sessions: Sequence[Session], adapters: Iterable[AdapterEntry], tools: tuple[ToolDefinition, ...]
+) -> list[str]:
+    """No turn is left in a session, and each provider would take its history with one more question."""
+    wrong: list[str] = []
+    for session, entry in itertools.product(sessions, adapters):
+        if session._state.waiting or session._state.running is not None:
+            wrong.append(f"session {session.id}: waiting={session._state.waiting} after all turns")
+        adapter = create_adapter(entry.type, entry.config, name=entry.name)
+        assert isinstance(adapter, HttpAdapter)
+        request = CanonicalRequest(
+            request_id="check",
+            messages=(*session.messages, Message.user("and now?")),
+            model=f"{entry.name}:m",
+            max_output_tokens=100,
+            tools=tools,
+        )
+        wire = adapter.write_request(request, stream=False)
+        faults = history_faults(wire.path, msgspec.json.decode(wire.body))
+        wrong += [f"{entry.name} would refuse the history of session {session.id}: {fault}" for fault in faults]
+        await adapter.close()
+    return wrong
+
+
+def of_fallback(turn: TurnPlan, error: CallboardError) -> list[str]:
+    """A turn with somewhere to go that works fails only if something was delivered, or nothing could heal it."""
+    if turn.fallback != (f"{STEADY}:m",) or turn.timeout_seconds is not None:
+        return []
+    if turn.kind in ("leave", "cancel", "kill"):  # whoever has left wants no other reply
+        return []
+    if isinstance(error, AdapterError) and not error.content and may_fall_back(error):
+        return [f"{type(error).__name__} though {STEADY} would have answered: {error}"]
+    return []
+
+
+# -- what may be left: nothing
+
+
+async def nothing_left(run: Callable[[], Awaitable[None]]) -> list[str]:
+    """Run, and say what is left afterwards of tasks, files and threads."""
+    files, threads = _files(), _threads()
+    await run()
+    await asyncio.sleep(0.05)  # a socket's transport closes in the next turn of the loop, a thread soon after
+    still = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    gc.collect()
+    wrong = [f"a task is left: {task}" for task in still]
+    wrong += [f"a file is left open: {name}" for name in sorted(_files() - files)]
+    return wrong + [f"a thread is left: {name}" for name in sorted(_threads() - threads)]
+
+
+def _files() -> set[str]:
+    """Without the one that uvloop holds in reserve as long as its loop lives."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(f"{name} {os.readlink(f'/proc/self/fd/{name}')}")
+    return {name for name in found if not name.endswith(" /dev/null")}
+
+
+def _threads() -> set[str]:
+    """Without anyio's workers, which end by themselves, and the store's guard, which waits for the interpreter."""
+    return {
+        f"{thread.name} {thread.ident}"
+        for thread in threading.enumerate()
+        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper"))
+    }
+
+
+def stacks() -> str:
+    """Where every task is, for a step that hangs."""
+    lines = []
+    for task in asyncio.all_tasks():
+        frames = [f"{frame.f_code.co_filename}:{frame.f_lineno}" for frame in task.get_stack()]
+        lines.append(f"  {task.get_name()}: {' > '.join(frames)}")
+    return "\n".join(lines)

@@ -1,0 +1,108 @@
+"""Replies in three protocols, whole and as streams of server-sent events, with text and calls of tools."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+from bus.json_types import Json, JsonObject
+from tests.adapters.anthropic import wire_events as messages_wire
+from tests.adapters.openai import wire_events as responses_wire
+from tests.adapters.openai_compatible import wire_chunks as chat_wire
+
+TOOL_NAMES = ("add", "fail", "slow")
+
+_WORDS = ("lorem", "ipsum", "naïve", "☃", "dolor", "\u2028", "sit", "amet", "日本", "\\n", "}", '"quoted"')
+
+
+class Reply:
+    """A whole reply: its JSON, and the events of the same as a stream."""
+
+    def __init__(self, whole: JsonObject, streamed: bytes, broken: bytes, error: bytes) -> None:
+        self.whole = msgspec.json.encode(whole)
+        self.streamed = streamed
+        self.broken = broken  # an event that is no JSON
+        self.error = error  # an event that ends the stream with an error
+
+
+def make_reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
+    """A reply that fits the request: it may call tools if there are any, after their results, too."""
+    said = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
+    history: list[Json] = request.get("messages") or request.get("input") or []
+    answers = history[-1] if history else {}
+    after_tool = '"tool' in msgspec.json.encode(answers).decode() or '"function_call_output"' in str(answers)
+    weights = (6, 2, 1) if after_tool else (6, 3, 2)
+    wanted = chance.choices((0, 1, 2), weights)[0] if request.get("tools") else 0
+    calls = [(f"call_{chance.getrandbits(64):x}", chance.choice(TOOL_NAMES)) for _ in range(wanted)]
+    if path.endswith("/messages"):
+        return _messages(said, calls, chance)
+    if path.endswith("/responses"):
+        return _responses(said, calls)
+    return _chat(said, calls)
+
+
+_ARGUMENTS = ('{"a": 1, ', '"b": 2}')
+
+
+def _messages(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
+    wire = messages_wire
+    blocks: list[Json] = []
+    events = [wire.message_start(), wire.PING]
+    if chance.random() < 0.3:
+        blocks.append({"type": "thinking", "thinking": "hm ☃", "signature": "c2ln"})
+        events += [
+            wire.start(0, "thinking", thinking="", signature=""),
+            wire.delta(0, "thinking_delta", thinking="hm ☃"),
+            wire.delta(0, "signature_delta", signature="c2ln"),
+            wire.stop(0),
+        ]
+    events += wire.text(len(blocks), *said)
+    blocks.append({"type": "text", "text": "".join(said)})
+    for call_id, name in calls:
+        events += wire.tool(len(blocks), name, call_id, *_ARGUMENTS)
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": {"a": 1, "b": 2}})
+    reason = "tool_use" if calls else "end_turn"
+    events += wire.ending(reason)
+    whole = wire.message_start(content=blocks, stop_reason=reason)["message"]
+    error = wire.event("error", error={"type": "overloaded_error", "message": "injected"})
+    return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([error]))
+
+
+def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
+    wire = responses_wire
+    message = wire.message("".join(said))
+    output: list[JsonObject] = [message]
+    events = [wire.CREATED, wire.added(0, message)]
+    events += [wire.text_delta(0, piece) for piece in said]
+    events.append(wire.done(0, message))
+    for number, (call_id, name) in enumerate(calls, 1):
+        item = wire.call(name, "".join(_ARGUMENTS), number, call_id=call_id)
+        events.append(wire.added(number, item))
+        events += [wire.arguments_delta(number, piece, number) for piece in _ARGUMENTS]
+        events.append(wire.done(number, item))
+        output.append(item)
+    items: list[Json] = [*output]
+    events.append(wire.ending(output=items))
+    failed = wire.event(
+        "failed", response=wire.response("failed", error={"code": "server_error", "message": "injected"})
+    )
+    whole = wire.response(output=items)
+    return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([failed]))
+
+
+def _chat(said: list[str], calls: list[tuple[str, str]]) -> Reply:
+    wire = chat_wire
+    events: list[JsonObject | bytes] = [wire.chunk(role="assistant", content="")]
+    events += [wire.chunk(content=piece) for piece in said]
+    for index, (call_id, name) in enumerate(calls):
+        events.append(wire.tools(wire.tool(index, call_id, name)))
+        events += [wire.more(piece, index) for piece in _ARGUMENTS]
+    finish = "tool_calls" if calls else "stop"
+    events += [wire.chunk(finish), {"choices": [], "usage": wire.USAGE}, wire.DONE]
+    fields: JsonObject = {"content": "".join(said)}
+    if calls:
+        fields["tool_calls"] = [wire.tool(None, *call, "".join(_ARGUMENTS)) for call in calls]
+    error: JsonObject = {"error": {"type": "server_error", "message": "injected", "code": 500}}
+    whole = wire.reply(finish, **fields)
+    return Reply(whole, wire.body(events), wire.body([b'{"choices": oops']), wire.body([error]))
