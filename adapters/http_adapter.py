@@ -29,7 +29,8 @@ from .contract import (
     CanonicalResponse,
     RateLimitInfo,
 )
-from .estimate import TokenRates, estimate_request, estimate_tokens
+from .estimate import estimate_request, estimate_tokens, rates_for
+from .estimate_rates import TokenRates
 from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
 from .http_call import HttpCall
 from .http_stream import HttpStream
@@ -60,7 +61,6 @@ class HttpAdapter(ABC):
     default_name: str
     default_base_url: str
     capabilities: AdapterCapabilities
-    token_rates: TokenRates = TokenRates()
     error_codes: Mapping[str, ErrorType] = {}
 
     def __init__(
@@ -117,7 +117,11 @@ class HttpAdapter(ABC):
         *,
         model: str | None = None,
     ) -> int:
-        return estimate_request(messages, tools, system_prompt, self.token_rates)
+        return estimate_request(messages, tools, system_prompt, self._token_rates(model))
+
+    def _token_rates(self, model: str | None) -> TokenRates:
+        """The rates of this protocol, server and model; the protocol is the adapter's own name for it."""
+        return rates_for(self.default_name, self.base_url, model or "")
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
@@ -272,8 +276,10 @@ class HttpAdapter(ABC):
     def estimate_usage(self, request: CanonicalRequest, output: str) -> TokenUsage:
         """Usage for a reply whose provider said nothing about it."""
         return TokenUsage(
-            input_tokens=self.estimate_input_tokens(request.messages, request.tools, request.system_prompt),
-            output_tokens=estimate_tokens(output, self.token_rates),
+            input_tokens=self.estimate_input_tokens(
+                request.messages, request.tools, request.system_prompt, model=request.model
+            ),
+            output_tokens=estimate_tokens(output, self._token_rates(request.model)),
             source=UsageSource.ESTIMATED,
         )
 
