@@ -5,9 +5,9 @@
 
 FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
 itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
-it has. The gate, for each (host, family) with at least 10 samples: half of the errors are at most 10 %, and nine in
-ten at most 20 % or 50 tokens, whichever is more. It is measured on held-out halves, each by the rates fitted to
-the other, and on the rates that are shipped.
+it has. The gate, for each (host, family) with at least 10 samples: half of the errors are at most 10 %, and nine
+in ten at most 20 % or 50 tokens, whichever is more. It is measured on held-out halves, each by the rates fitted
+to the other, and on the rates that are shipped.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from adapters import emulation
 from adapters.assembler import Assembler
 from adapters.contract import (
@@ -26,6 +28,7 @@ from bus.errors import AdapterError, ContextOverflowError
 
 from .encoding import encode_json
 from .errors import ERROR_CODES, error_in_body
+from .media import AUDIO_FORMATS, document_types, hears
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import read_whole
@@ -59,6 +62,9 @@ class OpenAICompatibleAdapter(HttpAdapter):
         native = self.quirks.tools == "native"
         self.capabilities = AdapterCapabilities(
             supports_images=True,
+            supports_documents=True,
+            accepted_audio_media_types=tuple(AUDIO_FORMATS),
+            accepted_document_media_types=document_types(self.quirks),
             supports_thinking=True,
             supports_tools=True,
             supports_structured_output=self.quirks.structured != "none",
@@ -66,6 +72,11 @@ class OpenAICompatibleAdapter(HttpAdapter):
             supports_parallel_tool_calls=native,
             supports_prompt_caching=True,
         )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        if not hears(self.quirks, model.partition(":")[2] or model):
+            return self.capabilities
+        return msgspec.structs.replace(self.capabilities, supports_audio=True)
 
     # -- what goes over the wire
 

@@ -7,13 +7,14 @@ want roles to alternate.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.history import FittedHistory, Loss
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     TextBlock,
@@ -25,6 +26,7 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
 from .encoding import encode_json
+from .media import media_part, refusal
 from .quirks import Quirks
 
 
@@ -37,11 +39,6 @@ def write_messages(
 ) -> tuple[list[JsonObject], list[Loss]]:
     """The messages, without the system text, and what had to be left out of them. provider: the adapter's name."""
     return _Writer(request, history, quirks, capabilities, provider).write()
-
-
-def sendable(image: ImageBlock, quirks: Quirks) -> bool:
-    """Whether the server takes an image in the form that it has, by address or as data."""
-    return quirks.image_urls or image.url is None or image.url.startswith("data:")
 
 
 class _Writer:
@@ -98,10 +95,12 @@ class _Writer:
                     parts.append(_text_part(block.text))
                 case ImageBlock() if not self.capabilities.supports_images:
                     self._lose(message, block, "the model takes no images")
-                case ImageBlock() if not sendable(block, self.quirks):
-                    self._lose(message, block, "the server takes images as data only, not by address")
-                case ImageBlock():
-                    parts.append(_image_part(block))
+                case ImageBlock() | AudioBlock() | DocumentBlock():
+                    reason = refusal(block, self.quirks)
+                    if reason is None:
+                        parts.append(media_part(block, self.quirks))
+                    else:
+                        self._lose(message, block, reason)
                 case _:
                     pass
         return parts
@@ -194,16 +193,6 @@ def _blocks(result: ToolResultBlock) -> tuple[TextBlock | ImageBlock, ...]:
 
 def _text_part(text: str) -> JsonObject:
     return {"type": "text", "text": text}
-
-
-def _image_part(block: ImageBlock) -> JsonObject:
-    url = block.url
-    if block.data is not None:
-        url = f"data:{block.media_type};base64,{base64.b64encode(block.data).decode()}"
-    image: JsonObject = {"url": url}
-    if block.detail is not None:
-        image["detail"] = block.detail
-    return {"type": "image_url", "image_url": image}
 
 
 def _as_list(value: Json) -> list[Json]:

@@ -81,7 +81,11 @@ class WireUsage(msgspec.Struct):
     completion_tokens_details: Json = None
     prompt_cache_hit_tokens: Json = None  # DeepSeek
     cached_tokens: Json = None  # Moonshot, Together
+    num_cached_tokens: Json = None  # Mistral
     reasoning_tokens: Json = None
+    cost: Json = None  # OpenRouter's, in US dollars
+    cost_details: Json = None
+    is_byok: Json = None
 
 
 class WireGroq(msgspec.Struct):
