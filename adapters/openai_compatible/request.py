@@ -16,7 +16,7 @@ from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.settings import changed, dropped, write_settings
-from adapters.strict_mode import strict_reply, strict_tool
+from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
@@ -190,7 +190,7 @@ class _Builder:
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        schema, strict = tool.input_schema, False
+        schema, strict = plain_schema(tool), False
         if self.quirks.strict:
             enforced = strict_tool(tool, by_default=True)
             if isinstance(enforced, StrictSchema):
