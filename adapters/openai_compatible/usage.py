@@ -39,7 +39,6 @@ def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
         _detail(wire.prompt_tokens_details, "cached_tokens"),
         _count(wire.prompt_cache_hit_tokens),
         _count(wire.cached_tokens),
-        _count(wire.num_cached_tokens),
     )
     written = _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0
     reasoning = _first(

@@ -343,7 +343,6 @@ SERVERS = (
         ),
         thinking="Hm",
         call_id="D681PevKs",
-        usage=(84, 16, 20, None),
     ),
     Server(
         name="moonshot",
