@@ -68,7 +68,8 @@ class OpenAICompatibleAdapter(HttpAdapter):
             supports_thinking=True,
             supports_tools=True,
             supports_structured_output=self.quirks.structured != "none",
-            supports_streaming_tool_calls=native,
+            supports_streaming=self.quirks.streams != "never",
+            supports_streaming_tool_calls=native and self.quirks.streams == "always",
             supports_parallel_tool_calls=native,
             supports_prompt_caching=True,
         )
@@ -163,6 +164,15 @@ class OpenAICompatibleAdapter(HttpAdapter):
             emulated = self._emulation(request)
         except AdapterError:
             emulated = None  # writing the request raises it again, where the caller expects it
-        if emulated is None or not emulated.constrained:
+        if self._can_stream(request) and (emulated is None or not emulated.constrained):
             return super().stream(request, on_attempt=on_attempt)
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+    def _can_stream(self, request: CanonicalRequest) -> bool:
+        match self.quirks.streams:
+            case "always":
+                return True
+            case "without tools":
+                return not request.tools
+            case "never":
+                return False

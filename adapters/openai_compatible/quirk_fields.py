@@ -77,6 +77,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stream_usage: bool = True
     """`stream_options.include_usage` is known; the others report usage unasked, or never."""
 
+    streams: Literal["always", "without tools", "never"] = "always"
+    """When the server can stream. A reply that it can't stream is asked for whole, and comes in whole pieces."""
+
     effort: EffortStyle = "field"
     """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
 
