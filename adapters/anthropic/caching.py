@@ -33,14 +33,16 @@ class _Spot(msgspec.Struct):
     rank: int
 
 
-def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool) -> None:
+def mark(body: JsonObject, *, minimum: int, ttl: str, conversation: bool, hosts: bool = True) -> None:
     """Put breakpoints into a body; blocks that get one are copied.
 
     minimum: tokens of a prefix below which nothing is cached. ttl: ``5m`` or ``1h``. conversation: the messages
-    will be sent again, with more after them.
+    will be sent again, with more after them. hosts: there may be breakpoints of the host's.
     """
     spots = list(_spots(body, minimum * _BYTES_PER_TOKEN, conversation and _MARKED not in body))
-    room = MOST - sum(1 for _ in _marked(body)) if spots else 0
+    if not spots:
+        return
+    room = MOST - len(list(_marked(body))) if hosts else MOST
     control: JsonObject = {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}
     chosen = sorted(spots, key=lambda spot: spot.rank)[: max(room, 0)]
     for spot in chosen:
@@ -71,12 +73,12 @@ def _spots(body: JsonObject, least: int, conversation: bool) -> Iterator[_Spot]:
     size = 0
     tools = body.get("tools")
     if isinstance(tools, list) and tools:
-        size += len(str(tools))
+        size += _length(tools)
         if size >= least and (spot := _last(tools, 3, any_kind=True)):
             yield spot
     system = body.get("system")
     if isinstance(system, str | list):
-        size += len(str(system))
+        size += _length(system)
     if (
         size >= least and isinstance(system, str | list) and system
     ):  # a string can't carry one, and a list is the host's
@@ -91,18 +93,17 @@ def _spots(body: JsonObject, least: int, conversation: bool) -> Iterator[_Spot]:
 
 def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot]:
     """At the end, and at the end of what the user said before the last reply."""
-    replies = [number for number, message in enumerate(messages) if _role(message) == "assistant"]
-    former = replies[-1] - 1 if replies else None
-    for number, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, dict) else None
-        if not isinstance(content, list):
-            continue
-        if size < least:
-            size += sum(_size(block) for block in content)
-        if size >= least and number in (former, len(messages) - 1):
-            spot = _last(content, 1 if number == former else 0)
-            if spot is not None:
-                yield spot
+    last = len(messages) - 1
+    former = next((n - 1 for n in range(last, 0, -1) if _field(messages[n], "role") == "assistant"), -1)
+    enough = 0  # from this message on, the prompt is long enough
+    while size < least and enough <= last:
+        content = _field(messages[enough], "content")
+        size += sum(_size(block) for block in content) if isinstance(content, list) else 0
+        enough += size < least
+    for number, rank in ((former, 1), (last, 0)):
+        content = _field(messages[number], "content") if number >= enough else None
+        if isinstance(content, list) and (spot := _last(content, rank)):
+            yield spot
 
 
 def _last(blocks: list[Json], rank: int, *, any_kind: bool = False) -> _Spot | None:
@@ -135,35 +136,44 @@ def _size(block: Json) -> int:
         case {"type": "tool_result", "content": list(parts)}:
             return sum(_size(part) for part in parts)
         case {"type": "tool_use", "input": given}:
-            return len(str(given))
+            return _length(given)
         case {"type": "thinking", "signature": str(signature)}:
             return len(signature)
         case _:
             return 0
 
 
-def _role(message: Json) -> Json:
-    return message.get("role") if isinstance(message, dict) else None
+def _length(value: Json) -> int:
+    try:
+        return len(msgspec.json.encode(value))
+    except UnicodeEncodeError:
+        return len(str(value))
+
+
+def _field(message: Json, name: str) -> Json:
+    return message.get(name) if isinstance(message, dict) else None
+
+
+def _parts(body: JsonObject) -> Iterator[JsonObject]:
+    """All that may have a breakpoint, in the order of the prompt."""
+    messages = body["messages"]
+    said = [_field(message, "content") for message in messages] if isinstance(messages, list) else []
+    for blocks in (body.get("tools"), body.get("system"), *said):
+        if isinstance(blocks, list):
+            for block in blocks:
+                if isinstance(block, dict):
+                    yield block
+                    if isinstance(inner := block.get("content"), list):
+                        yield from (part for part in inner if isinstance(part, dict))
 
 
 def _marked(body: JsonObject) -> Iterator[JsonObject]:
     """All that has a breakpoint, in the order of the prompt; the body itself last, whose own is at the end."""
-    for part in (body.get("tools"), body.get("system")):
-        yield from _marked_in(part)
-    messages = body["messages"]
-    for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            yield from _marked_in(message.get("content"))
+    for block in _parts(body):
+        if _MARKED in block:
+            yield block
     if _MARKED in body:
         yield body
-
-
-def _marked_in(blocks: Json) -> Iterator[JsonObject]:
-    for block in blocks if isinstance(blocks, list) else ():
-        if isinstance(block, dict):
-            yield from _marked_in(block.get("content"))
-            if _MARKED in block:
-                yield block
 
 
 def _is_brief(block: JsonObject) -> bool:

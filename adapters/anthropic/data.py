@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 
@@ -108,6 +109,7 @@ _NAME = re.compile(
 )
 
 
+@functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
     """The row of a model by any of its names, dated or with a vendor's prefix; None for what is none of these."""
     match = _NAME.search(name)

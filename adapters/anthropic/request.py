@@ -15,6 +15,7 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
 from adapters.surrogates import mend_text
+from bus.content import OpaqueBlock
 from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import Role, ToolDefinition
@@ -68,8 +69,13 @@ class _Writer:
         body = self._body(extra)
         if auto_cache is not False:
             minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
-            ours = "messages" not in extra
-            mark(body, minimum=minimum, ttl=str(ttl), conversation=ours and self._goes_on())
+            mark(
+                body,
+                minimum=minimum,
+                ttl=str(ttl),
+                conversation="messages" not in extra and self._goes_on(),
+                hosts=bool(self.request.provider_options) or self._replays_opaque(),
+            )
         headers = {"anthropic-version": wire.VERSION}
         if betas:
             headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
@@ -92,6 +98,10 @@ class _Writer:
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages
         )
+
+    def _replays_opaque(self) -> bool:
+        messages = self.request.messages
+        return any(isinstance(block, OpaqueBlock) for message in messages for block in message.content)
 
     def _body(self, extra: JsonObject) -> JsonObject:
         """The body, in the order in which the provider's cache reads it: tools, system, messages."""
