@@ -29,7 +29,9 @@ class OpenAIAdapter(HttpAdapter):
     """Speaks the Responses API.
 
     `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
-    `adapters.openai.quirks`), by default judged by the address. Raises ConfigurationError for an unknown name.
+    `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
+    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
+    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     default_name = "openai"
