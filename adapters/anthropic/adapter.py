@@ -11,7 +11,7 @@ from adapters.normaliser import StreamNormaliser
 
 from . import wire
 from .errors import ERROR_CODES
-from .messages import IMAGE_MEDIA_TYPES
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
 from .request import write_request
 from .response import read_reply
 from .stream import MessagesNormaliser
@@ -30,6 +30,7 @@ class AnthropicAdapter(HttpAdapter):
     error_codes = ERROR_CODES
     capabilities = AdapterCapabilities(
         supports_images=True,
+        supports_documents=True,
         supports_thinking=True,
         supports_tools=True,
         supports_structured_output=True,
@@ -38,6 +39,7 @@ class AnthropicAdapter(HttpAdapter):
         max_context_tokens=200_000,
         max_output_tokens=64_000,
         accepted_image_media_types=IMAGE_MEDIA_TYPES,
+        accepted_document_media_types=(PDF, *TEXT_MEDIA_TYPES),
     )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:

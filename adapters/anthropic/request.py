@@ -16,13 +16,13 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
-from adapters.surrogates import mend_text
+from adapters.surrogates import mend_json_value
 from bus.errors import UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
 from . import wire
-from .messages import write_messages
+from .messages import open_container, write_messages
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _NEAREST_EFFORT = {"none": "low", "minimal": "low"}
@@ -40,7 +40,16 @@ def write_request(
     Raises InvalidRequestError for a request without messages and UnsupportedToolChoiceError for a choice among no
     tools, or of one that isn't there.
     """
-    target = Target(provider=provider, tool_ids=TOOL_IDS, replays_thinking=True, adopts_signatures=True)
+    target = Target(
+        provider=provider,
+        model=request.wire_model,
+        tool_ids=TOOL_IDS,
+        accepts_documents=True,
+        results_carry=("image", "document"),
+        replays_thinking=True,
+        adopts_signatures=True,
+        begins_with_user=True,
+    )
     return _Writer(request, target, stream).write(options)
 
 
@@ -88,7 +97,10 @@ class _Writer:
             body["tool_choice"] = choice
         if self.history.system is not None:
             body["system"] = self.history.system
-        body["messages"], self.losses = write_messages(request, self.history, self.target.provider)
+        body["messages"], self.losses = write_messages(self.history)
+        container = open_container(self.history)
+        if container is not None:
+            body["container"] = container
         body.update(self._sampling())
         output = self._output_config()
         given = extra.pop("output_config", None)
@@ -211,16 +223,4 @@ def _encode(body: JsonObject) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:  # half a surrogate pair somewhere, which a tool's output may well hold
-        return msgspec.json.encode(_mended(body))
-
-
-def _mended(value: Json) -> Json:
-    match value:
-        case str():
-            return mend_text(value)
-        case list():
-            return [_mended(item) for item in value]
-        case dict():
-            return {mend_text(name): _mended(item) for name, item in value.items()}
-        case _:
-            return value
+        return msgspec.json.encode(mend_json_value(body))

@@ -15,7 +15,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
 
     strict_tools: enforce a tool's schema where its definition leaves that open. stateless: send `store` and
     `include`. reasoning: takes reasoning options, and its own reasoning items back. keeps_developer: knows the
-    developer role. images: takes images. structured_output: obeys `text.format`. completed_at_limit: says
+    developer role. images, documents: takes them. structured_output: obeys `text.format`. completed_at_limit: says
     ``completed`` where the reply was cut off at the token limit. late_ends: sends the ends of all items last, and
     never interleaves items. min_output_tokens: the smallest limit that it accepts.
     """
@@ -25,6 +25,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = True
     keeps_developer: bool = True
     images: bool = True
+    documents: bool = False
     tools: bool = True
     structured_output: bool = True
     completed_at_limit: bool = False
@@ -32,7 +33,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     min_output_tokens: int = 16
 
 
-OPENAI = Quirks(strict_tools=True)
+OPENAI = Quirks(strict_tools=True, documents=True)
 COMPATIBLE = Quirks()
 
 QUIRKS: Mapping[str, Quirks] = {

@@ -228,7 +228,6 @@ def test_refusal_goes_back_as_one() -> None:
     [
         ([SEARCH], True),
         ([{"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}], True),
-        ([{"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "i"}], False),
         ([{"type": "mcp_approval_request", "id": "m"}], False),
         ([{"type": "invented", "id": "i"}], False),
         ([{"type": "tool_search_call", "call_id": None}, {"type": "tool_search_output", "call_id": None}], True),

@@ -119,7 +119,7 @@ def test_reasoning_is_kept_whole() -> None:
     assert thought.provider_raw.data == item
     assert isinstance(text, TextBlock)
     assert text.provider_raw is not None
-    assert text.provider_raw.data == {"item_id": "msg_1"}
+    assert text.provider_raw.data == {"item_id": "msg_1", "after": "rs_1"}
     assert ThinkingDelta("", "secret 1", 1, "msg") in reading.events
 
 
@@ -180,7 +180,7 @@ def test_parallel_calls_interleave() -> None:
     first, second = reading.calls
     assert (first.name, first.input, second.name, second.input) == ("f", {"a": 1}, "g", {"b": 2})
     assert first.provider_raw is not None
-    assert first.provider_raw.data == {"id": "call_1", "item_id": "fc_1"}
+    assert first.provider_raw.data == {"id": "call_1"}
     fragments = [event.partial_json for event in reading.events if isinstance(event, ToolUseInputDelta)]
     assert fragments == ['{"a', '":1}', '{"b', '":2}']
     assert reading.complete.stop_reason is StopReason.TOOL_USE
