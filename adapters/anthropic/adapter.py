@@ -10,6 +10,7 @@ from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 
 from . import wire
+from .data import REPAIRS
 from .errors import ERROR_CODES
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
 from .request import write_request
@@ -28,6 +29,7 @@ class AnthropicAdapter(HttpAdapter):
     default_name = "anthropic"
     default_base_url = "https://api.anthropic.com"
     error_codes = ERROR_CODES
+    repair_rules = REPAIRS
     capabilities = AdapterCapabilities(
         supports_images=True,
         supports_documents=True,

@@ -73,7 +73,8 @@ class _Writer:
             headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
         history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
         history.log()
-        return WireCall(wire.PATH, _encode(body), headers, history.warnings + tuple(self.warnings))
+        warnings = history.warnings + tuple(self.warnings)
+        return WireCall(wire.PATH, _encode(body), headers, warnings, history.tool_ids)
 
     def _provider_options(self) -> JsonObject:
         merged: JsonObject = {}

@@ -16,7 +16,7 @@ from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import DOCUMENT_TYPES, family
+from .data import DOCUMENT_TYPES, REPAIRS, family
 from .errors import CODES
 from .quirks import choose_quirks
 from .request import build_request
@@ -35,6 +35,7 @@ class OpenAIAdapter(HttpAdapter):
     default_name = "openai"
     default_base_url = "https://api.openai.com"
     error_codes = CODES
+    repair_rules = REPAIRS
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class OpenAIAdapter(HttpAdapter):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
         built.history.log()
-        return WireCall("/v1/responses", msgspec.json.encode(built.body), warnings=built.warnings)
+        body, ids = msgspec.json.encode(built.body), built.history.tool_ids
+        return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         self._prepare(assembler)

@@ -10,6 +10,8 @@ import re
 
 import msgspec
 
+from adapters.repair import Refusal, RepairRules
+
 
 class Family(msgspec.Struct, frozen=True):
     """A family of models. pattern: of the name's beginning, first match wins.
@@ -72,3 +74,43 @@ def family(model: str) -> Family | None:
     """The family of a model, with or without a vendor's prefix; None if no row matches."""
     name = model.rpartition("/")[2].removeprefix("openai.")
     return next((row for row in FAMILIES if re.match(row.pattern, name)), None)
+
+
+REPAIRS = RepairRules(
+    # wire-facts 2.5, 2.6, 3.6, and issues of 2025 and 2026 that quote the replies
+    signature_codes=frozenset({"invalid_encrypted_content"}),
+    signatures=(
+        r"The encrypted content \S{1,40} could not be (?:verified|decrypted)\b.{0,300}",
+        r"Item with id 'rs_\w+' not found\. Items are not persisted when `store` is set to false\..{0,200}",
+        r"Item 'rs_\w+' of type 'reasoning' was provided without its required following item\.?",
+        r"Item '\w+' of type '\w+' was provided without its required 'reasoning' item: 'rs_\w+'\.?",
+    ),
+    parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
+    parameters=(
+        Refusal(r"Unsupported (?:parameter|value): '(?P<name>[\w.]+)' .{0,300}"),
+        Refusal(r"Unknown parameter: '(?P<name>[\w.]+)'\.?.{0,100}"),
+        Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
+        Refusal(
+            r"Your organization must be verified to generate reasoning summaries\..{0,400}", "reasoning.summary"
+        ),
+    ),
+    pairs=(
+        r"No tool output found for (?:\w+ )*call (?P<ids>[\w.:-]+)",
+        r"No tool call found for (?:\w+ )*call output with call_id (?P<ids>[\w.:-]+)",
+    ),
+    essential=frozenset(
+        {
+            "model",
+            "input",
+            "instructions",
+            "tools",
+            "tool_choice",
+            "text.format",
+            "stream",
+            "store",
+            "max_output_tokens",
+        }
+    ),
+    whole=frozenset({"stream_options", "metadata"}),
+    anywhere=frozenset({"strict", "phase", "namespace"}),
+)
