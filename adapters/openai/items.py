@@ -266,10 +266,7 @@ def _call_key(block: OpaqueBlock) -> tuple[str, Json]:
 
 def _image_part(block: ImageBlock) -> JsonObject:
     url = block.url if block.data is None else write_data_url(block.media_type or "", block.data)
-    part: JsonObject = {"type": "input_image", "image_url": url}
-    if block.detail is not None:
-        part["detail"] = block.detail
-    return part
+    return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
 
 
 def _file_part(block: DocumentBlock) -> JsonObject:

@@ -159,7 +159,7 @@ def _responses_part(part: JsonObject) -> ContentBlock:
         case "input_text":
             return TextBlock(part["text"])
         case "input_image":
-            url, detail = part["image_url"], part.get("detail")
+            url, detail = part["image_url"], None if part["detail"] == "auto" else part["detail"]
             if not url.startswith("data:"):
                 return ImageBlock(url=url, detail=detail)
             media_type, data = _data_url(url)

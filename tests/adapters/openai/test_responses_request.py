@@ -96,7 +96,7 @@ def test_images() -> None:
     )
     assert items(said)[0]["content"] == [
         {"type": "input_text", "text": "see"},
-        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgouLi4="},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgouLi4=", "detail": "auto"},
         {"type": "input_image", "image_url": "https://x.org/i.png", "detail": "low"},
     ]
 
