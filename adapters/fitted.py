@@ -96,11 +96,13 @@ class FittedHistory(msgspec.Struct, frozen=True):
     homes: dict[int, str] = msgspec.field(default_factory=dict)
     may_lose: bool = True
 
+    def home(self, block: ContentBlock) -> str:
+        """The id of the message that a block of `messages` came from; empty if it had none."""
+        return self.homes.get(id(block), "")
+
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
         """What a protocol can't carry of a block of `messages`. kind: of that part of the block."""
-        return Loss(
-            self.session_id, self.homes.get(id(block), ""), kind or block_type(block), self.adapter, reason
-        )
+        return Loss(self.session_id, self.home(block), kind or block_type(block), self.adapter, reason)
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:

@@ -295,4 +295,8 @@ def _trim_end(content: list[Json]) -> None:
 
 def _without_nulls(data: JsonObject) -> JsonObject:
     """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
-    return {name: value for name, value in data.items() if value is not None or name == "content"}
+    return {
+        name: _without_nulls(value) if name == "content" and isinstance(value, dict) else value
+        for name, value in data.items()
+        if value is not None or name == "content"
+    }

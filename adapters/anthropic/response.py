@@ -106,8 +106,8 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
         case "thinking" | "redacted_thinking":
             pass
         case kind:
-            if state.input_json:
-                text = "".join(state.input_json)
+            text = "".join(state.input_json)
+            if text.strip():  # a call without arguments gets an empty fragment, if any
                 parsed = parse_object(text)
                 block["input"] = text if parsed is None else parsed
             assembler.whole(key, kind, block)

@@ -114,7 +114,7 @@ class _Writer:
                 case ThinkingBlock() if _own(block, self.provider).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which stands with a later block
                 case ThinkingBlock():
-                    reason = self._unled(_own(block, self.provider), follower)
+                    reason = self._unled(block, follower)
                 case OpaqueBlock():
                     reason = self._unreplayable(block, calls)
                 case RedactedThinkingBlock() | ImageBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
@@ -130,12 +130,12 @@ class _Writer:
                 self._lose(block, reason)
         return kept[::-1]
 
-    def _unled(self, data: JsonObject, follower: ContentBlock | None) -> str | None:
+    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """Why a reasoning item can't go back before that block; None if it can."""
-        item = _reasoning_item(data)
+        item = _reasoning_item(_own(block, self.provider))
         if item is None:
             return "it has no encrypted content to be known by"
-        led_to = follower is not None
+        led_to = follower is not None and self.history.home(follower) == self.history.home(block)
         if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
             led_to = _own(follower, self.provider).get("after") == item["id"]
         return None if led_to else "the item that it led to is not sent"

@@ -233,6 +233,10 @@ def test_server_tools_go_back_without_the_replys_nulls() -> None:
     blocks = (
         opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={"q": "x"}, caller=None),
         opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[found], caller=None),
+        opaque("server_tool_use", id="srvtoolu_2", name="code_execution", input={}),
+        opaque(
+            "code_execution_tool_result", tool_use_id="srvtoolu_2", content={"stdout": "", "abort_reason": None}
+        ),
         opaque("compaction", content=None),
         TextBlock("Found.", ours(citations=[{"type": "page_location", "file_id": None, "document_title": None}])),
         TextBlock("Plain.", ours(citations=None)),
@@ -241,6 +245,8 @@ def test_server_tools_go_back_without_the_replys_nulls() -> None:
     assert messages_of(wire)[1] == assistant(
         {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "x"}},
         {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]},
+        {"type": "server_tool_use", "id": "srvtoolu_2", "name": "code_execution", "input": {}},
+        {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_2", "content": {"stdout": ""}},
         {"type": "compaction", "content": None},
         {**says("Found."), "citations": [{"type": "page_location", "document_title": None}]},
         says("Plain."),
