@@ -22,9 +22,9 @@ from msgspec import UNSET, UnsetType
 
 from bus.content import (
     ContentBlock,
-    ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -380,5 +380,5 @@ def _told(call: ToolUseBlock, result: ToolResultBlock) -> Message:
     said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")
     if isinstance(result.content, str):
         return Message.user((said, TextBlock(result.content)))
-    content: tuple[TextBlock | ImageBlock, ...] = result.content
+    content: tuple[ResultPart, ...] = result.content
     return Message.user((said, *content))

@@ -14,7 +14,7 @@ from adapters.normaliser import StreamNormaliser
 from . import wire
 from .data import REPAIRS, find_model
 from .errors import ERROR_CODES
-from .messages import IMAGE_MEDIA_TYPES
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
 from .request import write_request
 from .response import read_reply
 from .stream import MessagesNormaliser
@@ -35,6 +35,7 @@ class AnthropicAdapter(HttpAdapter):
     repair_rules = REPAIRS
     capabilities = AdapterCapabilities(
         supports_images=True,
+        supports_documents=True,
         supports_thinking=True,
         supports_tools=True,
         supports_structured_output=True,
@@ -44,6 +45,7 @@ class AnthropicAdapter(HttpAdapter):
         max_context_tokens=200_000,
         max_output_tokens=64_000,
         accepted_image_media_types=IMAGE_MEDIA_TYPES,
+        accepted_document_media_types=(PDF, *TEXT_MEDIA_TYPES),
     )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:

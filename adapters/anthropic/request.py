@@ -14,7 +14,7 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
-from adapters.surrogates import mend_text
+from adapters.surrogates import mend_json_value
 from bus.content import OpaqueBlock
 from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
@@ -23,7 +23,7 @@ from bus.messages import Role, ToolDefinition
 from . import wire
 from .caching import TTLS, mark
 from .data import find_model
-from .messages import write_messages
+from .messages import open_container, write_messages
 from .tuning import Tuning, check_choice, output_limit
 
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
@@ -43,7 +43,16 @@ def write_request(
     Raises InvalidRequestError for a request without messages, UnsupportedToolChoiceError for a choice among no
     tools, of one that isn't there, or that the model refuses, and CapabilityError for a schema that it refuses.
     """
-    target = Target(provider=provider, tool_ids=TOOL_IDS, replays_thinking=True, adopts_signatures=True)
+    target = Target(
+        provider=provider,
+        model=request.wire_model,
+        tool_ids=TOOL_IDS,
+        accepts_documents=True,
+        results_carry=("image", "document"),
+        replays_thinking=True,
+        adopts_signatures=True,
+        begins_with_user=True,
+    )
     return _Writer(request, target, stream).write(options)
 
 
@@ -119,7 +128,10 @@ class _Writer:
             body["tool_choice"] = choice
         if self.history.system is not None:
             body["system"] = self.history.system
-        body["messages"], self.losses = write_messages(request, self.history, self.target.provider)
+        body["messages"], self.losses = write_messages(self.history)
+        container = open_container(self.history)
+        if container is not None:
+            body["container"] = container
         tuning = Tuning(request, self.target.provider, self.model, extra)
         tuning.write(body)
         self.warnings += [*warnings, *tuning.warnings]
@@ -219,16 +231,4 @@ def _encode(body: JsonObject) -> bytes:
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:  # half a surrogate pair somewhere, which a tool's output may well hold
-        return msgspec.json.encode(_mended(body))
-
-
-def _mended(value: Json) -> Json:
-    match value:
-        case str():
-            return mend_text(value)
-        case list():
-            return [_mended(item) for item in value]
-        case dict():
-            return {mend_text(name): _mended(item) for name, item in value.items()}
-        case _:
-            return value
+        return msgspec.json.encode(mend_json_value(body))

@@ -16,7 +16,7 @@ from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import REPAIRS, family
+from .data import DOCUMENT_TYPES, REPAIRS, family
 from .errors import CODES
 from .quirks import choose_quirks
 from .request import build_request
@@ -51,6 +51,7 @@ class OpenAIAdapter(HttpAdapter):
         self.quirks = choose_quirks(config.options.get("quirks"), self.base_url)
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
+            supports_documents=self.quirks.documents,
             supports_thinking=self.quirks.reasoning,
             supports_tools=self.quirks.tools,
             supports_structured_output=self.quirks.structured_output,
@@ -58,6 +59,7 @@ class OpenAIAdapter(HttpAdapter):
             supports_parallel_tool_calls=self.quirks.tools,
             supports_prompt_caching=True,
             accepted_image_media_types=IMAGE_TYPES,
+            accepted_document_media_types=DOCUMENT_TYPES,
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:

@@ -50,6 +50,30 @@ newest, and stand for what will come after them.
 """
 
 
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+DOCUMENT_TYPES = (
+    "application/pdf",
+    "text/plain",
+    "text/markdown",
+    "text/csv",
+    "text/tab-separated-values",
+    "text/html",
+    "text/xml",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+    "application/rtf",
+    "application/msword",
+    "application/vnd.ms-excel",
+    "application/vnd.ms-powerpoint",
+    "application/vnd.oasis.opendocument.text",
+    f"{_OFFICE}wordprocessingml.document",
+    f"{_OFFICE}spreadsheetml.sheet",
+    f"{_OFFICE}presentationml.presentation",
+)
+"""Files that are read; pictures in them only where they are PDF."""
+
+
 def family(model: str) -> Family | None:
     """The family of a model, with or without a vendor's prefix; None if no row matches."""
     name = model.rpartition("/")[2].removeprefix("openai.")

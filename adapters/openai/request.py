@@ -61,7 +61,7 @@ class _Builder:
 
     def build(self, *, stream: bool) -> BuiltRequest:
         history = self._fit()
-        items, losses = write_items(self.request, history, self.provider)
+        items, losses = write_items(history, self.request.wire_model)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         body: JsonObject = {"model": self.request.wire_model, "input": items}
         if history.system:
@@ -100,7 +100,10 @@ class _Builder:
         target = Target(
             provider=self.provider,
             tool_ids=ToolIdRule(max_length=64),
+            model=self.request.wire_model,
             accepts_images=self.quirks.images,
+            accepts_documents=self.quirks.documents,
+            results_carry=("image", "document"),
             replays_thinking=self._reasons(),
             keeps_developer=self.quirks.keeps_developer,
         )

@@ -16,6 +16,7 @@ from bus.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -188,7 +189,7 @@ def _join_text(content: Iterable[ContentBlock]) -> str:
     return joined
 
 
-def _blocks(result: ToolResultBlock) -> tuple[TextBlock | ImageBlock, ...]:
+def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
     return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
 
 
