@@ -14,7 +14,7 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
-from adapters.surrogates import mend_json_value
+from adapters.surrogates import encode_body
 from bus.content import OpaqueBlock
 from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
@@ -91,7 +91,7 @@ class _Writer:
         history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
         history.log()
         warnings = history.warnings + tuple(self.warnings)
-        return WireCall(wire.PATH, _encode(body), headers, warnings, history.tool_ids)
+        return WireCall(wire.PATH, encode_body(body), headers, warnings, history.tool_ids)
 
     def _provider_options(self) -> JsonObject:
         merged: JsonObject = {}
@@ -225,10 +225,3 @@ def _names(value: Json) -> list[str]:
     """Names from a list, or from one string with commas."""
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return [name.strip() for name in given if isinstance(name, str) and name.strip()]
-
-
-def _encode(body: JsonObject) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:  # half a surrogate pair somewhere, which a tool's output may well hold
-        return msgspec.json.encode(mend_json_value(body))

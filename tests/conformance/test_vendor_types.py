@@ -41,7 +41,7 @@ def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> J
     """The body; None for what is refused before anything is sent."""
     try:
         wire = adapter.write_request(asked, stream=stream)
-    except (InvalidRequestError, UnicodeError) as error:  # the latter becomes the former in a call
+    except InvalidRequestError as error:
         event(f"refused: {type(error).__name__}")
         return None
     event("sent")
