@@ -8,7 +8,7 @@ is written, how a reply is read (whole and streamed), how an error is classified
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -35,6 +35,7 @@ from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
 from .http_call import HttpCall
 from .http_stream import HttpStream
 from .normaliser import StreamNormaliser
+from .repair import Repair, RepairRules, edited, find_repair
 from .surrogates import mend_json
 from .transport import HttpReply, HttpRequest, HttpxTransport, Transport, close_reply, read_body
 
@@ -43,16 +44,23 @@ HEALTH_SECONDS = 5.0
 
 
 class WireCall(msgspec.Struct, frozen=True):
-    """A request as a provider wants it. path: below the base URL. body: JSON. warnings: what was left out."""
+    """A request as a provider wants it.
+
+    path: below the base URL. body: JSON. warnings: what was left out. tool_ids: from our id of a tool call to the
+    one in the body, so that an error which names one can be understood.
+    """
 
     path: str
     body: bytes
     headers: Mapping[str, str] = {}
     warnings: tuple[CallWarning, ...] = ()
+    tool_ids: Mapping[str, str] = {}
 
 
 class HttpAdapter(ABC):
     """Base of the adapters that speak HTTP; see the module's text.
+
+    `config.options["repair"]`: false to send no refused request again, mended; see `repair`.
 
     name: of the provider, as it stands before the colon of a model's name; a configuration that uses one protocol
     for several providers gives each its own. transport: replaces the network (cassettes, tests).
@@ -62,6 +70,7 @@ class HttpAdapter(ABC):
     default_base_url: str
     capabilities: AdapterCapabilities
     error_codes: Mapping[str, ErrorType] = {}
+    repair_rules: RepairRules = RepairRules()
 
     def __init__(
         self,
@@ -99,6 +108,16 @@ class HttpAdapter(ABC):
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         """What the reply's headers say about limits."""
         return None
+
+    def repair(
+        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
+    ) -> Repair | None:
+        """How to mend a request that was refused; None if the error is final. Pure.
+
+        done: the kinds of repair that were tried in this call.
+        """
+        rules = self.repair_rules
+        return find_repair(request, wire.body, wire.tool_ids, error, rules, provider=self.name, done=done)
 
     def health_request(self) -> WireCall:
         """A GET that costs nothing and wants the key: the list of models."""
@@ -220,12 +239,22 @@ class HttpAdapter(ABC):
 
     def _write(self, call: HttpCall) -> WireCall:
         if call.wire is not None:
-            return call.wire  # every attempt sends the same
+            return call.wire  # every attempt sends the same, but after a repair
         try:
-            call.wire = self.write_request(call.request, stream=call.streamed)
+            wire = self.write_request(call.request, stream=call.streamed)
+            call.wire = self._mended(wire, call.repairs) if call.repairs else wire
             return call.wire
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error
+
+    @staticmethod
+    def _mended(wire: WireCall, repairs: Sequence[Repair]) -> WireCall:
+        edits = [edit for repair in repairs for edit in repair.edits]
+        return msgspec.structs.replace(
+            wire,
+            body=edited(wire.body, edits) if edits else wire.body,
+            warnings=wire.warnings + tuple(repair.warning for repair in repairs),
+        )
 
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         return build_error(

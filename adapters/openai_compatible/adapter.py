@@ -26,6 +26,7 @@ from adapters.whole_stream import WholeStream
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 
+from .data import REPAIRS
 from .encoding import encode_json
 from .errors import ERROR_CODES, error_in_body
 from .media import AUDIO_FORMATS, document_types, hears
@@ -47,6 +48,7 @@ class OpenAICompatibleAdapter(HttpAdapter):
     default_name = "openai_compatible"
     default_base_url = "https://api.openai.com"
     error_codes = ERROR_CODES
+    repair_rules = REPAIRS
 
     def __init__(
         self,
@@ -95,7 +97,7 @@ class OpenAICompatibleAdapter(HttpAdapter):
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
         warnings = chat.warnings if emulated is None else (emulation.WARNING, *chat.warnings)
-        return WireCall(self._path, encode_json(chat.body), warnings=warnings)
+        return WireCall(self._path, encode_json(chat.body), warnings=warnings, tool_ids=chat.history.tool_ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked

@@ -17,6 +17,7 @@ from bus.content import (
     DocumentBlock,
     ImageBlock,
     OpaqueBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -187,7 +188,7 @@ def _join_text(content: Iterable[ContentBlock]) -> str:
     return joined
 
 
-def _blocks(result: ToolResultBlock) -> tuple[TextBlock | ImageBlock, ...]:
+def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
     return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
 
 

@@ -18,6 +18,8 @@ from bus.clock import Clock
 from bus.json_types import Json, JsonObject
 
 from ..support.fake_http import FakeReply
+from ..support.judges import chat_faults, messages_faults, responses_faults
+from ..support.wire_history import history_faults
 
 CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": True, "limit": 3}))
 
@@ -29,6 +31,9 @@ class Wire(ABC):
     adapter: type[HttpAdapter]
     base_url: str
     id_prefix = "call_"
+    history = "messages"  # the key of a request's body under which the conversation stands
+    secrets: tuple[str, ...] = ()
+    """What the reasoning in `reasoned` carries that must come back to this provider, and go to nobody else."""
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
         settings = AdapterConfig(**{"api_key": "sk-conformance", "base_url": self.base_url, **config})  # type: ignore[arg-type]
@@ -53,6 +58,15 @@ class Wire(ABC):
     @abstractmethod
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
         """The ids of the calls and of the results in a request."""
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        """As `body`, with reasoning before it where the protocol has any."""
+        return self.body(text, calls, stop)
+
+    def faults(self, body: bytes) -> list[str]:
+        """What the provider would refuse in a request; the least is that calls and results are pairs."""
+        calls, results = self.ids(msgspec.json.decode(body))
+        return [] if sorted(calls) == sorted(results) else [f"calls {calls} and results {results} are no pairs"]
 
     def ids_issued(self, calls: int) -> list[str]:
         """The ids that it gives its first calls."""
@@ -92,6 +106,7 @@ class AnthropicWire(Wire):
     adapter = AnthropicAdapter
     base_url = "https://api.anthropic.com"
     id_prefix = "toolu_0"
+    secrets = ("c2lnbmF0dXJl", "aGlkZGVu")
     _stops = {"end": "end_turn", "tools": "tool_use", "length": "max_tokens"}  # noqa: RUF012
     _usage = {"input_tokens": 8, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0}  # noqa: RUF012
 
@@ -102,6 +117,17 @@ class AnthropicWire(Wire):
             content.append({"type": "tool_use", "id": f"toolu_0{number}", "name": name, "input": given})
         return {**self._message(), "content": content, "stop_reason": self._stops[stop], "usage": {
             **self._usage, "output_tokens": 7}}  # fmt: skip
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        shown = {"type": "thinking", "thinking": thought, "signature": self.secrets[0]}
+        return {
+            **body,
+            "content": [shown, {"type": "redacted_thinking", "data": self.secrets[1]}, *body["content"]],
+        }
+
+    def faults(self, body: bytes) -> list[str]:
+        return [*messages_faults(body), *history_faults("/v1/messages", msgspec.json.decode(body))]
 
     def _message(self) -> JsonObject:
         return {"id": "msg_01", "type": "message", "role": "assistant", "model": "claude-served"}
@@ -166,6 +192,8 @@ class ResponsesWire(Wire):
     name = "openai"
     adapter = OpenAIAdapter
     base_url = "https://api.openai.com"
+    history = "input"
+    secrets = ("ZW5jcnlwdGVk",)
     _usage = {  # noqa: RUF012
         "input_tokens": 12,
         "input_tokens_details": {"cached_tokens": 4},
@@ -205,6 +233,19 @@ class ResponsesWire(Wire):
             "output": self._items(text, calls),
             "usage": self._usage,
         }
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        summary: Json = [{"type": "summary_text", "text": thought}]
+        item = {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": self.secrets[0]}
+        return {**body, "output": [item, *body["output"]]}
+
+    def faults(self, body: bytes) -> list[str]:
+        value: JsonObject = msgspec.json.decode(body)
+        for item in value["input"]:  # the types are of replies, which all have ids; the API doesn't ask for one
+            if item.get("type") == "message":
+                item |= {"id": item.get("id", "msg"), "status": "completed"}
+        return [*responses_faults(value), *history_faults("/v1/responses", value)]
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         number = -1
@@ -280,6 +321,14 @@ class ChatWire(Wire):
             "choices": [choice],
             "usage": self._usage,
         }
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        body["choices"][0]["message"]["reasoning_content"] = thought
+        return body
+
+    def faults(self, body: bytes) -> list[str]:
+        return [*chat_faults(body), *history_faults("/v1/chat/completions", msgspec.json.decode(body))]
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:
