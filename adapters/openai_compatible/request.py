@@ -198,6 +198,8 @@ class _Builder:
             return None, ""
         if self.quirks.structured == "none":
             raise CapabilityError(f"{self.provider} has no structured output")
+        if self.quirks.structured == "json_value":
+            return {"type": "json_object", "value": schema}, ""
         if schema == {"type": "object"}:
             return {"type": "json_object"}, ""
         if self.quirks.structured == "json_object":
