@@ -41,9 +41,11 @@ def image_data(image: ImageBlock) -> str | None:
         return None
     try:
         raw = unquote_to_bytes(data)
-        return base64.b64encode(base64.b64decode(raw) if head.endswith(";base64") else raw).decode()
+        if head.endswith(";base64"):
+            raw = base64.b64decode(b"".join(raw.split()), validate=True)
     except binascii.Error:
         return None
+    return base64.b64encode(raw).decode() or None
 
 
 class _Writer:

@@ -55,8 +55,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return self.family.replace("-", "").startswith("gptoss")
 
     def capabilities(self) -> AdapterCapabilities:
-        window = self.context_tokens or UNKNOWN.max_context_tokens
-        known = msgspec.structs.replace(UNKNOWN, max_context_tokens=window, max_output_tokens=window)
+        window, known = self.context_tokens, UNKNOWN
+        if window is not None:
+            known = msgspec.structs.replace(known, max_context_tokens=window, max_output_tokens=window)
         if self.abilities is None:
             return known
         return msgspec.structs.replace(
