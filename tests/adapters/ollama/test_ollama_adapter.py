@@ -55,7 +55,7 @@ def streamed(*lines: Json) -> FakeReply:
 
 
 class Server:
-    """Ollama as a script: an answer for each path, the last of them again and again. Without one, 404."""
+    """Ollama as a script: chats in turn, and what it says of its models, or 404. wait: before the latter."""
 
     def __init__(
         self, *chats: FakeReply | Exception, show: Json = SHOWN, tags: Json = None, wait: float = 0

@@ -61,19 +61,22 @@ def test_unsaid_abilities_are_not_denied() -> None:
     assert not ModelFacts(frozenset({"completion"})).capabilities().supports_tools
 
 
+NAMES = (
+    "models",
+    "model",
+    "name",
+    "details",
+    "family",
+    "capabilities",
+    "model_info",
+    "a.context_length",
+    "general.architecture",
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["models", "model", "name", "details", "family", "capabilities", "model_info", "a.context_length",
-                             "general.architecture"]),
-            inner,
-            max_size=3,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=3),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(JSON)

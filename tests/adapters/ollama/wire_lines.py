@@ -120,7 +120,7 @@ def read_pieces(chunks: Sequence[bytes]) -> Outcome:
 
 
 def read(*lines: Json, raw: bytes | None = None) -> Outcome:
-    """Read a streamed body whole, byte by byte, and cut in two at every place: the same must come out each time."""
+    """Read a streamed body whole, byte by byte, and cut in two at every place: the same must come out."""
     data = body(*lines) if raw is None else raw
     whole = read_pieces([data])
     for cuts in (range(len(data)), *([cut] for cut in range(1, len(data)))):
