@@ -14,6 +14,9 @@ import msgspec
 from bus.content import ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
 from bus.messages import Message, ToolDefinition
 
+ESTIMATE_ERROR = 0.25
+"""How far an estimate of a prompt's size may be off; only beyond that is anything concluded for sure."""
+
 
 class TokenRates(msgspec.Struct, frozen=True):
     """Bytes per token of prose and of JSON; tokens for the framing of a request, a message, a tool, an image."""
@@ -29,6 +32,11 @@ class TokenRates(msgspec.Struct, frozen=True):
 def estimate_tokens(text: str, rates: TokenRates) -> int:
     """Tokens of a piece of prose."""
     return math.ceil(len(text.encode("utf-8", "replace")) / rates.prose)
+
+
+def at_most(estimated_tokens: int) -> int:
+    """How large a prompt is that was estimated to be so large, if it was underestimated."""
+    return math.ceil(estimated_tokens * (1 + ESTIMATE_ERROR))
 
 
 def estimate_request(

@@ -12,6 +12,7 @@ from adapters.assembler import Assembler
 from adapters.classify import read_error
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.emulating_adapter import EmulatingAdapter
+from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
 from adapters.http_call import HttpCall
 from adapters.patience import patient
@@ -26,7 +27,7 @@ from .models import UNKNOWN, Catalogue, ModelFacts, read_show, read_tags
 from .request import write_request
 from .response import read_whole
 from .stream import ChatNormaliser
-from .window import Windows, needed_tokens
+from .window import Windows
 
 LOOK_UP_SECONDS = 5.0
 """How long the server may take to say what it has, in all; a call that needs to know waits no longer than that."""
@@ -150,7 +151,7 @@ class OllamaAdapter(EmulatingAdapter):
             estimated_tokens=estimated,
             num_ctx=self.options.num_ctx
             or self._windows.choose(
-                request.wire_model, needed_tokens(estimated, request.max_output_tokens), facts.context_tokens
+                request.wire_model, at_most(estimated) + request.max_output_tokens, facts.context_tokens
             ),
             defaults=defaults,
             stream=stream,

@@ -12,6 +12,7 @@ import binascii
 from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
+from adapters.contract import AdapterCapabilities
 from adapters.history import FittedHistory, Loss
 from adapters.plain_text import join_text
 from bus.content import (
@@ -27,9 +28,21 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
 
-def write_messages(history: FittedHistory, *, provider: str, session_id: str) -> tuple[list[Json], list[Loss]]:
+def write_messages(
+    history: FittedHistory, capabilities: AdapterCapabilities, *, provider: str, session_id: str
+) -> tuple[list[Json], list[Loss]]:
     """The messages, system text included, and what had to be left out of them. provider: the adapter's name."""
-    return _Writer(history, provider, session_id).write()
+    return _Writer(history, capabilities, provider, session_id).write()
+
+
+def refused_image(image: ImageBlock, capabilities: AdapterCapabilities) -> str | None:
+    """Why an image can't be sent; None if it can."""
+    accepted = capabilities.accepted_image_media_types
+    if accepted is not None and image.media_type is not None and image.media_type not in accepted:
+        return f"the server takes no images of type {image.media_type}"
+    if image_data(image) is None:
+        return "the server takes images as data only, not by address"
+    return None
 
 
 def image_data(image: ImageBlock) -> str | None:
@@ -49,8 +62,11 @@ def image_data(image: ImageBlock) -> str | None:
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, provider: str, session_id: str) -> None:
+    def __init__(
+        self, history: FittedHistory, capabilities: AdapterCapabilities, provider: str, session_id: str
+    ) -> None:
         self.history = history
+        self.capabilities = capabilities
         self.provider = provider
         self.session_id = session_id
         self.losses: list[Loss] = []
@@ -81,11 +97,11 @@ class _Writer:
         images: list[Json] = []
         for block in content:
             if isinstance(block, ImageBlock):
-                data = image_data(block)
-                if data is None:
-                    self._lose(message, block, "the server takes images as data only, not by address")
+                reason = refused_image(block, self.capabilities)
+                if reason is None:
+                    images.append(image_data(block))
                 else:
-                    images.append(data)
+                    self._lose(message, block, reason)
         return images
 
     def _reply(self, message: Message) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.encoding import encode_json
+from adapters.estimate import at_most
 from adapters.history import Target, fit_history
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
@@ -22,9 +23,8 @@ from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError,
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
-from .messages import image_data, write_messages
+from .messages import refused_image, write_messages
 from .models import ModelFacts
-from .window import ESTIMATE_ERROR
 from .wire import CHAT_PATH, NDJSON
 
 _OPTIONS = "ollama"
@@ -71,7 +71,9 @@ class _Writer:
             provider=self.provider, accepts_images=self.capabilities.supports_images, replays_thinking=True
         )
         history = fit_history(request, target)
-        messages, losses = write_messages(history, provider=self.provider, session_id=request.session_id)
+        messages, losses = write_messages(
+            history, self.capabilities, provider=self.provider, session_id=request.session_id
+        )
         if not messages:
             raise InvalidRequestError(f"{self.provider}: a request without messages would only load the model")
         body: JsonObject = {
@@ -110,8 +112,8 @@ class _Writer:
                 match block:
                     case ImageBlock() if not can.supports_images:
                         raise CapabilityError(f"{model} takes no images")
-                    case ImageBlock() if image_data(block) is None:
-                        raise CapabilityError(f"{self.provider} takes images as data only, not by address")
+                    case ImageBlock() if reason := refused_image(block, can):
+                        raise CapabilityError(f"{model}: {reason}")
                     case AudioBlock() | DocumentBlock():
                         raise CapabilityError(f"{self.provider} takes neither audio nor documents")
                     case _:
@@ -124,7 +126,7 @@ class _Writer:
         if not isinstance(window, int) or estimated_tokens <= window:
             return
         size = f"about {estimated_tokens} tokens for a window of {window}"
-        if estimated_tokens > window * (1 + ESTIMATE_ERROR):
+        if estimated_tokens > at_most(window):
             raise PromptTooLongError(f"the prompt is too long for {self.request.model}: {size}")
         self._warn("prompt_near_window", f"the prompt may be too long for {self.request.model}: {size}")
 

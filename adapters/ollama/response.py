@@ -61,7 +61,9 @@ class ReplyReader:
         assembler.finish(self._stop_reason(reason, reply), reason, self._usage(reply))
         return True
 
-    def _call(self, call: WireToolCall) -> None:
+    def _call(self, call: WireToolCall | None) -> None:
+        if call is None:
+            return
         function = call.function
         if function is None or not function.name:
             self.assembler.warn("nameless_tool_call", "a tool call without a name was dropped")

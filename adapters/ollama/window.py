@@ -7,18 +7,9 @@ model anew, so windows come in few sizes, and a model's window only grows.
 
 from __future__ import annotations
 
-import math
-
 from .models import put
 
 SMALLEST = 4096
-ESTIMATE_ERROR = 0.25
-"""How much larger than estimated a prompt may turn out to be."""
-
-
-def needed_tokens(estimated_input: int, max_output_tokens: int) -> int:
-    """What prompt and output may come to, together."""
-    return math.ceil(estimated_input * (1 + ESTIMATE_ERROR)) + max_output_tokens
 
 
 def window_size(needed: int, limit: int | None) -> int:

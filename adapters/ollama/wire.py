@@ -37,7 +37,7 @@ class WireToolCall(msgspec.Struct):
 class WireMessage(msgspec.Struct):
     content: str | None = None
     thinking: str | None = None
-    tool_calls: list[WireToolCall] | None = None
+    tool_calls: list[WireToolCall | None] | None = None
 
 
 class WireReply(msgspec.Struct):

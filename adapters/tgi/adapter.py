@@ -11,6 +11,7 @@ from adapters.assembler import Assembler
 from adapters.classify import read_error
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.emulating_adapter import EmulatingAdapter
+from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
 from adapters.partial_usage import positive_count
 from adapters.transport import HttpReply, Transport
@@ -67,6 +68,7 @@ class TGIAdapter(EmulatingAdapter):
             known = ", ".join(TGIOptions.__struct_fields__)
             raise ConfigurationError(f"{self.name}: options of type tgi: {error}; known are {known}") from error
         self.template = choose_template(self.options.template)
+        self._window: int | None = None  # for prompt and reply together; None until the server has said it
         self.capabilities = AdapterCapabilities(
             supports_tools=True, supports_structured_output=True, max_context_tokens=4096, max_output_tokens=4096
         )
@@ -75,6 +77,7 @@ class TGIAdapter(EmulatingAdapter):
         """Ask for the limits that the server was started with; without an answer, cautious ones stand."""
         info = await self.look_up(WireCall(wire.INFO_PATH, b""), LOOK_UP_SECONDS)
         total = positive_count(info.get("max_total_tokens")) if isinstance(info, dict) else None
+        self._window = total
         if total is not None:
             self.capabilities = msgspec.structs.replace(
                 self.capabilities, max_context_tokens=total, max_output_tokens=total
@@ -89,8 +92,17 @@ class TGIAdapter(EmulatingAdapter):
         return WireCall(wire.INFO_PATH, b"")
 
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        room: int | None = None
+        if self._window is not None:
+            estimated = self.estimate_input_tokens(request.messages, (), request.system_prompt)
+            room = self._window - at_most(estimated)
         return write_request(
-            request, provider=self.name, template=self.template, max_stop=self.options.max_stop, stream=stream
+            request,
+            provider=self.name,
+            template=self.template,
+            max_stop=self.options.max_stop,
+            room=room,
+            stream=stream,
         )
 
     def _reader(self, assembler: Assembler) -> ReplyReader:

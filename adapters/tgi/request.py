@@ -23,9 +23,16 @@ _OPTIONS = "tgi"
 
 
 def write_request(
-    request: CanonicalRequest, *, provider: str, template: PromptTemplate, max_stop: int, stream: bool
+    request: CanonicalRequest,
+    *,
+    provider: str,
+    template: PromptTemplate,
+    max_stop: int,
+    room: int | None = None,
+    stream: bool,
 ) -> WireCall:
     """The request on the wire; it has no tools, they are emulated before. max_stop: so many stops are accepted.
+    room: what the server's window has left for the reply, in tokens, if that is known.
 
     Raises CapabilityError for images of the current turn and InvalidRequestError for what can't be said.
     """
@@ -37,7 +44,7 @@ def write_request(
     if not history.messages:
         raise InvalidRequestError(f"{provider}: the request says nothing")
     history.log()
-    return _Writer(request, provider).write(history, template, max_stop, stream)
+    return _Writer(request, provider).write(history, template, max_stop, room, stream)
 
 
 def stop_sequences(request: CanonicalRequest, template: PromptTemplate, max_stop: int) -> tuple[str, ...]:
@@ -51,10 +58,12 @@ class _Writer:
         self.provider = provider
         self.warnings: list[CallWarning] = []
 
-    def write(self, history: FittedHistory, template: PromptTemplate, max_stop: int, stream: bool) -> WireCall:
+    def write(
+        self, history: FittedHistory, template: PromptTemplate, max_stop: int, room: int | None, stream: bool
+    ) -> WireCall:
         request = self.request
         parameters: JsonObject = {
-            "max_new_tokens": request.max_output_tokens,
+            "max_new_tokens": self._max_new_tokens(room),
             "details": True,
             "return_full_text": False,
             **self._sampling(),
@@ -76,6 +85,18 @@ class _Writer:
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(STREAM_PATH if stream else WHOLE_PATH, encode_json(body), warnings=warnings)
+
+    def _max_new_tokens(self, room: int | None) -> int:
+        """The limit that was asked for, or the room that there is: the server refuses a sum beyond its window."""
+        asked = self.request.max_output_tokens
+        if room is None or room < 1 or asked <= room:
+            return asked  # without any room, the server says so best
+        self.warnings.append(
+            CallWarning(
+                "parameter_changed", f"max_output_tokens {asked} was sent as {room}: there is no more room"
+            )
+        )
+        return room
 
     def _sampling(self) -> JsonObject:
         request = self.request

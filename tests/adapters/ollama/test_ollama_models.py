@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ollama
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,9 @@ SHOWN: Json = {
 
 def test_a_model_as_it_is_shown() -> None:
     """Abilities, window and family; and what the contract makes of them."""
+    judged = ollama.ShowResponse.model_validate(SHOWN)
+    assert judged.capabilities == ["completion", "tools", "thinking"]
+    assert judged.modelinfo is not None
     facts = read_show(SHOWN)
     assert facts == ModelFacts(frozenset({"completion", "tools", "thinking"}), 40960, "qwen3")
     can = facts.capabilities()
@@ -91,6 +95,8 @@ def test_the_list_of_models() -> None:
     """By `model`, which older servers call `name`."""
     assert read_tags({"models": [{"name": "a:1", "model": "a:1"}, {"name": "b:2"}, {}, None]}) == ("a:1", "b:2")
     assert read_tags({"models": None}) == ()
+    (judged,) = ollama.ListResponse.model_validate({"models": [{"name": "a:1", "model": "a:1"}]}).models
+    assert judged.model == "a:1"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import ollama
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,26 @@ from bus.stream_events import ThinkingDelta, ToolUseEnd, ToolUseInputDelta, Tool
 from bus.usage import StopReason, UsageSource
 
 from .wire_lines import METRICS, ask, body, call, last, line, read, read_pieces, read_reply
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        line(thinking="Hm."),
+        line(content="Hi"),
+        line(tool_calls=[call("look", {"at": 1}), call("clock", {}, "call_1")]),
+        last(),
+        last("length", {}),
+        last(None, content="Hi"),
+    ],
+)
+def test_the_official_client_takes_our_lines_for_its_servers(vector: JsonObject) -> None:
+    """They are written by hand, so somebody else must say that they are right."""
+    judged = ollama.ChatResponse.model_validate(vector)
+    assert judged.message.content == vector["message"]["content"]
+    assert judged.done == vector["done"]
+    assert judged.eval_count == vector.get("eval_count")
+    assert len(judged.message.tool_calls or ()) == len(vector["message"].get("tool_calls", ()))
 
 
 def test_thinking_then_text_then_calls_then_the_end() -> None:

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
 from adapters.ollama.models import UNKNOWN, ModelFacts
 from adapters.ollama.request import write_request
-from adapters.ollama.window import Windows, needed_tokens, window_size
+from adapters.ollama.window import Windows, window_size
 from bus.content import (
     AudioBlock,
     ImageBlock,
@@ -187,8 +188,14 @@ ELSEWHERE = ImageBlock(url="https://example.com/a.png")
 
 def test_what_can_t_be_shown_is_refused_now_and_lost_later() -> None:
     """The current turn needs it; of older ones the response tells."""
-    for block, facts in ((ELSEWHERE, None), (ImageBlock(url="data:image/png;base64,?"), None),
-                         (ImageBlock(data=PNG), PLAIN), (AudioBlock(url="data:,x"), None)):  # fmt: skip
+    cases: list[tuple[ImageBlock | AudioBlock, ModelFacts | None]] = [
+        (ELSEWHERE, None),
+        (ImageBlock(url="data:image/png;base64,?"), None),
+        (ImageBlock(data=PNG), PLAIN),
+        (ImageBlock(data=b"GIF89a"), None),
+        (AudioBlock(url="data:,x"), None),
+    ]
+    for block, facts in cases:
         with pytest.raises(CapabilityError):
             wired(ask(Message.user([block])), facts)
         past = ask(Message.user([block, TextBlock("?")]), Message.assistant("So."), Message.user("And?"))
@@ -344,7 +351,7 @@ def test_a_window_only_grows() -> None:
 @given(st.integers(0, 200_000), st.integers(1, 50_000))
 def test_a_window_holds_prompt_and_output(estimated: int, output: int) -> None:
     """Also where the estimate was a quarter too low."""
-    assert window_size(needed_tokens(estimated, output), None) >= estimated * 1.25 + output
+    assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
 
 
 ARGUMENTS = st.dictionaries(

@@ -161,6 +161,18 @@ async def test_the_servers_limits_are_asked_for_at_the_start() -> None:
         assert adapter.get_capabilities("any").max_context_tokens == 4096
 
 
+async def test_a_reply_gets_no_more_room_than_there_is() -> None:
+    """Prompt and limit together must fit the server's window, however little the model would say."""
+    adapter, transport = made(answer({"max_total_tokens": 1000}), generated("Hi."), generated("Hi."))
+    await adapter.initialize()
+    response = await adapter.complete(ask(max_output_tokens=1000))
+    room = sent(transport)["parameters"]["max_new_tokens"]
+    assert 900 < room < 1000
+    assert "parameter_changed" in [warning.code for warning in response.warnings]
+    await adapter.complete(ask(Message.user("word " * 2000), max_output_tokens=100))
+    assert sent(transport)["parameters"]["max_new_tokens"] == 100  # too long in any case: the server says so
+
+
 async def test_health_asks_what_the_server_is() -> None:
     """One GET."""
     adapter, transport = made(answer({"model_id": "x"}))
