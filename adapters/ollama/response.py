@@ -57,7 +57,6 @@ class ReplyReader:
         if not reply.done:
             return False
         reason = reply.done_reason if isinstance(reply.done_reason, str) and reply.done_reason else None
-        assembler.raw_stop_reason = reason
         assembler.finish(self._stop_reason(reason, reply), reason, self._usage(reply))
         return True
 

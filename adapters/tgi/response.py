@@ -82,7 +82,6 @@ class ReplyReader:
         stop_reason = STOP_REASONS.get(reason or "", StopReason.PROVIDER_SPECIFIC)
         if stop is not None:
             stop_reason = StopReason.END_TURN if stop in self.template.stop else StopReason.STOP_SEQUENCE
-        self.assembler.raw_stop_reason = reason
         self.assembler.finish(stop_reason, reason, self._usage(details))
 
     def _usage(self, details: WireDetails | None) -> TokenUsage | None:

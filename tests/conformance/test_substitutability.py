@@ -331,6 +331,30 @@ async def test_a_conversation_with_tools_survives_a_swap(here: Wire, there: Wire
 
 
 @each_that_calls
+@pytest.mark.parametrize("there", [wire for wire in WIRES if not wire.calls_tools], ids=lambda wire: wire.name)
+async def test_a_conversation_with_tools_survives_one_who_has_none(wire: Wire, there: Wire) -> None:
+    """Abroad the calls are told in words; at home nothing was lost, and the ids are the ones that it issued."""
+    first = FakeTransport(wire.whole("", 2, "tools"), wire.whole("Done."))
+    second = FakeTransport(there.whole("Fine."))
+    home, abroad = wire.make(first, FakeClock()), there.make(second, FakeClock(epoch_us=1))
+    history = [Message.user("Hello")]
+    reply = await home.complete(ask(wire, *history))
+    history += [
+        Message.assistant(reply.content),
+        *[Message.tool_result(call.id, "a result") for call in reply.tool_uses],
+    ]
+    answer = await abroad.complete(ask(there, *history, tools=TOOLS))
+    said = second.requests[0].body.decode()
+    assert all(name in said for name, _ in CALLS)
+    assert "a result" in said
+    assert not any(issued in said for issued in wire.ids_issued(2))
+    history += [Message.assistant(answer.content), Message.user("And now?")]
+    await home.complete(ask(wire, *history))
+    assert wire.ids(sent(first)) == (wire.ids_issued(2), wire.ids_issued(2))
+    assert "Fine." in first.requests[-1].body.decode()
+
+
+@each_that_calls
 async def test_an_interrupted_call_is_answered_before_it_is_sent(wire: Wire) -> None:
     """A cancelled reply in the history never makes the next request invalid."""
     chunks = wire.chunks("", 1, "tools")

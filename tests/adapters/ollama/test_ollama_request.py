@@ -190,7 +190,7 @@ def test_what_can_t_be_shown_is_refused_now_and_lost_later() -> None:
     """The current turn needs it; of older ones the response tells."""
     cases: list[tuple[ImageBlock | AudioBlock, ModelFacts | None]] = [
         (ELSEWHERE, None),
-        (ImageBlock(url="data:image/png;base64,?"), None),
+        (ImageBlock(url="data:image/png;base64,iVBO?Rw0KGgo="), None),
         (ImageBlock(data=PNG), PLAIN),
         (ImageBlock(data=b"GIF89a"), None),
         (AudioBlock(url="data:,x"), None),
