@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from adapters.effort import EFFORTS, nearest_effort
 from adapters.encoding import encode_json
 from adapters.estimate import at_most
 from adapters.history import Target, fit_history
@@ -30,8 +31,8 @@ from .wire import CHAT_PATH, NDJSON
 _OPTIONS = "ollama"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
 
-_LEVELS: Mapping[str, str] = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""The nearest of the levels low, medium and high, for efforts that are none of them."""
+_LEVELS = ("low", "medium", "high")
+"""Of reasoning, in models that have any; all servers that know levels know these."""
 
 
 def write_request(
@@ -156,6 +157,8 @@ class _Writer:
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
         if asked is None:
             return {"think": True} if thinks and not self.facts.has_think_levels else {}
+        if asked not in EFFORTS:
+            raise InvalidRequestError(f"reasoning_effort {asked!r} is none of {', '.join(EFFORTS)}")
         if asked == "none":
             return {} if thinks is False else {"think": False}
         if thinks is False:
@@ -163,7 +166,7 @@ class _Writer:
             return {}
         if not (self.facts.has_think_levels or "gpt-oss" in self.request.wire_model):
             return {"think": True}
-        level = _LEVELS.get(asked, asked)
+        level = nearest_effort(asked, _LEVELS)
         if level != asked:
             self._warn("parameter_changed", f"reasoning_effort {asked} was sent as {level}")
         return {"think": level}

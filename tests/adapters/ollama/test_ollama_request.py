@@ -273,6 +273,12 @@ def test_thinking(facts: ModelFacts | None, effort: str | None, expected: Json, 
     assert codes(request, facts) == warned
 
 
+def test_an_effort_that_is_none_is_refused() -> None:
+    """As everywhere."""
+    with pytest.raises(InvalidRequestError):
+        wired(ask(reasoning_effort="much"))
+
+
 def test_levels_are_known_by_the_models_name_too() -> None:
     """Where the server was not asked."""
     assert written(ask(model="ollama:gpt-oss:20b", reasoning_effort="high"))["think"] == "high"
