@@ -37,6 +37,10 @@ from bus.messages import Message, ToolDefinition
 from .estimate_rates import RATES, TokenRates
 from .image_size import image_pixels
 
+ESTIMATE_ERROR = 0.25
+"""How far an estimate of a prompt's size may be off; only beyond that is anything concluded for sure."""
+
+
 _FIELDS = len(TokenRates.__struct_fields__)
 (_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _WIDE, _DENSE, _JSON, _SCHEMA, _OPAQUE, _CALL,
  _RESULT, _IMAGE, _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
@@ -55,6 +59,11 @@ _measured: dict[int, tuple[ToolDefinition, tuple[int, int, int, int]]] = {}
 def estimate_tokens(text: str, rates: TokenRates) -> int:
     """Tokens of a piece of prose."""
     return math.ceil(len(text) * rates.text + _wide(text) * rates.wide)
+
+
+def at_most(estimated_tokens: int) -> int:
+    """How large a prompt is that was estimated to be so large, if it was underestimated."""
+    return math.ceil(estimated_tokens * (1 + ESTIMATE_ERROR))
 
 
 def estimate_request(
@@ -148,8 +157,10 @@ def _add_result(counts: list[int], block: ToolResultBlock) -> None:
     for part in block.content:
         if isinstance(part, TextBlock):
             _add_text(counts, part.text)
-        else:
+        elif isinstance(part, ImageBlock):
             _add_image(counts, part)
+        else:
+            _add_document(counts, part)
 
 
 def _add_image(counts: list[int], block: ImageBlock) -> None:

@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
+import anyio
 import msgspec
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, InvalidRequestError, StreamError
+from bus.errors import AdapterError, CallboardError, InvalidRequestError, StreamError
+from bus.json_types import Json
 from bus.messages import Message, ToolDefinition
 from bus.usage import TokenUsage, UsageSource
 
@@ -182,17 +184,39 @@ class HttpAdapter(ABC):
 
         A server that has no such page is reachable all the same. Never raises, but for cancellation.
         """
-        wire = self.health_request()
+        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
+        return await probe(self._transport, self._question(self.health_request(), seconds), seconds)
+
+    async def look_up(self, wire: WireCall, seconds: float) -> Json:
+        """What the server says to a question of `wire`: a POST if it has a body, else a GET; sent once.
+
+        None if it says nothing that is JSON within `seconds`, or answers with an error. Never raises, but for
+        cancellation: what is asked here is good to know, and no call fails for want of it.
+        """
+        request = self._question(wire, min(self.config.connect_timeout, seconds))
+        with anyio.move_on_after(seconds):
+            try:
+                reply = await self._transport.send(request)
+                try:
+                    body = await read_body(reply)
+                finally:
+                    await close_reply(reply)
+                return msgspec.json.decode(body) if reply.status < 300 else None
+            except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
+                return None
+        return None
+
+    def _question(self, wire: WireCall, connect_timeout: float) -> HttpRequest:
         headers = {
             "accept": "application/json",
+            **({"content-type": "application/json"} if wire.body else {}),
             "user-agent": "callboard",
             **self.auth_headers(),
             **wire.headers,
             **self.config.extra_headers,
         }
-        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
-        request = HttpRequest("GET", self.base_url + wire.path, headers, wire.body, seconds)
-        return await probe(self._transport, request, seconds)
+        method = "POST" if wire.body else "GET"
+        return HttpRequest(method, self.base_url + wire.path, headers, wire.body, connect_timeout)
 
     def statistics(self) -> AdapterStatistics:
         """A snapshot."""

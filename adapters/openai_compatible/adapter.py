@@ -1,4 +1,4 @@
-"""The adapter itself: the protocol's pure parts put together, and emulated tools for models without any."""
+"""The adapter itself: the protocol's pure parts put together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters import emulation
 from adapters.assembler import Assembler
 from adapters.contract import (
     AdapterCapabilities,
@@ -14,10 +13,11 @@ from adapters.contract import (
     AdapterStream,
     AttemptObserver,
     CanonicalRequest,
-    CanonicalResponse,
     RateLimitInfo,
 )
-from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.emulating_adapter import EmulatingAdapter
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
 from adapters.rate_limits import read_rate_limit
 from adapters.sse import SseDecoder
 from adapters.strict_mode import input_cleaner
@@ -27,7 +27,6 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 
 from .data import REPAIRS
-from .encoding import encode_json
 from .errors import ERROR_CODES, error_in_body
 from .media import AUDIO_FORMATS, document_types, hears
 from .quirks import choose_quirks, endpoint_path
@@ -37,7 +36,7 @@ from .stream import ChatNormaliser
 from .wire import decode_reply
 
 
-class OpenAICompatibleAdapter(HttpAdapter):
+class OpenAICompatibleAdapter(EmulatingAdapter):
     """OpenAI's Chat Completions and every server compatible with it.
 
     Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
@@ -61,7 +60,8 @@ class OpenAICompatibleAdapter(HttpAdapter):
         super().__init__(config, name=name, transport=transport, clock=clock)
         self.quirks = choose_quirks(config.options, self.base_url)
         self._path = endpoint_path(self.quirks, config.base_url, self.base_url, config.options)
-        native = self.quirks.tools == "native"
+        self.emulates_tools = self.quirks.tools == "emulate"
+        native = not self.emulates_tools
         self.capabilities = AdapterCapabilities(
             supports_images=True,
             supports_documents=True,
@@ -89,15 +89,11 @@ class OpenAICompatibleAdapter(HttpAdapter):
             return {}
         return {"api-key": key} if self.quirks.auth == "api-key" else {"authorization": f"Bearer {key}"}
 
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        emulated = self._emulation(request)
-        if emulated is not None:
-            request = emulated.request
+    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         capabilities = self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
-        warnings = chat.warnings if emulated is None else (emulation.WARNING, *chat.warnings)
-        return WireCall(self._path, encode_json(chat.body), warnings=warnings, tool_ids=chat.history.tool_ids)
+        return WireCall(self._path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
@@ -145,28 +141,12 @@ class OpenAICompatibleAdapter(HttpAdapter):
             )
         return error
 
-    # -- emulated tools
+    # -- what the server can't stream
 
-    def _emulation(self, request: CanonicalRequest) -> emulation.Emulation | None:
-        return emulation.emulate(request) if self.quirks.tools == "emulate" else None
-
-    async def complete(
-        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> CanonicalResponse:
-        emulated = self._emulation(request)
-        response = await super().complete(request, on_attempt=on_attempt)
-        if emulated is None or not emulated.constrained:
-            return response
-        return emulation.read_response(response, self.clock)
-
-    def stream(  # type: ignore[override]  # the protocol's type: an emulated call streams in whole pieces
+    def stream(  # type: ignore[override]  # the protocol's type: what can't be streamed comes in whole pieces
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> AdapterStream:
-        try:
-            emulated = self._emulation(request)
-        except AdapterError:
-            emulated = None  # writing the request raises it again, where the caller expects it
-        if self._can_stream(request) and (emulated is None or not emulated.constrained):
+        if self._can_stream(request):
             return super().stream(request, on_attempt=on_attempt)
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
 

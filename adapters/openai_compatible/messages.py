@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Loss
+from adapters.plain_text import join_text
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -26,7 +28,6 @@ from bus.content import (
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
-from .encoding import encode_json
 from .media import media_part, refusal
 from .quirks import Quirks
 
@@ -71,7 +72,7 @@ class _Writer:
                 case Role.TOOL:
                     self._results(message)
                 case _:
-                    self.messages.append({"role": message.role.value, "content": _join_text(message.content)})
+                    self.messages.append({"role": message.role.value, "content": join_text(message.content)})
         return self.messages, self.losses
 
     def _say(self, parts: list[JsonObject]) -> None:
@@ -108,7 +109,7 @@ class _Writer:
 
     def _assistant(self, message: Message, *, in_loop: bool) -> JsonObject:
         calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
-        text = _join_text(message.content)
+        text = join_text(message.content)
         wire: JsonObject = {"role": "assistant", "content": text}
         if calls:
             wire["content"] = text or (None if self.quirks.null_content else "")
@@ -176,16 +177,6 @@ class _Writer:
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
         kind = str(type(block).__struct_config__.tag)
         self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.provider, reason))
-
-
-def _join_text(content: Iterable[ContentBlock]) -> str:
-    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
-    joined = ""
-    for block in content:
-        if isinstance(block, TextBlock):
-            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
-            joined += block.text if goes_on else f"\n\n{block.text}"
-    return joined
 
 
 def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:

@@ -71,8 +71,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     image_urls: bool = True
     """Images may be given by http address; otherwise as data only."""
 
-    structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    """What the server enforces of an output schema. With ``json_object`` the schema is in the system text."""
+    structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
+    """What the server enforces of an output schema. With ``json_object`` the schema is in the system text; with
+    ``json_value`` it is the format's `value`."""
 
     stream_usage: bool = True
     """`stream_options.include_usage` is known; the others report usage unasked, or never."""

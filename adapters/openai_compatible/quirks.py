@@ -50,6 +50,12 @@ QUIRKS: Mapping[str, Quirks] = {
         image_urls=False,
         settings=ANONYMOUS_SETTINGS,
     ),
+    "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+        parallel_tool_calls=False,
+        structured="json_value",
+        effort="none",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"),
+    ),
     "groq": Quirks(
         path="/openai/v1/chat/completions",
         think_tags="paired",

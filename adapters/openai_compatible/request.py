@@ -14,16 +14,17 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.effort import EFFORTS, nearest_effort
+from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.plain_text import current_turn
 from adapters.settings import changed, dropped, write_settings
 from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolDefinition
+from bus.messages import ToolDefinition
 
-from .encoding import encode_json
 from .media import refusal
 from .messages import write_messages
 from .quirks import Quirks
@@ -112,7 +113,7 @@ class _Builder:
             raise CapabilityError(f"{model} has no tools")
         if self.request.output_schema is not None and not can.supports_structured_output:
             raise CapabilityError(f"{model} has no structured output")
-        for message in _current_turn(self.request.messages):
+        for message in current_turn(self.request.messages):
             for block in message.content:
                 if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
                     self._check_media(block)
@@ -214,6 +215,8 @@ class _Builder:
             return None, ""
         if self.quirks.structured == "none":
             raise CapabilityError(f"{self.provider} has no structured output")
+        if self.quirks.structured == "json_value":
+            return {"type": "json_object", "value": schema}, ""
         if schema == {"type": "object"}:
             return {"type": "json_object"}, ""
         if self.quirks.structured == "json_object":
@@ -265,9 +268,3 @@ def schema_name(schema: JsonObject) -> str:
     title = schema.get("title")
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", title).strip("_")[:64] if isinstance(title, str) else ""
     return name or "response"
-
-
-def _current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What follows the last reply, and so is new to the model."""
-    last = max((n for n, message in enumerate(messages) if message.role is Role.ASSISTANT), default=-1)
-    return messages[last + 1 :]

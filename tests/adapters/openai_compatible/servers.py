@@ -247,6 +247,24 @@ SERVERS = (
         call_id="365174485",
     ),
     Server(
+        name="tgi",
+        base_url="http://127.0.0.1:3000",
+        url="http://127.0.0.1:3000/v1/chat/completions",
+        options={"quirks": "tgi"},
+        lacks=("parallel_tool_calls", "user", "reasoning_effort"),
+        reply=body(
+            [
+                chunk(content="Well."),
+                tools(tool(0, "0", "look", '{"at"')),
+                tools(tool(0, "0", "look", ":1}")),
+                chunk("stop"),
+                {**usage_chunk(), "id": ""},
+                DONE,
+            ]
+        ),
+        call_id="0",
+    ),
+    Server(
         name="groq",
         base_url="https://api.groq.com/openai/v1",
         url="https://api.groq.com/openai/v1/chat/completions",

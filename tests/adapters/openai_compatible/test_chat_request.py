@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.openai_compatible.encoding import encode_json
+from adapters.encoding import encode_json
 from adapters.openai_compatible.quirks import QUIRKS, Quirks
 from adapters.openai_compatible.request import ChatBody, build_body, schema_name
 from adapters.strict_mode import input_cleaner
