@@ -91,14 +91,18 @@ from .registry import create_adapter
 if TYPE_CHECKING:
     from .anthropic import AnthropicAdapter
     from .local import LocalAdapter
+    from .ollama import OllamaAdapter
     from .openai import OpenAIAdapter
     from .openai_compatible import OpenAICompatibleAdapter
+    from .tgi import TGIAdapter
 
 _ADAPTERS = {
     "AnthropicAdapter": ".anthropic",
     "LocalAdapter": ".local",
+    "OllamaAdapter": ".ollama",
     "OpenAIAdapter": ".openai",
     "OpenAICompatibleAdapter": ".openai_compatible",
+    "TGIAdapter": ".tgi",
 }
 
 
@@ -144,6 +148,7 @@ __all__ = [
     "MessageStart",
     "NetworkError",
     "NotFoundError",
+    "OllamaAdapter",
     "OpaqueBlock",
     "OpenAIAdapter",
     "OpenAICompatibleAdapter",
@@ -162,6 +167,7 @@ __all__ = [
     "StopReason",
     "StreamError",
     "StreamEvent",
+    "TGIAdapter",
     "TextBlock",
     "TextDelta",
     "ThinkingBlock",

@@ -30,6 +30,7 @@ from bus.errors import (
 )
 from bus.json_types import Json, JsonObject
 
+from .error_details import USED_UP, detail_delay, detail_reason
 from .retry import retry_after_seconds
 
 ErrorType: TypeAlias = type[AdapterError]
@@ -63,10 +64,26 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "unavailable_error": ServerError,
     "invalid_request_error": InvalidRequestError,
     "string_above_max_length": InvalidRequestError,
+    # Google's canonical status, as `error.status`
+    "INVALID_ARGUMENT": InvalidRequestError,
+    "FAILED_PRECONDITION": InvalidRequestError,
+    "UNAUTHENTICATED": AuthError,
+    "PERMISSION_DENIED": AccessDeniedError,
+    "NOT_FOUND": NotFoundError,
+    "RESOURCE_EXHAUSTED": RateLimitError,
+    "UNAVAILABLE": OverloadedError,
+    "DEADLINE_EXCEEDED": RequestTimeoutError,
+    "INTERNAL": ServerError,
+    # reasons among Google's details
+    USED_UP: QuotaExceededError,
+    "API_KEY_INVALID": AuthError,
+    "API_KEY_EXPIRED": AuthError,
 }
 """Codes and types that mean the same wherever they are used."""
 
-_WEAK_CODES = frozenset({"invalid_request_error", "api_error", "server_error"})
+_WEAK_CODES = frozenset(
+    {"invalid_request_error", "api_error", "server_error", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
+)
 """Types so general that a more telling message or status goes before them."""
 
 _STATUS: Mapping[int, ErrorType] = {
@@ -104,6 +121,7 @@ _OVERFLOW = re.compile(
     r"|longer than the (?:model's )?context length"
     r"|input length .*exceeds the (?:model's )?(?:maximum )?context length"
     r"|input tokens exceed the configured limit"
+    r"|too many tokens(?! per|, please)"
     r"|token limit exceeded"
     r"|input tokens exceeded"
     r"|exceeds? context limit",
@@ -123,7 +141,10 @@ _BAD_KEY_STATUS = frozenset({None, 400, 403})
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """What an error reply says, wherever in its body it says it. Empty strings where it says nothing."""
+    """What an error reply says, wherever in its body it says it. Empty strings where it says nothing.
+
+    retry_after: seconds to wait, where the body says so in a field of its own.
+    """
 
     type: str = ""
     code: str = ""
@@ -131,6 +152,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
     param: str = ""
     detail_code: str = ""
     request_id: str = ""
+    retry_after: float | None = None
 
 
 def read_error(body: bytes) -> ErrorBody:
@@ -163,21 +185,30 @@ def read_error_value(value: Json) -> ErrorBody:
 
 def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     details = error.get("details")
-    detail_code = _text(details.get("error_code")) if isinstance(details, dict) else ""
     message = _text(error.get("message"))
+    if isinstance(details, dict):
+        detail_code = _text(details.get("error_code"))  # Anthropic's
+    else:
+        detail_code = detail_reason(details, message)
     metadata = error.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
         detail_code = "moderation"  # OpenRouter's, which has no other name for it
     return ErrorBody(
-        type=_text(error.get("type")),
+        type=_text(error.get("type")) or _canonical(error.get("status")),
         code=_text(error.get("code")),
         message=message,
         param=_text(error.get("param")),
         detail_code=detail_code,
         request_id=request_id,
+        retry_after=detail_delay(details),
     )
+
+
+def _canonical(status: Json) -> str:
+    """Google's name of a status; where others have `status`, it is a number."""
+    return status if isinstance(status, str) and status.replace("_", "").isupper() else ""
 
 
 def _text(value: Json) -> str:
@@ -232,8 +263,9 @@ def build_error(
 ) -> AdapterError:
     """The AdapterError for a reply or an error inside a stream (then `status` is None).
 
-    Raises nothing. A 409 is worth another attempt. `x-should-retry: false` makes any error final; ``true`` can't
-    make the kinds passing that the contract raises at once.
+    Raises nothing. A 409 is worth another attempt; a rate limit with 413 is not, for the request never fits.
+    `x-should-retry: false` makes any error final; ``true`` can't make the kinds passing that the contract raises
+    at once.
     """
     kind = error_type(body, status, codes)
     retryable: bool | None = None
@@ -241,11 +273,14 @@ def build_error(
         retryable = True
     if kind is AdapterError:
         retryable = True  # unknown errors are retried, before any output was delivered
+    if status == 413 and issubclass(kind, RateLimitError):
+        retryable = False  # larger than the limit of a whole minute: it never fits
     if headers.get("x-should-retry") == "false":
         retryable = False
     said = body.message or body.type or body.code or "no explanation"
     code = body.detail_code or body.code or body.type or None
     hint = retry_after_seconds(headers, body.message, now_us)
+    hint = body.retry_after if hint is None else hint
     return kind(
         f"{provider}: {said}" if status is None else f"{provider} answered {status}: {said}",
         provider=provider,

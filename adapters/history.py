@@ -1,23 +1,31 @@
 """Fitting a canonical history to one target, before every send.
 
-The stored history is never changed: this makes a copy that the target accepts, and says what it had to leave out.
+The stored history is never changed: this makes a copy that the target accepts, and says what it had to leave out
+or change.
 
 * System text is `system_prompt`, then SYSTEM, then (where the provider has no such role) DEVELOPER messages,
   joined by a blank line.
 * Every tool call is answered exactly once, directly after the message that made it; a call without a result,
   or one that was cut off, is answered with an error; a result without a call is left out.
-* Reasoning, and anything opaque, goes only to the provider that issued it.
-* Empty text and empty messages are left out; neighbours of one role are merged.
+* Reasoning goes only to the provider that issued it, and where it binds to a model only to that one; anything
+  opaque only to its provider. On request, foreign reasoning goes along as text that says whose it is.
+* Media that the target doesn't take are left out. A message or a result that would be empty without them says so.
+* Empty text and empty messages are left out; neighbours of one role are merged; where the provider insists, a
+  user message comes first.
 * Tool ids are the issuing provider's own where it is the target. Otherwise they are derived from our id: the
   same if it is legal there and not taken, else a digest of it, so that it stays the same from send to send.
+* A tool's name that a model made up is made legal.
+
+``provider_options["history"]`` of a request may say ``on_loss: "error"``, which makes every loss a CapabilityError
+before anything is sent, and ``foreign_thinking: "text"``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import is_
+from typing import assert_never
 
 import msgspec
 
@@ -28,86 +36,33 @@ from bus.content import (
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.log import Log
 from bus.messages import Message, Role
 
-from .contract import CallWarning, CanonicalRequest
-from .surrogates import mend_text
+from .contract import CanonicalRequest
+from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
+from .surrogates import mend_object, mend_text
 
-_log = Log("adapters.history")
+__all__ = [
+    "BEGINNING",
+    "NOT_EXECUTED",
+    "OPTIONS",
+    "FittedHistory",
+    "Loss",
+    "Target",
+    "ToolIdRule",
+    "fit_history",
+]
 
 NOT_EXECUTED = "This tool call was interrupted and not executed."
-
-
-class ToolIdRule(msgspec.Struct, frozen=True):
-    """What a provider accepts as a tool call's id. pattern: of one character. prefix: of derived ids."""
-
-    max_length: int = 64
-    pattern: str = "[A-Za-z0-9_-]"
-    prefix: str = "call_"
-
-    def allows(self, wire_id: str) -> bool:
-        return bool(re.fullmatch(f"{self.pattern}{{1,{self.max_length}}}", wire_id))
-
-    def derive(self, canonical_id: str) -> str:
-        """An id for a foreign call: deterministic, and different for different calls."""
-        digest = hashlib.sha256(canonical_id.encode()).hexdigest()
-        return (self.prefix + digest)[: self.max_length]
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a provider takes. provider: the adapter's name, to know its own opaque data again.
-
-    replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
-    adopts_signatures: a signature of unstated origin is taken to be its own.
-    """
-
-    provider: str
-    tool_ids: ToolIdRule = ToolIdRule()
-    accepts_images: bool = True
-    accepts_audio: bool = False
-    accepts_documents: bool = False
-    replays_thinking: bool = False
-    keeps_developer: bool = False
-    adopts_signatures: bool = False
-
-
-class Loss(msgspec.Struct, frozen=True):
-    """One thing that the target will not see, and why."""
-
-    session_id: str
-    message_id: str
-    block_type: str
-    adapter: str
-    reason: str
-
-
-class FittedHistory(msgspec.Struct, frozen=True):
-    """What to send. tool_ids: from our id of a call to the one for the wire. tool_names: by our id."""
-
-    system: str | None
-    messages: tuple[Message, ...]
-    tool_ids: dict[str, str]
-    tool_names: dict[str, str]
-    losses: tuple[Loss, ...]
-
-    @property
-    def warnings(self) -> tuple[CallWarning, ...]:
-        """The losses, as the response reports them."""
-        return tuple(
-            CallWarning("content_dropped", f"{loss.block_type} was not sent to {loss.adapter}: {loss.reason}")
-            for loss in self.losses
-        )
-
-    def log(self) -> None:
-        """One WARN for each loss; never any content."""
-        for loss in self.losses:
-            _log.warning("content_dropped", **msgspec.structs.asdict(loss))
+BEGINNING = "(The conversation begins with the assistant's message.)"
+OPTIONS = "history"
+"""The key of `provider_options` for what this module can be told."""
 
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
@@ -117,11 +72,14 @@ def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
 
 class _Fitter:
     def __init__(self, request: CanonicalRequest, target: Target) -> None:
+        options = request.provider_options.get(OPTIONS)
+        self.options = options if isinstance(options, Mapping) else {}
         self.request = request
         self.target = target
         self.losses: list[Loss] = []
         self.tool_ids: dict[str, str] = {}
         self.tool_names: dict[str, str] = {}
+        self.homes: dict[int, str] = {}
         self.taken: set[str] = set()
         self.results = _collect_results(request.messages)
         self.called = {block.id for message in request.messages for block in message.tool_uses}
@@ -138,11 +96,7 @@ class _Fitter:
                 case Role.USER | Role.DEVELOPER if message.role not in hoisted:
                     self._append(fitted, message, message.role, self._said(message))
                 case Role.ASSISTANT:
-                    content = self._assistant(message)
-                    self._append(fitted, message, Role.ASSISTANT, content)
-                    calls = [block for block in content if isinstance(block, ToolUseBlock)]
-                    if calls:
-                        self._append(fitted, None, Role.TOOL, [self._answer(call) for call in calls])
+                    self._append_reply(fitted, message)
                 case Role.TOOL:
                     self._report_dropped(message)
                 case _:
@@ -153,33 +107,51 @@ class _Fitter:
             tool_ids=self.tool_ids,
             tool_names=self.tool_names,
             losses=tuple(self.losses),
+            session_id=self.request.session_id,
+            adapter=self.target.provider,
+            homes=self.homes,
+            may_lose=self.options.get("on_loss") != "error",
         )
 
-    def _append(
-        self, fitted: list[Message], origin: Message | None, role: Role, content: Iterable[ContentBlock]
-    ) -> None:
+    def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         """Add blocks of a role. origin: the message that they were, taken as it is if nothing had to change."""
         blocks = tuple(content)
         if not blocks:
             return
+        for block in blocks:
+            self.homes.setdefault(id(block), origin.id or "")
         if fitted and fitted[-1].role is role:
             fitted[-1] = Message(role, fitted[-1].content + blocks)
-        elif origin is not None and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
+        elif origin.role is role and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
             fitted.append(origin)
         else:
             fitted.append(Message(role, blocks))
 
+    def _append_reply(self, fitted: list[Message], message: Message) -> None:
+        content = self._assistant(message)
+        if content and not fitted and self.target.begins_with_user:
+            self._lose(message, content[0], "a user message was put before it, for none came first")
+            fitted.append(Message.user(BEGINNING))
+        self._append(fitted, message, Role.ASSISTANT, content)
+        calls = [block for block in content if isinstance(block, ToolUseBlock)]
+        if calls:
+            self._append(fitted, message, Role.TOOL, [self._answer(call) for call in calls])
+
+    # -- what users say
+
     def _said(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
+        refused: list[ContentBlock] = []
         for block in message.content:
             if isinstance(block, TextBlock):
                 if block.text.strip():
                     kept.append(self._mend(message, block))
             elif reason := self._refused(block):
                 self._lose(message, block, reason)
+                refused.append(block)
             else:
                 kept.append(block)
-        return kept
+        return kept or [*left_out(refused)]
 
     def _refused(self, block: ContentBlock) -> str | None:
         match block:
@@ -199,6 +171,8 @@ class _Fitter:
         self._lose(message, block, "half a surrogate pair in its text was replaced")
         return msgspec.structs.replace(block, text=text)
 
+    # -- what assistants say
+
     def _assistant(self, message: Message) -> list[ContentBlock]:
         kept: list[ContentBlock] = []
         for block in message.content:
@@ -210,33 +184,66 @@ class _Fitter:
                     if block.id in self.tool_ids:
                         self._lose(message, block, "a tool call of the same id came before it")
                     else:
-                        wire_id = self._wire_id(block)
-                        self.taken.add(wire_id)
-                        self.tool_ids[block.id] = wire_id
-                        self.tool_names[block.id] = block.name
-                        kept.append(block)
+                        kept.append(self._call(message, block))
                 case ThinkingBlock() | RedactedThinkingBlock() | OpaqueBlock():
                     reason = self._foreign(block)
                     if reason is None:
                         kept.append(block)
                     else:
+                        kept += self._as_text(block)
                         self._lose(message, block, reason)
                 case ImageBlock():
                     self._lose(message, block, "images made by a model can't be sent back as its own")
+                case AudioBlock() | DocumentBlock() | ToolResultBlock():
+                    pass  # no assistant message can carry them
                 case _:
-                    pass
+                    assert_never(block)
         return kept
 
     def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
-        origin = block.provider_raw.provider if block.provider_raw is not None else None
+        raw = block.provider_raw
+        origin = raw.provider if raw is not None else None
         unsigned = isinstance(block, ThinkingBlock) and block.signature is None
         if origin is None and self.target.adopts_signatures and not unsigned:
             origin = self.target.provider
         if origin != self.target.provider:
             return f"it belongs to {origin or 'an unknown provider'}"
-        if not self.target.replays_thinking and not isinstance(block, OpaqueBlock):
+        if isinstance(block, OpaqueBlock):
+            return None
+        if not self.target.replays_thinking:
             return "this protocol takes no reasoning back"
+        if raw is not None and None not in (raw.model, self.target.model) and raw.model != self.target.model:
+            return f"it belongs to the model {raw.model}"
         return None
+
+    def _as_text(self, block: ContentBlock) -> list[TextBlock]:
+        """Reasoning that another model shall read, if the caller wants that."""
+        if self.options.get("foreign_thinking") != "text" or not isinstance(block, ThinkingBlock):
+            return []
+        raw = block.provider_raw
+        text = mend_text(block.text)
+        return [TextBlock(f"[Reasoning of {raw.provider if raw else 'another model'}]\n{text}")] if text else []
+
+    # -- tool calls and their results
+
+    def _call(self, message: Message, block: ToolUseBlock) -> ToolUseBlock:
+        changed: dict[str, object] = {}
+        name = _legal_name(block.name)
+        if name != block.name:
+            self._lose(message, block, "its name is no legal one and was changed")
+            changed["name"] = name
+        if block.raw_arguments and not block.input:
+            self._lose(message, block, "its arguments are no JSON object; it was sent without any")
+            changed["raw_arguments"] = None
+        mended = mend_object(block.input)
+        if mended is not block.input:
+            self._lose(message, block, "half a surrogate pair in its arguments was replaced")
+            changed["input"] = mended
+        wire_id = self._wire_id(block)
+        self.taken.add(wire_id)
+        self.tool_ids[block.id] = wire_id
+        self.tool_names[block.id] = name
+        return msgspec.structs.replace(block, **changed) if changed else block
 
     def _wire_id(self, block: ToolUseBlock) -> str:
         rule = self.target.tool_ids
@@ -256,18 +263,29 @@ class _Fitter:
         if call.id not in self.results:
             return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
         message, result = self.results[call.id]
+        self.homes[id(result)] = message.id or ""
         if isinstance(result.content, str):
             text = mend_text(result.content)
             return result if text is result.content else msgspec.structs.replace(result, content=text)
-        kept: list[TextBlock | ImageBlock] = []
+        kept: list[ResultPart] = []
+        refused: list[ContentBlock] = []
         for block in result.content:
             if isinstance(block, TextBlock):
                 kept.append(self._mend(message, block))
-            elif self.target.accepts_images:
-                kept.append(block)
+            elif reason := self._refused_in_result(block):
+                self._lose(message, block, reason)
+                refused.append(block)
             else:
-                self._lose(message, block, "the model takes no images")
-        return msgspec.structs.replace(result, content=tuple(kept))
+                kept.append(block)
+        answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
+        self.homes[id(answer)] = message.id or ""
+        return answer
+
+    def _refused_in_result(self, block: ImageBlock | DocumentBlock) -> str | None:
+        kind = "image" if isinstance(block, ImageBlock) else "document"
+        if reason := self._refused(block):
+            return reason
+        return None if kind in self.target.results_carry else f"a tool's result can't hold any {kind} here"
 
     def _report_dropped(self, message: Message) -> None:
         for block in message.content:
@@ -278,8 +296,9 @@ class _Fitter:
                     self._lose(message, block, "the call that it answers has a result already")
 
     def _lose(self, message: Message, block: ContentBlock, reason: str) -> None:
-        kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.target.provider, reason))
+        self.losses.append(
+            Loss(self.request.session_id, message.id or "", block_type(block), self.target.provider, reason)
+        )
 
 
 def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, ToolResultBlock]]:
@@ -289,3 +308,9 @@ def _collect_results(messages: Iterable[Message]) -> dict[str, tuple[Message, To
             if isinstance(block, ToolResultBlock):
                 results.setdefault(block.tool_use_id, (message, block))
     return results
+
+
+def _legal_name(name: str) -> str:
+    """A tool's name as every provider takes it. Tools have such names; only a model can make up another."""
+    legal = re.sub("[^A-Za-z0-9_-]", "_", name)[:64]
+    return legal if re.match("[A-Za-z_]", legal) else f"_{legal}"[:64]

@@ -8,13 +8,15 @@ is written, how a reply is read (whole and streamed), how an error is classified
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
+import anyio
 import msgspec
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, InvalidRequestError, StreamError
+from bus.errors import AdapterError, CallboardError, InvalidRequestError, StreamError
+from bus.json_types import Json
 from bus.messages import Message, ToolDefinition
 from bus.usage import TokenUsage, UsageSource
 
@@ -29,11 +31,13 @@ from .contract import (
     CanonicalResponse,
     RateLimitInfo,
 )
-from .estimate import TokenRates, estimate_request, estimate_tokens
+from .estimate import estimate_request, estimate_tokens, rates_for
+from .estimate_rates import TokenRates
 from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
 from .http_call import HttpCall
 from .http_stream import HttpStream
 from .normaliser import StreamNormaliser
+from .repair import Repair, RepairRules, edited, find_repair
 from .surrogates import mend_json
 from .transport import HttpReply, HttpRequest, HttpxTransport, Transport, close_reply, read_body
 
@@ -42,16 +46,23 @@ HEALTH_SECONDS = 5.0
 
 
 class WireCall(msgspec.Struct, frozen=True):
-    """A request as a provider wants it. path: below the base URL. body: JSON. warnings: what was left out."""
+    """A request as a provider wants it.
+
+    path: below the base URL. body: JSON. warnings: what was left out. tool_ids: from our id of a tool call to the
+    one in the body, so that an error which names one can be understood.
+    """
 
     path: str
     body: bytes
     headers: Mapping[str, str] = {}
     warnings: tuple[CallWarning, ...] = ()
+    tool_ids: Mapping[str, str] = {}
 
 
 class HttpAdapter(ABC):
     """Base of the adapters that speak HTTP; see the module's text.
+
+    `config.options["repair"]`: false to send no refused request again, mended; see `repair`.
 
     name: of the provider, as it stands before the colon of a model's name; a configuration that uses one protocol
     for several providers gives each its own. transport: replaces the network (cassettes, tests).
@@ -60,8 +71,8 @@ class HttpAdapter(ABC):
     default_name: str
     default_base_url: str
     capabilities: AdapterCapabilities
-    token_rates: TokenRates = TokenRates()
     error_codes: Mapping[str, ErrorType] = {}
+    repair_rules: RepairRules = RepairRules()
 
     def __init__(
         self,
@@ -100,6 +111,16 @@ class HttpAdapter(ABC):
         """What the reply's headers say about limits."""
         return None
 
+    def repair(
+        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
+    ) -> Repair | None:
+        """How to mend a request that was refused; None if the error is final. Pure.
+
+        done: the kinds of repair that were tried in this call.
+        """
+        rules = self.repair_rules
+        return find_repair(request, wire.body, wire.tool_ids, error, rules, provider=self.name, done=done)
+
     def health_request(self) -> WireCall:
         """A GET that costs nothing and wants the key: the list of models."""
         return WireCall("/v1/models", b"")
@@ -117,7 +138,11 @@ class HttpAdapter(ABC):
         *,
         model: str | None = None,
     ) -> int:
-        return estimate_request(messages, tools, system_prompt, self.token_rates)
+        return estimate_request(messages, tools, system_prompt, self._token_rates(model))
+
+    def _token_rates(self, model: str | None) -> TokenRates:
+        """The rates of this protocol, server and model; the protocol is the adapter's own name for it."""
+        return rates_for(self.default_name, self.base_url, model or "")
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
@@ -159,17 +184,39 @@ class HttpAdapter(ABC):
 
         A server that has no such page is reachable all the same. Never raises, but for cancellation.
         """
-        wire = self.health_request()
+        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
+        return await probe(self._transport, self._question(self.health_request(), seconds), seconds)
+
+    async def look_up(self, wire: WireCall, seconds: float) -> Json:
+        """What the server says to a question of `wire`: a POST if it has a body, else a GET; sent once.
+
+        None if it says nothing that is JSON within `seconds`, or answers with an error. Never raises, but for
+        cancellation: what is asked here is good to know, and no call fails for want of it.
+        """
+        request = self._question(wire, min(self.config.connect_timeout, seconds))
+        with anyio.move_on_after(seconds):
+            try:
+                reply = await self._transport.send(request)
+                try:
+                    body = await read_body(reply)
+                finally:
+                    await close_reply(reply)
+                return msgspec.json.decode(body) if reply.status < 300 else None
+            except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
+                return None
+        return None
+
+    def _question(self, wire: WireCall, connect_timeout: float) -> HttpRequest:
         headers = {
             "accept": "application/json",
+            **({"content-type": "application/json"} if wire.body else {}),
             "user-agent": "callboard",
             **self.auth_headers(),
             **wire.headers,
             **self.config.extra_headers,
         }
-        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
-        request = HttpRequest("GET", self.base_url + wire.path, headers, wire.body, seconds)
-        return await probe(self._transport, request, seconds)
+        method = "POST" if wire.body else "GET"
+        return HttpRequest(method, self.base_url + wire.path, headers, wire.body, connect_timeout)
 
     def statistics(self) -> AdapterStatistics:
         """A snapshot."""
@@ -216,12 +263,22 @@ class HttpAdapter(ABC):
 
     def _write(self, call: HttpCall) -> WireCall:
         if call.wire is not None:
-            return call.wire  # every attempt sends the same
+            return call.wire  # every attempt sends the same, but after a repair
         try:
-            call.wire = self.write_request(call.request, stream=call.streamed)
+            wire = self.write_request(call.request, stream=call.streamed)
+            call.wire = self._mended(wire, call.repairs) if call.repairs else wire
             return call.wire
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error
+
+    @staticmethod
+    def _mended(wire: WireCall, repairs: Sequence[Repair]) -> WireCall:
+        edits = [edit for repair in repairs for edit in repair.edits]
+        return msgspec.structs.replace(
+            wire,
+            body=edited(wire.body, edits) if edits else wire.body,
+            warnings=wire.warnings + tuple(repair.warning for repair in repairs),
+        )
 
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         return build_error(
@@ -272,8 +329,10 @@ class HttpAdapter(ABC):
     def estimate_usage(self, request: CanonicalRequest, output: str) -> TokenUsage:
         """Usage for a reply whose provider said nothing about it."""
         return TokenUsage(
-            input_tokens=self.estimate_input_tokens(request.messages, request.tools, request.system_prompt),
-            output_tokens=estimate_tokens(output, self.token_rates),
+            input_tokens=self.estimate_input_tokens(
+                request.messages, request.tools, request.system_prompt, model=request.model
+            ),
+            output_tokens=estimate_tokens(output, self._token_rates(request.model)),
             source=UsageSource.ESTIMATED,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 
@@ -28,6 +28,7 @@ from .retry import retry_delay
 
 if TYPE_CHECKING:
     from .http_adapter import HttpAdapter, WireCall
+    from .repair import Repair
 
 T = TypeVar("T")
 
@@ -37,7 +38,8 @@ class HttpCall:
 
     on_cancel: closes the reply when the call is cancelled while nothing is waited for. on_drain: set while a
     cancelled call may be read on for its usage; told so when that begins, and whether somebody reads now.
-    draining: it is being read on; what is waited for then ends at the drain's own time limit.
+    draining: it is being read on; what is waited for then ends at the drain's own time limit. request: as it was
+    last repaired. repairs: what was done to it; the attempts that follow one don't count as retries.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class HttpCall:
         self.ended = False
         self.assembler: Assembler
         self.wire: WireCall | None = None
+        self.repairs: tuple[Repair, ...] = ()
         self.draining = False
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.on_drain: Callable[[bool], Awaitable[None]] | None = None
@@ -67,6 +70,7 @@ class HttpCall:
         self._limit_ends = math.inf
         self._started_ns = adapter.clock.monotonic_ns()
         self._first_event_told = False
+        self._next_reason: Literal["first", "retry", "repair"] = "first"
         self._message_id = request.message_id or adapter.clock.new_id("msg")
 
     def new_assembler(self) -> Assembler:
@@ -98,7 +102,7 @@ class HttpCall:
         self.attempt += 1
         self._first_event_told = False
         self.assembler = self.new_assembler()
-        self.report(AttemptStarted(self.attempt, "first" if self.attempt == 1 else "retry"))
+        self.report(AttemptStarted(self.attempt, self._next_reason))
 
     def first_event(self) -> None:
         if not self._first_event_told:
@@ -135,21 +139,44 @@ class HttpCall:
             self._scope.deadline = min(self._limit_ends, self._deadline)
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
-        """Wait before another attempt, or raise the error, complete with ids and without the key."""
+        """Wait before another attempt, or raise the error, complete with ids and without the key.
+
+        A request that can be mended is tried again at once.
+        """
         self.identify(error)
+        if self.cancelled:
+            raise self._cancelled_error() from error
+        if self._repair(error):
+            return
         config = self.adapter.config
         budget = self.request.max_retries if self.request.max_retries is not None else config.max_retries
         policy = self.request.retry or config.retry
-        delay = retry_delay(error, self.attempt - 1, budget, policy, self.adapter.clock.random())
-        if self.cancelled:
-            raise self._cancelled_error() from error
+        retries = self.attempt - 1 - len(self.repairs)
+        delay = retry_delay(error, retries, budget, policy, self.adapter.clock.random())
         if delay is None:
             raise error
         assert self._deadline is not None
         if anyio.current_time() + delay >= self._deadline:
             raise error
+        self._next_reason = "retry"
         self.report(AttemptFailed(self.attempt, error, delay))
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+
+    def _repair(self, error: AdapterError) -> bool:
+        """Mend the request, if the error says how and that was not tried before."""
+        if self.wire is None or self.adapter.config.options.get("repair") is False:
+            return False
+        if self._deadline is not None and anyio.current_time() >= self._deadline:
+            return False
+        found = self.adapter.repair(self.request, self.wire, error, [repair.kind for repair in self.repairs])
+        if found is None:
+            return False
+        self.request = found.request
+        self.repairs += (found,)
+        self.wire = None
+        self._next_reason = "repair"
+        self.report(AttemptFailed(self.attempt, error, 0.0))
+        return True
 
     def identify(self, error: AdapterError) -> None:
         """Put ids on an error, and take keys out of it: some providers repeat them."""

@@ -11,6 +11,7 @@ from bus.errors import AdapterError, StreamError
 from bus.stream_events import StreamEvent
 
 from .assembler import Assembler
+from .ndjson import NdjsonDecoder
 from .sse import SseDecoder, SseEvent
 from .surrogates import mend_json
 
@@ -33,14 +34,21 @@ class StreamNormaliser(Protocol):
         ...
 
 
-class SseNormaliser(ABC):
-    """Base of the normalisers for server-sent events: subclasses say what one event means."""
+class BodyDecoder(Protocol):
+    """Cuts a body into pairs (name, data). `feed` and `close` give those that are now complete."""
 
-    def __init__(self, assembler: Assembler) -> None:
+    def feed(self, chunk: bytes) -> list[SseEvent]: ...
+    def close(self) -> list[SseEvent]: ...
+
+
+class EventNormaliser(ABC):
+    """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
+
+    def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
         self.assembler = assembler
         self.error: AdapterError | None = None
         self.finished = False
-        self._decoder = SseDecoder()
+        self._decoder = decoder
 
     @abstractmethod
     def on_event(self, name: bytes, data: bytes) -> None:
@@ -79,6 +87,20 @@ class SseNormaliser(ABC):
                 self.on_event(name, mended)
             if self.finished:
                 return
+
+
+class SseNormaliser(EventNormaliser):
+    """Base of the normalisers for server-sent events."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, SseDecoder())
+
+
+class NdjsonNormaliser(EventNormaliser):
+    """Base of the normalisers for bodies of one JSON value a line; their events have no names."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, NdjsonDecoder())
 
 
 def _failure(error: Exception) -> AdapterError:

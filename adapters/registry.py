@@ -17,6 +17,8 @@ ADAPTER_TYPES: dict[str, str] = {
     "openai": "adapters.openai:OpenAIAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",
+    "ollama": "adapters.ollama:OllamaAdapter",
+    "tgi": "adapters.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""
 

@@ -15,6 +15,7 @@ from bus.errors import InvalidRequestError
 from bus.json_types import JsonObject
 from bus.messages import ToolDefinition
 
+from .schema_sanitizer import normalise_schema
 from .strict_schema import NotStrict, StrictSchema, to_strict, without_added_nulls
 
 
@@ -30,6 +31,20 @@ def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str
     if isinstance(strict, str) and tool.strict:
         raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}; define it with strict=False")
     return strict
+
+
+def plain_schema(tool: ToolDefinition) -> JsonObject:
+    """The tool's schema without strict mode, written as all targets want it."""
+    try:
+        text = msgspec.json.encode(tool.input_schema)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever writes the body decides about that
+        return tool.input_schema
+    return _plain(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain(schema: bytes) -> JsonObject:
+    return normalise_schema(msgspec.json.decode(schema, type=JsonObject))
 
 
 def strict_reply(schema: JsonObject) -> JsonObject:

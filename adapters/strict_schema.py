@@ -5,9 +5,10 @@ every property required. So a schema is rewritten: an optional property becomes 
 What the rewriting adds is taken back out: `without_added_nulls` removes from a call's arguments each null that
 stands for "left out", before anyone sees them.
 
-A schema that can't be rewritten without losing a constraint or allowing less than before is refused, with the path
-of what is in the way. Of what only describes, nothing is lost that matters to a model: defaults are the host's to
-apply, and a null that means "left out" brings them back.
+A constraint that strict mode doesn't know is told to the model in the description: it was not enforced before
+either, and the host checks arguments against its own schema. A schema whose shape strict mode can't say (free
+keys, no type) is refused, with the path of what is in the way. Defaults are the host's to apply, and a null that
+means "left out" brings them back.
 """
 
 from __future__ import annotations
@@ -18,33 +19,23 @@ import msgspec
 
 from bus.json_types import Json, JsonObject
 
+from .schema_sanitizer import move_to_description, normalise_schema
+
 MAX_DEPTH = 10
 MAX_PROPERTIES = 5000
 MAX_ENUM_VALUES = 1000
 MAX_NAME_CHARACTERS = 120_000
 
-_ANNOTATIONS = frozenset(
-    {
-        "$schema",
-        "$id",
-        "$anchor",
-        "$comment",
-        "title",
-        "default",
-        "examples",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-    }
-)
+_ANNOTATIONS = frozenset({"$id", "title", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _KEPT = frozenset(
     {"type", "description", "enum", "const", "pattern", "minimum", "maximum", "exclusiveMinimum"}
     | {"exclusiveMaximum", "multipleOf", "minItems", "maxItems", "minLength", "maxLength", "format"}
 )
 _STRUCTURE = frozenset(
     {"properties", "required", "additionalProperties", "items", "anyOf", "oneOf", "allOf", "$ref", "$defs"}
-    | {"definitions"}
 )
+_SHAPES = frozenset({"patternProperties", "prefixItems", "definitions"})
+"""What says of a value's parts which there are, and can't be put into words."""
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"})
 
 
@@ -63,9 +54,10 @@ def to_strict(schema: JsonObject) -> StrictSchema:
     """Rewrite a schema with an object at its root. Pure. Raises NotStrict."""
     if "anyOf" in schema or "oneOf" in schema or schema.get("type") != "object" or "properties" not in schema:
         raise NotStrict("$: the root must be an object with properties")
+    schema = normalise_schema(schema)
     writer = _Writer(schema)
     strict = writer.write(schema, "$", 0)
-    definitions = {**_mapping(schema.get("definitions")), **_mapping(schema.get("$defs"))}
+    definitions = _mapping(schema.get("$defs"))
     if definitions:
         strict["$defs"] = {
             name: writer.write(_schema(value, f"$.$defs.{name}"), f"$.$defs.{name}", 0)
@@ -85,7 +77,10 @@ class _Writer:
 
     def write(self, schema: JsonObject, path: str, depth: int) -> JsonObject:
         """One schema, without its definitions."""
-        self._check_keys(schema, path, depth)
+        if depth > MAX_DEPTH:
+            raise NotStrict(f"{path}: more than {MAX_DEPTH} levels")
+        schema = move_to_description(schema, _is_for_words)
+        self._check_keys(schema, path)
         if "$ref" in schema:
             return _reference(schema, path)
         if "allOf" in schema:
@@ -103,17 +98,10 @@ class _Writer:
             self._write_object(schema, strict, path, depth)
         return strict
 
-    def _check_keys(self, schema: JsonObject, path: str, depth: int) -> None:
-        if depth > MAX_DEPTH:
-            raise NotStrict(f"{path}: more than {MAX_DEPTH} levels")
+    def _check_keys(self, schema: JsonObject, path: str) -> None:
         for key in schema:
-            if not (key in _KEPT or key in _STRUCTURE or key in _ANNOTATIONS or key.startswith("~")):
+            if key in _SHAPES:
                 raise NotStrict(f"{path}: strict mode has no {key!r}")
-        form = schema.get("format")
-        if form is not None and form not in _FORMATS:
-            raise NotStrict(f"{path}: strict mode has no format {form!r}")
-        if isinstance(pattern := schema.get("pattern"), str) and "(?" in pattern.replace("(?:", ""):
-            raise NotStrict(f"{path}: strict mode has no look-around in patterns")
 
     def _write_alternatives(
         self, schema: JsonObject, strict: JsonObject, alternatives: Json, path: str, depth: int
@@ -166,14 +154,24 @@ class _Writer:
             raise NotStrict(f"$: names and enum values of more than {MAX_NAME_CHARACTERS} characters")
 
 
+def _is_for_words(key: str, value: Json) -> bool:
+    """Whether strict mode refuses a keyword that can be told in words instead."""
+    match key, value:
+        case "format", _:
+            return value not in _FORMATS
+        case "pattern", str():
+            return "(?" in value.replace("(?:", "")  # look-around
+        case _:
+            return key not in _KEPT and key not in _STRUCTURE and key not in _SHAPES and key not in _ANNOTATIONS
+
+
 def _reference(schema: JsonObject, path: str) -> JsonObject:
     target = schema["$ref"]
     if not isinstance(target, str):
         raise NotStrict(f"{path}: $ref must be a string")
-    target = target.replace("#/definitions/", "#/$defs/", 1)
     if target != "#" and not (target.startswith("#/$defs/") and target.count("/") == 2):
         raise NotStrict(f"{path}: strict mode can't follow {target!r}")
-    beside = {key for key in schema if key not in _ANNOTATIONS} - {"$ref", "description", "$defs", "definitions"}
+    beside = {key for key in schema if key not in _ANNOTATIONS} - {"$ref", "description", "$defs"}
     if beside:
         raise NotStrict(f"{path}: $ref stands beside {', '.join(sorted(beside))}")
     if "description" in schema:  # $ref takes no siblings

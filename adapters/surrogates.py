@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
+from bus.json_types import Json, JsonObject
+
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
     rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
@@ -31,3 +35,35 @@ def mend_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def mend_object(value: JsonObject) -> JsonObject:
+    """A JSON object whose texts UTF-8 can hold; the same object if it could already."""
+    try:
+        msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return {mend_text(name): mend_json_value(inner) for name, inner in value.items()}
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        pass  # whoever writes the body decides about what is no JSON
+    return value
+
+
+def mend_json_value(value: Json) -> Json:
+    """A JSON value, all its texts mended."""
+    match value:
+        case str():
+            return mend_text(value)
+        case list():
+            return [mend_json_value(item) for item in value]
+        case dict():
+            return {mend_text(name): mend_json_value(item) for name, item in value.items()}
+        case _:
+            return value
+
+
+def encode_body(body: JsonObject) -> bytes:
+    """A request's body as JSON text, mended if UTF-8 can't hold it. What is no JSON raises as msgspec does."""
+    try:
+        return msgspec.json.encode(body)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(mend_json_value(body))

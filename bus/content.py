@@ -154,11 +154,15 @@ class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
     provider_raw: ProviderRaw | None = None
 
 
+ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
+"""What a tool's result may be made of."""
+
+
 class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
-    """What a tool answered. content: text, or text and image blocks. is_error: the tool failed."""
+    """What a tool answered. content: text, or text, image and document blocks. is_error: the tool failed."""
 
     tool_use_id: str
-    content: str | tuple[TextBlock | ImageBlock, ...] = ""
+    content: str | tuple[ResultPart, ...] = ""
     is_error: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +171,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
 
     @property
     def text(self) -> str:
-        """The text of the result; images are left out."""
+        """The text of the result; images and documents are left out."""
         if isinstance(self.content, str):
             return self.content
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))

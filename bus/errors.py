@@ -1,4 +1,4 @@
-"""Every exception that Callboard raises, and for an adapter's: whose fault, retried or not.
+"""Every exception that Callboard raises.
 
     CallboardError
     ├── ConfigurationError            models.yaml, keys, names: mend the configuration
@@ -11,27 +11,26 @@
     ├── SupervisorEscalated           a supervisor gave up; its whole tree is down
     ├── UnknownStream                 no such stream log, or no more
     └── AdapterError                  a call failed; `error_class` says how
-        ├── AuthError                     auth             no     key
-        │   └── AccessDeniedError         auth             no     key
-        ├── RateLimitError                rate_limit       yes    key
-        │   ├── OverloadedError           rate_limit       yes    provider
-        │   └── QuotaExceededError        rate_limit       no     key
-        ├── ServerError                   server_error     yes    provider
-        ├── NetworkError                  network          yes    provider
-        │   ├── RequestTimeoutError       network          yes*   provider     (* not the whole call's own limit)
-        │   └── StreamError               network          yes    provider     (only before any output)
-        ├── ContextOverflowError          context_overflow no     nobody
-        ├── InvalidRequestError           invalid_request  no     nobody
-        │   ├── NotFoundError             invalid_request  no     model
-        │   ├── ContentFilterError        invalid_request  no     nobody
-        │   └── CapabilityError           invalid_request  no     nobody       (raised before any network)
+        ├── AuthError
+        │   └── AccessDeniedError
+        ├── RateLimitError
+        │   ├── OverloadedError
+        │   └── QuotaExceededError
+        ├── ServerError
+        ├── NetworkError
+        │   ├── RequestTimeoutError
+        │   └── StreamError
+        ├── ContextOverflowError
+        ├── InvalidRequestError
+        │   ├── NotFoundError
+        │   ├── ContentFilterError
+        │   └── CapabilityError           raised before any network
         │       ├── UnsupportedToolChoiceError
         │       └── PromptTooLongError
-        ├── CancelledError                cancelled        no     nobody
-        ├── NoModelAvailable              other            no     nobody       (raised before any network)
-        └── AdapterError itself           other            before output only
+        ├── CancelledError
+        └── NoModelAvailable              raised before any network
 
-The columns are `error_class`, whether an adapter retries it, and against what the failure counts.
+`error_table` says of each AdapterError its class, whether it is retried, and against whom it counts.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from .content import (
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -150,7 +151,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @classmethod
     def tool_result(
-        cls, tool_use_id: str, content: str | Sequence[TextBlock | ImageBlock], *, is_error: bool = False
+        cls, tool_use_id: str, content: str | Sequence[ResultPart], *, is_error: bool = False
     ) -> Message:
         body = content if isinstance(content, str) else tuple(content)
         return cls(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))

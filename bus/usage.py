@@ -47,6 +47,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     cache_creation_1h_input_tokens: the part of the former that was written for an hour (the rest is 5 minutes).
     reasoning_tokens: the part of `output_tokens` spent on reasoning; None if the provider doesn't say.
     source: how far the figures can be trusted.
+    reported_cost_nano_usd: what the provider says that the call cost, in nano-USD; None if it says nothing.
     raw: the provider's usage object as it came, for prices that are invented later.
     """
 
@@ -58,6 +59,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: int | None = None
     source: UsageSource = UsageSource.REPORTED
     raw: msgspec.Raw | None = None
+    reported_cost_nano_usd: int | None = None
 
     @property
     def total_input_tokens(self) -> int:
@@ -75,10 +77,14 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
         return self.source is UsageSource.ESTIMATED
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """The sum of two usages; its source is the weaker of the two, and `raw` is dropped."""
+        """The sum of two usages; its source is the weaker of the two, and `raw` is dropped.
+
+        A reported cost remains only if both have one.
+        """
         if not isinstance(other, TokenUsage):
             return NotImplemented
         reasoning = (self.reasoning_tokens, other.reasoning_tokens)
+        costs = (self.reported_cost_nano_usd, other.reported_cost_nano_usd)
         return TokenUsage(
             input_tokens=self.input_tokens + other.input_tokens,
             output_tokens=self.output_tokens + other.output_tokens,
@@ -88,6 +94,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
             + other.cache_creation_1h_input_tokens,
             reasoning_tokens=None if reasoning == (None, None) else (reasoning[0] or 0) + (reasoning[1] or 0),
             source=max(self.source, other.source, key=_STRENGTH.index),
+            reported_cost_nano_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
         )
 
 

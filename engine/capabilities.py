@@ -22,15 +22,13 @@ from adapters import (
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
+from adapters.estimate import at_most
 from bus import PromptTooLongError
 from bus.json_types import JsonObject
 
 from .choice import Requirements
 
 _FORCING = ("required", "named")
-
-ESTIMATE_ERROR = 0.25
-"""How far an estimate of a prompt's size may be off: only beyond that does a window count as exceeded for sure."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +65,7 @@ def check(
     if not listed or estimated_tokens <= window:
         return ()
     size = f"about {estimated_tokens} tokens for a window of {window}"
-    if estimated_tokens > window * (1 + ESTIMATE_ERROR):
+    if estimated_tokens > at_most(window):
         raise PromptTooLongError(f"the prompt is too long for {model}: {size}", provider=provider)
     return (CallWarning("prompt_near_window", f"the prompt may be too long for {model}: {size}"),)
 

@@ -6,22 +6,26 @@ The history is fitted by `adapters.history` first. What remains are this wire's 
   anything else in it; text after them joins that message.
 * Reasoning goes back word for word or not at all: without its signature it is worthless. What the reply showed of
   it may be empty text; the signature carries it.
+  No message may end in it.
 * Calls of the provider's own tools come in pairs with their results, across messages; one without the other would
-  make every later request fail. Only the last turn may still be waiting for a result.
-* Text may not be empty, a failed tool's result must be text, and an image must be of a known kind.
+  make every later request fail. Only the last turn may still be waiting for a result, and the container that it
+  waits in is named beside the messages.
+* Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
+from base64 import b64encode
 from collections.abc import Iterable, Iterator
-from urllib.parse import unquote_to_bytes
+from typing import assert_never
 
-from adapters.contract import CanonicalRequest
-from adapters.history import FittedHistory, Loss
+from adapters.data_url import is_remote, media_bytes
+from adapters.fitted import FittedHistory, Loss, left_out
+from adapters.surrogates import mend_text
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
@@ -34,35 +38,66 @@ from bus.errors import InvalidRequestError
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
+from .wire import CONTAINER
+
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+PDF = "application/pdf"
+TEXT_MEDIA_TYPES = (
+    "text/plain",
+    "text/markdown",
+    "text/csv",
+    "text/html",
+    "text/xml",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+)
+"""Documents that go as plain text; the wire has no other name for them."""
+
+_REASONING = ("thinking", "redacted_thinking")
+_MAX_TITLE = 500  # characters
 FAILED_SILENTLY = "The tool failed without saying why."
 
 
-def write_messages(
-    request: CanonicalRequest, history: FittedHistory, provider: str
-) -> tuple[list[Json], list[Loss]]:
-    """The messages, and what had to be left out of them. provider: the adapter's name.
+def write_messages(history: FittedHistory) -> tuple[list[Json], list[Loss]]:
+    """The messages, and what had to be left out of them. Raises InvalidRequestError if there is none to send."""
+    return _Writer(history).write()
 
-    Raises InvalidRequestError if there is no message to send.
+
+def open_container(history: FittedHistory) -> str | None:
+    """The container in which tools of the last turn wait to go on: the request must name it.
+
+    None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
     """
-    return _Writer(request, history, provider).write()
+    found: str | None = None
+    for message in history.messages:
+        if message.role is Role.USER:
+            found = None
+        for block in message.content:
+            if isinstance(block, OpaqueBlock) and block.kind == CONTAINER:
+                container_id = block.provider_raw.data.get("id")
+                found = container_id if isinstance(container_id, str) else found
+    return found
 
 
 class _Writer:
-    def __init__(self, request: CanonicalRequest, history: FittedHistory, provider: str) -> None:
-        self.request = request
+    def __init__(self, history: FittedHistory) -> None:
         self.history = history
-        self.provider = provider
+        self.provider = history.adapter
         self.losses: list[Loss] = []
+        self.unpaired = _unpaired_server_tools(history.messages)
+        self.server_calls = {
+            block.provider_raw.data.get("id")
+            for message in history.messages
+            for block in message.content
+            if isinstance(block, OpaqueBlock) and id(block) not in self.unpaired
+        }
 
     def write(self) -> tuple[list[Json], list[Loss]]:
-        unpaired = _unpaired_server_tools(self.history.messages)
         turns: list[tuple[str, list[Json]]] = []
         for message in self.history.messages:
             role = "assistant" if message.role is Role.ASSISTANT else "user"
-            blocks: list[Json] = []
-            for block in message.content:
-                blocks += self._block(block, unpaired)
+            blocks = self._content(message)
             if not blocks:
                 continue
             if turns and turns[-1][0] == role:
@@ -75,26 +110,43 @@ class _Writer:
             _trim_end(turns[-1][1])
         return [{"role": role, "content": content} for role, content in turns], self.losses
 
-    def _block(self, block: ContentBlock, unpaired: frozenset[int]) -> Iterator[JsonObject]:
+    def _content(self, message: Message) -> list[Json]:
+        written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
+        while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
+            self._lose(written.pop()[0], "what it led to was never said")
+        if not written and message.role is Role.USER:
+            return [{"type": "text", "text": text.text} for text in left_out(message.content)]
+        return [wire_block for _, wire_block in written]
+
+    def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
         match block:
             case TextBlock():
                 yield {"type": "text", "text": block.text, **self._citations(block)}
             case ImageBlock():
                 yield from self._image(block, block)
+            case DocumentBlock():
+                yield from self._document(block, block)
+            case AudioBlock():
+                self._lose(block, "this protocol takes no audio")
             case ToolUseBlock():
                 yield self._tool_use(block)
             case ToolResultBlock():
                 yield self._tool_result(block)
             case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
-                self._lose(block, "thinking", "it has no signature")
+                self._lose(block, "it has no signature")
             case ThinkingBlock():
                 yield {"type": "thinking", "thinking": block.text, "signature": block.signature}
             case RedactedThinkingBlock():
                 yield {"type": "redacted_thinking", "data": block.data}
-            case OpaqueBlock() if id(block) in unpaired:
-                self._lose(block, block.kind, "a provider's tool call and its result can only be sent together")
+            case OpaqueBlock() if block.kind == CONTAINER:
+                pass
+            case OpaqueBlock() if id(block) in self.unpaired:
+                reason = "a provider's tool call and its result can only be sent together"
+                self._lose(block, reason, kind=block.kind)
             case OpaqueBlock():
                 yield _without_nulls(block.provider_raw.data)
+            case _:
+                assert_never(block)
 
     def _citations(self, block: TextBlock) -> JsonObject:
         raw = block.provider_raw
@@ -116,9 +168,15 @@ class _Writer:
             "input": block.input,
         }
         raw = block.provider_raw
-        if raw is not None and raw.provider == self.provider and raw.data.get("caller"):
+        if raw is not None and raw.provider == self.provider and self._is_sent(raw.data.get("caller")):
             wire_block["caller"] = raw.data["caller"]
         return wire_block
+
+    def _is_sent(self, caller: Json) -> bool:
+        """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
+        if not isinstance(caller, dict):
+            return False
+        return "tool_id" not in caller or caller["tool_id"] in self.server_calls
 
     def _tool_result(self, block: ToolResultBlock) -> JsonObject:
         result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
@@ -136,35 +194,72 @@ class _Writer:
             return block.content if block.content.strip() else ""
         parts: list[Json] = []
         for part in block.content:
-            if isinstance(part, TextBlock):
-                if part.text.strip():
-                    parts.append({"type": "text", "text": part.text})
-            elif block.is_error:
-                self._lose(block, "image", "the result of a failed tool takes text only")
-            else:
-                parts += self._image(part, block)
+            match part:
+                case TextBlock():
+                    if part.text.strip():
+                        parts.append({"type": "text", "text": part.text})
+                case ImageBlock() | DocumentBlock() if block.is_error:
+                    kind = "image" if isinstance(part, ImageBlock) else "document"
+                    self._lose(block, "the result of a failed tool takes text only", kind=kind)
+                case ImageBlock():
+                    parts += self._image(part, block)
+                case DocumentBlock():
+                    parts += self._document(part, block)
+                case _:
+                    assert_never(part)
         return parts
 
     def _image(self, image: ImageBlock, home: ContentBlock) -> Iterator[JsonObject]:
-        if image.url is not None and image.url.startswith(("https://", "http://")):
+        if is_remote(image.url):
             yield {"type": "image", "source": {"type": "url", "url": image.url}}
             return
-        found = _from_data_url(image.url) if image.url is not None else (image.media_type or "", image.data or b"")
+        found = media_bytes(image)
         if found is None:
-            self._lose(home, "image", "its url is neither http(s) nor a data url")
+            self._lose(home, "its url is neither http(s) nor a data url", kind="image")
             return
         media_type, data = found
         media_type = "image/jpeg" if media_type == "image/jpg" else media_type
         if media_type not in IMAGE_MEDIA_TYPES:
-            self._lose(home, "image", f"{media_type or 'no media type'} is none of {', '.join(IMAGE_MEDIA_TYPES)}")
+            reason = f"{media_type or 'no media type'} is none of {', '.join(IMAGE_MEDIA_TYPES)}"
+            self._lose(home, reason, kind="image")
             return
-        encoded = base64.b64encode(data).decode()
+        encoded = b64encode(data).decode()
         yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}}
 
-    def _lose(self, block: ContentBlock, kind: str, reason: str) -> None:
-        homes = (message.id for message in self.request.messages if any(part is block for part in message.content))
-        message_id = next(homes, None) or ""
-        self.losses.append(Loss(self.request.session_id, message_id, kind, self.provider, reason))
+    def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        source = _document_source(document)
+        if isinstance(source, str):
+            self._lose(home, source, kind="document")
+            return
+        wire_block: JsonObject = {"type": "document", "source": source}
+        title = mend_text(document.name or "").strip()[:_MAX_TITLE]
+        if title:
+            wire_block["title"] = title
+        yield wire_block
+
+    def _lose(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> None:
+        self.losses.append(self.history.loss(block, reason, kind=kind))
+
+
+def _document_source(document: DocumentBlock) -> JsonObject | str:
+    """Where the document is; or why it can't be sent."""
+    if is_remote(document.url):
+        if document.media_type not in (None, PDF):
+            return "only PDF files are taken by address"
+        return {"type": "url", "url": document.url}
+    found = media_bytes(document)
+    if found is None:
+        return "its url is neither http(s) nor a data url"
+    media_type, data = found
+    if media_type == PDF:
+        return {"type": "base64", "media_type": PDF, "data": b64encode(data).decode()}
+    if media_type not in TEXT_MEDIA_TYPES:
+        return f"{media_type or 'no media type'} is neither PDF nor text"
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return "its text is not UTF-8"
+    return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
 
 
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
@@ -200,18 +295,8 @@ def _trim_end(content: list[Json]) -> None:
 
 def _without_nulls(data: JsonObject) -> JsonObject:
     """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
-    return {name: value for name, value in data.items() if value is not None or name == "content"}
-
-
-def _from_data_url(url: str) -> tuple[str, bytes] | None:
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().startswith("data:"):
-        return None
-    media_type, *parameters = head[len("data:") :].lower().split(";")
-    data = unquote_to_bytes(body)
-    if "base64" not in parameters:
-        return media_type, data
-    try:
-        return media_type, base64.b64decode(data, validate=False)
-    except binascii.Error:
-        return None
+    return {
+        name: _without_nulls(value) if name == "content" and isinstance(value, dict) else value
+        for name, value in data.items()
+        if value is not None or name == "content"
+    }

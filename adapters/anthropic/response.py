@@ -106,8 +106,8 @@ def end_block(assembler: Assembler, state: WireBlock) -> None:
         case "thinking" | "redacted_thinking":
             pass
         case kind:
-            if state.input_json:
-                text = "".join(state.input_json)
+            text = "".join(state.input_json)
+            if text.strip():  # a call without arguments gets an empty fragment, if any
                 parsed = parse_object(text)
                 block["input"] = text if parsed is None else parsed
             assembler.whole(key, kind, block)
@@ -143,6 +143,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
         else:
             begin_block(assembler, state)
             end_block(assembler, state)
+    keep_container(assembler, reply.container, reply.stop_reason)
     finish(assembler, reply.stop_reason, reply.stop_details, token_usage(usage, raw=reply.usage.copy()))
 
 
@@ -152,6 +153,12 @@ def begin_message(assembler: Assembler, reply: wire.Reply) -> None:
         assembler.response_id = reply.id
     if isinstance(reply.model, str) and reply.model:
         assembler.model = reply.model
+
+
+def keep_container(assembler: Assembler, container: Json, stop_reason: object) -> None:
+    """Note where the tools of a reply that is to be continued run; otherwise nothing has to go on there."""
+    if stop_reason in ("tool_use", "pause_turn") and isinstance(container, dict) and container.get("id"):
+        assembler.whole(wire.CONTAINER, wire.CONTAINER, {**container, "type": wire.CONTAINER})
 
 
 def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage: TokenUsage | None) -> None:

@@ -27,6 +27,7 @@ from .response import (
     end_block,
     error_in_reply,
     finish,
+    keep_container,
     read_usage,
     token_usage,
     wire_block,
@@ -64,6 +65,7 @@ class MessagesNormaliser(SseNormaliser):
         self._output_reported = False
         self._stop_reason: object = None
         self._stop_details: Json = None
+        self._container: Json = None
         self._warned: set[str] = set()
 
     def on_event(self, name: bytes, data: bytes) -> None:
@@ -115,6 +117,7 @@ class MessagesNormaliser(SseNormaliser):
             return  # its content has been delivered and can't be taken back
         begin_message(self.assembler, message)
         self._stop_reason, self._stop_details = message.stop_reason, message.stop_details
+        self._container = message.container
         self._usage = usage
         self.assembler.usage = token_usage(usage)
         for value in message.content or ():  # whole blocks, which get no events of their own
@@ -133,12 +136,15 @@ class MessagesNormaliser(SseNormaliser):
                 self._stop_reason = event.delta.stop_reason
             if event.delta.stop_details is not None:
                 self._stop_details = event.delta.stop_details
+            if event.delta.container is not None:
+                self._container = event.delta.container
 
     def _on_message_stop(self) -> None:
         for state in self._blocks.values():
             end_block(self.assembler, state)
         self._blocks.clear()
         usage = token_usage(self._usage, final=self._output_reported)
+        keep_container(self.assembler, self._container, self._stop_reason)
         finish(self.assembler, self._stop_reason, self._stop_details, usage)
         self.finished = True
 

@@ -16,6 +16,9 @@ from bus.json_types import Json
 VERSION = "2023-06-01"
 PATH = "/v1/messages"
 
+CONTAINER = "container"
+"""Our name for the opaque block that keeps in which container a reply's tools run. It is no block on the wire."""
+
 ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""
 
@@ -29,6 +32,7 @@ class Reply(msgspec.Struct):
     content: list[Json] | None = None
     stop_reason: object = None
     stop_details: Json = None
+    container: Json = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
 
@@ -44,6 +48,7 @@ class Delta(msgspec.Struct):
     citation: Json = None
     stop_reason: object = None
     stop_details: Json = None
+    container: Json = None
 
 
 class Event(msgspec.Struct):

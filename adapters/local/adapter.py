@@ -30,6 +30,7 @@ from adapters.contract import (
     ProviderAdapter,
 )
 from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
+from adapters.patience import patient
 from adapters.registry import create_adapter
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
@@ -41,9 +42,6 @@ from .settings import LocalServerSettings, check_installed, choose_model
 from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport
 
 ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
-
-SLOW_MACHINE_SECONDS = 300.0
-"""How long a reply may keep us waiting where the configuration leaves the default: a CPU reads a prompt slowly."""
 
 
 class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -207,14 +205,8 @@ def create_inner(
     inner_options: dict[str, object] = {"quirks": "llama.cpp"}
     if options.tools == "emulate":
         inner_options["tools"] = "emulate"
-    default = AdapterConfig()
-    patience = {
-        field: SLOW_MACHINE_SECONDS
-        for field in ("first_event_timeout", "stream_read_timeout")
-        if getattr(config, field) == getattr(default, field)
-    }
     inner_config = msgspec.structs.replace(
-        config, api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options, **patience
+        patient(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
     )
     # by the registry's name, because provider folders never import each other
     kind = ADAPTER_OF_PROTOCOL[options.protocol]

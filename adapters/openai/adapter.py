@@ -12,11 +12,12 @@ from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
+from adapters.surrogates import encode_body
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import family
+from .data import DOCUMENT_TYPES, REPAIRS, family
 from .errors import CODES
 from .quirks import choose_quirks
 from .request import build_request
@@ -29,12 +30,15 @@ class OpenAIAdapter(HttpAdapter):
     """Speaks the Responses API.
 
     `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
-    `adapters.openai.quirks`), by default judged by the address. Raises ConfigurationError for an unknown name.
+    `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
+    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
+    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     default_name = "openai"
     default_base_url = "https://api.openai.com"
     error_codes = CODES
+    repair_rules = REPAIRS
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class OpenAIAdapter(HttpAdapter):
         self.quirks = choose_quirks(config.options.get("quirks"), self.base_url)
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
+            supports_documents=self.quirks.documents,
             supports_thinking=self.quirks.reasoning,
             supports_tools=self.quirks.tools,
             supports_structured_output=self.quirks.structured_output,
@@ -55,6 +60,7 @@ class OpenAIAdapter(HttpAdapter):
             supports_parallel_tool_calls=self.quirks.tools,
             supports_prompt_caching=True,
             accepted_image_media_types=IMAGE_TYPES,
+            accepted_document_media_types=DOCUMENT_TYPES,
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
@@ -81,7 +87,8 @@ class OpenAIAdapter(HttpAdapter):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
         built.history.log()
-        return WireCall("/v1/responses", msgspec.json.encode(built.body), warnings=built.warnings)
+        body, ids = encode_body(built.body), built.history.tool_ids
+        return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         self._prepare(assembler)

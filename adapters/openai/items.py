@@ -3,21 +3,26 @@
 The call is stateless (`store` is false), so the history goes along each time. What OpenAI checks most strictly is
 that a reasoning item is followed by the very item that it preceded when it was made: so a reasoning item goes back
 whole, with its encrypted content, and the items after it with their own ids; where it can't go back, the ids of
-the items after it stay behind too. Ids are never sent alone, for nothing is stored under them.
+the items after it stay behind too. Ids are never sent alone, for nothing is stored under them. Other items that
+reasoning led to can't do without theirs, so they stay with the model whose reasoning it was.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable
+from mimetypes import guess_extension
+from typing import assert_never
 
 import msgspec
 
-from adapters.contract import CanonicalRequest
-from adapters.history import FittedHistory, Loss
+from adapters.data_url import write_data_url
+from adapters.fitted import FittedHistory, Loss
+from adapters.surrogates import mend_text
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     RedactedThinkingBlock,
@@ -29,8 +34,9 @@ from bus.content import (
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
-from .response import REASONING_PART
+from .response import CUSTOM, REASONING_PART
 
+COMPACTION = "compaction"
 SELF_CONTAINED = frozenset(
     {
         "web_search_call",
@@ -39,29 +45,29 @@ SELF_CONTAINED = frozenset(
         "image_generation_call",
         "mcp_list_tools",
         "mcp_call",
-        "compaction",
+        COMPACTION,
     }
 )
 """Items that say all there is to say, and may go back without anything being stored."""
 
-_ANSWERED = re.compile(
-    r"(tool_search|shell|local_shell|apply_patch|computer|custom_tool)_call(_output)?|tool_search_output"
-)
+_ANSWERED = re.compile(r"(tool_search|shell|local_shell|apply_patch|computer)_call(_output)?|tool_search_output")
 """Items that come in pairs, a call and its output; one may go back only with the other."""
 
 
-def write_items(request: CanonicalRequest, history: FittedHistory, provider: str) -> tuple[list[Json], list[Loss]]:
-    """The items, and what had to be left out of them. provider: the adapter's name."""
-    return _Writer(request, history, provider).write()
+def write_items(history: FittedHistory, model: str) -> tuple[list[Json], list[Loss]]:
+    """The items, and what had to be left out of them. model: the one that they go to, as the wire names it."""
+    return _Writer(history, model).write()
 
 
 class _Writer:
-    def __init__(self, request: CanonicalRequest, history: FittedHistory, provider: str) -> None:
-        self.request = request
+    def __init__(self, history: FittedHistory, model: str) -> None:
         self.history = history
-        self.provider = provider
+        self.provider = history.adapter
+        self.model = model
         self.losses: list[Loss] = []
         self.items: list[Json] = []
+        self.reasoning: set[Json] = set()  # ids of the items that were written
+        self.calls: dict[str, ToolUseBlock] = {}
 
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.history.messages:
@@ -71,94 +77,130 @@ class _Writer:
                 case Role.TOOL:
                     self.items += [self._result(block) for block in message.content]
                 case role:
-                    self.items.append({"role": str(role), "content": _content(message.content)})
+                    self.items.append({"role": str(role), "content": self._content(message.content)})
         if not self.items:
             self.items.append({"role": "user", "content": ""})  # an empty input is refused
         return self.items, self.losses
 
     def _assistant(self, message: Message) -> None:
-        blocks = self._pairs(message.content)
-        with_ids = False
-        for position, block in enumerate(blocks):
+        former: ContentBlock | None = None
+        for block in self._pairs(message.content):
             match block:
                 case ThinkingBlock():
                     item = _reasoning_item(_own(block, self.provider))
                     assert item is not None
-                    with_ids = "id" in item
+                    self.reasoning.add(item.get("id"))
                     self.items.append(item)
                 case TextBlock():
-                    former = blocks[position - 1] if position else None
-                    self._text(block, former, with_ids=with_ids)
+                    self._text(block, former)
                 case ToolUseBlock():
-                    self.items.append(self._call(block, with_ids=with_ids))
+                    self.calls[block.id] = block
+                    self.items.append(self._call(block))
                 case OpaqueBlock():
                     self.items.append(block.provider_raw.data)
                 case _:
-                    self._lose(block, "this protocol has no such block")
+                    raise AssertionError(block)
+            former = block
 
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
         """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
         blocks = list(content)
         calls = {_call_key(block) for block in blocks if isinstance(block, OpaqueBlock)}
         kept: list[ContentBlock] = []
-        followed = False
+        follower: ContentBlock | None = None
         for block in reversed(blocks):
             reason = None
             match block:
                 case ThinkingBlock() if _own(block, self.provider).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which stands with a later block
                 case ThinkingBlock():
-                    if _reasoning_item(_own(block, self.provider)) is None:
-                        reason = "it has no encrypted content to be known by"
-                    elif not followed:
-                        reason = "the item that it led to is not sent"
+                    reason = self._unled(block, follower)
                 case OpaqueBlock():
-                    reason = _unreplayable(block, calls)
-                    followed = reason is None
-                case RedactedThinkingBlock() | ImageBlock():
+                    reason = self._unreplayable(block, calls)
+                case RedactedThinkingBlock() | ImageBlock() | AudioBlock() | DocumentBlock() | ToolResultBlock():
                     reason = "this protocol has no such block"
+                case TextBlock() | ToolUseBlock():
+                    pass
                 case _:
-                    followed = True
+                    assert_never(block)
+            follower = block if reason is None else None
             if reason is None:
                 kept.append(block)
             else:
                 self._lose(block, reason)
         return kept[::-1]
 
-    def _text(self, block: TextBlock, former: ContentBlock | None, *, with_ids: bool) -> None:
+    def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
+        """Why a reasoning item can't go back before that block; None if it can."""
+        item = _reasoning_item(_own(block, self.provider))
+        if item is None:
+            return "it has no encrypted content to be known by"
+        led_to = follower is not None and self.history.home(follower) == self.history.home(block)
+        if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
+            led_to = _own(follower, self.provider).get("after") == item["id"]
+        return None if led_to else "the item that it led to is not sent"
+
+    def _unreplayable(self, block: OpaqueBlock, calls: set[tuple[str, Json]]) -> str | None:
+        """Why an item can't go back; None if it can."""
+        issuer = block.provider_raw.model
+        if block.kind != COMPACTION and issuer is not None and issuer != self.model:
+            return f"the reasoning that led to it belongs to the model {issuer}"
+        if block.kind in SELF_CONTAINED:
+            return None
+        if _ANSWERED.fullmatch(block.kind):
+            base = block.kind.removesuffix("_output").removesuffix("_call")
+            call_id = _call_key(block)[1]
+            output = "tool_search_output" if base == "tool_search" else f"{base}_call_output"
+            if (f"{base}_call", call_id) in calls and (output, call_id) in calls:
+                return None
+            return "a call can't go back without its output, nor an output without its call"
+        return "an item of this kind can't go back while nothing is stored"
+
+    def _item_id(self, own: JsonObject) -> Json:
+        """An item's own id, if the reasoning that led to it is sent as well."""
+        return own.get("item_id") if own.get("after") in self.reasoning else None
+
+    def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
         own = _own(block, self.provider)
-        part: JsonObject = {"type": "output_text", "text": block.text, "annotations": []}
+        annotations = own.get("annotations")
+        part: JsonObject = {
+            "type": "output_text",
+            "text": block.text,
+            "annotations": annotations if isinstance(annotations, list) else [],
+        }
         if own.get("type") == "refusal":
             part = {"type": "refusal", "refusal": block.text}
-        item_id = own.get("item_id")
+        named = own.get("item_id")
         last = self.items[-1] if self.items else None
-        if item_id and isinstance(former, TextBlock) and _own(former, self.provider).get("item_id") == item_id:
+        if named and isinstance(former, TextBlock) and _own(former, self.provider).get("item_id") == named:
             assert isinstance(last, dict)
             parts = last["content"]
             assert isinstance(parts, list)
             parts.append(part)
             return
         item: JsonObject = {"type": "message", "role": "assistant"}
-        if item_id and with_ids:
+        if item_id := self._item_id(own):
             item |= {"id": item_id, "status": "completed"}
         item["content"] = [part]
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)
 
-    def _call(self, block: ToolUseBlock, *, with_ids: bool) -> JsonObject:
+    def _call(self, block: ToolUseBlock) -> JsonObject:
         own = _own(block, self.provider)
         item: JsonObject = {
             "type": "function_call",
             "call_id": self.history.tool_ids[block.id],
-            "name": re.sub("[^A-Za-z0-9_-]", "_", block.name)[:64],
-            "arguments": msgspec.json.encode(block.input).decode(),
+            "name": block.name,
         }
-        if with_ids and "item_id" in own:
-            item["id"] = own["item_id"]
-        if "namespace" in own:
-            item["namespace"] = own["namespace"]
-        return item
+        if own.get("type") == CUSTOM:
+            text = block.input.get("input")
+            item |= {"type": CUSTOM, "input": text if isinstance(text, str) else ""}
+        else:
+            item["arguments"] = msgspec.json.encode(block.input).decode()
+        if item_id := self._item_id(own):
+            item["id"] = item_id
+        return item | {name: own[name] for name in ("namespace", "caller") if name in own}
 
     def _result(self, block: ContentBlock) -> JsonObject:
         assert isinstance(block, ToolResultBlock)
@@ -166,20 +208,38 @@ class _Writer:
         output: Json
         if isinstance(block.content, str):
             output = prefix + block.content
-        elif any(isinstance(part, ImageBlock) for part in block.content):
-            output = [{"type": "input_text", "text": prefix}] if prefix else []
-            output += [_part(part) for part in block.content]
-        else:
+        elif all(isinstance(part, TextBlock) for part in block.content):
             output = prefix + block.text
-        return {
-            "type": "function_call_output",
+        else:
+            output = [{"type": "input_text", "text": prefix}] if prefix else []
+            output += [part for content in block.content for part in self._part(content, block)]
+        own = _own(self.calls[block.tool_use_id], self.provider)
+        item: JsonObject = {
+            "type": f"{CUSTOM}_output" if own.get("type") == CUSTOM else "function_call_output",
             "call_id": self.history.tool_ids[block.tool_use_id],
             "output": output,
         }
+        return item | ({"caller": own["caller"]} if "caller" in own else {})
+
+    def _content(self, blocks: tuple[ContentBlock, ...]) -> Json:
+        if len(blocks) == 1 and isinstance(blocks[0], TextBlock):
+            return blocks[0].text
+        return [part for block in blocks for part in self._part(block, block)]
+
+    def _part(self, block: ContentBlock, home: ContentBlock) -> list[JsonObject]:
+        match block:
+            case TextBlock():
+                return [{"type": "input_text", "text": block.text}]
+            case ImageBlock():
+                return [_image_part(block)]
+            case DocumentBlock():
+                return [_file_part(block)]
+            case _:
+                self._lose(home, "this protocol has no such part")
+                return []
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
-        kind = str(type(block).__struct_config__.tag)
-        self.losses.append(Loss(self.request.session_id, "", kind, self.provider, reason))
+        self.losses.append(self.history.loss(block, reason))
 
 
 def _own(block: TextBlock | ThinkingBlock | ToolUseBlock, provider: str) -> JsonObject:
@@ -204,34 +264,17 @@ def _call_key(block: OpaqueBlock) -> tuple[str, Json]:
     return block.kind, call_id if isinstance(call_id, str) else None
 
 
-def _unreplayable(block: OpaqueBlock, calls: set[tuple[str, Json]]) -> str | None:
-    """Why an item can't go back; None if it can."""
-    if block.kind in SELF_CONTAINED:
-        return None
-    if _ANSWERED.fullmatch(block.kind):
-        base = block.kind.removesuffix("_output").removesuffix("_call")
-        call_id = _call_key(block)[1]
-        output = "tool_search_output" if base == "tool_search" else f"{base}_call_output"
-        if (f"{base}_call", call_id) in calls and (output, call_id) in calls:
-            return None
-        return "a call can't go back without its output, nor an output without its call"
-    return "an item of this kind can't go back while nothing is stored"
+def _image_part(block: ImageBlock) -> JsonObject:
+    url = block.url if block.data is None else write_data_url(block.media_type or "", block.data)
+    return {"type": "input_image", "image_url": url, "detail": block.detail or "auto"}
 
 
-def _content(blocks: Iterable[ContentBlock]) -> Json:
-    parts = [block for block in blocks if isinstance(block, TextBlock | ImageBlock)]
-    if len(parts) == 1 and isinstance(parts[0], TextBlock):
-        return parts[0].text
-    return [_part(block) for block in parts]
-
-
-def _part(block: TextBlock | ImageBlock) -> JsonObject:
-    if isinstance(block, TextBlock):
-        return {"type": "input_text", "text": block.text}
-    url = block.url
-    if block.data is not None:
-        url = f"data:{block.media_type};base64,{b64encode(block.data).decode()}"
-    part: JsonObject = {"type": "input_image", "image_url": url}
-    if block.detail is not None:
-        part["detail"] = block.detail
-    return part
+def _file_part(block: DocumentBlock) -> JsonObject:
+    """A file by address, which brings its name along, or as data, which needs one to be known by."""
+    if block.url is not None and not block.url.lower().startswith("data:"):
+        return {"type": "input_file", "file_url": block.url}
+    url = block.url if block.data is None else write_data_url(block.media_type or "", block.data)
+    assert url is not None
+    media_type = block.media_type or url[len("data:") :].partition(",")[0].partition(";")[0]
+    name = mend_text(block.name or "") or f"document{guess_extension(media_type) or ''}"
+    return {"type": "input_file", "filename": name, "file_data": url}

@@ -6,7 +6,11 @@ alone. A whole reply is the case without deltas.
 
 A message becomes one text block for each of its parts, a refusal included. A reasoning item becomes one block of
 thinking for each part of its summary, or of its raw reasoning where it has no summary; the last one bears the item
-itself, the others are marked as its parts. A function call becomes a tool use. Any other item is kept as it is.
+itself, the others are marked as its parts. A function call becomes a tool use; so does a custom tool's call, whose
+free text becomes the one argument `input`, so that other providers and our own tools know what to do with it. Any
+other item is kept as it is.
+
+What follows reasoning remembers which (`after`), for either may go back only with the other.
 """
 
 from __future__ import annotations
@@ -35,11 +39,11 @@ from .wire import (
     is_present,
     read,
     read_or_default,
+    read_value,
 )
 
 HOST_CALLS = frozenset(
     {
-        "custom_tool_call",
         "computer_call",
         "local_shell_call",
         "shell_call",
@@ -48,6 +52,9 @@ HOST_CALLS = frozenset(
     }
 )
 """Items, kept as opaque blocks, that ask the host to do something; unless the reply answers them itself."""
+
+CUSTOM = "custom_tool_call"
+TOOL_CALLS = ("function_call", CUSTOM)
 
 REASONING_PART = "reasoning_part"
 """The type in the provider_raw of a thinking block whose item stands with a later block."""
@@ -61,14 +68,17 @@ class Reply:
         self.quirks = quirks
         self.items: list[OutputItem] = []
         self.refused = False
-        self.reasoned = False
         self.host_calls: set[str | None] = set()
 
     def add(self, kind: str) -> OutputItem:
         item = OutputItem(self, len(self.items), kind)
         self.items.append(item)
-        self.reasoned = self.reasoned or kind == "reasoning"
         return item
+
+    def reasoning_before(self, number: int) -> str | None:
+        """The id of the reasoning item that came last before an item."""
+        before = (item.item_id for item in reversed(self.items[:number]) if item.kind == "reasoning")
+        return next(before, None)
 
     def begin(self, response: Response) -> None:
         """Which model serves the reply under which id, as far as it is said."""
@@ -123,6 +133,7 @@ class OutputItem:
         self.number = number
         self.placed = False
         self.is_done = False
+        self.item_id: str | None = None
         self._reply = reply
         self._assembler = reply.assembler
         self._implicit_end = reply.quirks.late_ends
@@ -131,7 +142,6 @@ class OutputItem:
         self._keys: list[tuple[int, int]] = []
         self._source = ""
         self._arguments: list[str] = []  # that came before the call's name
-        self._after_reasoning = reply.reasoned
 
     def text(self, part: int, fragment: str) -> None:
         """More text of that part of a message."""
@@ -167,21 +177,29 @@ class OutputItem:
             self.placed = True
 
     def begin_call(self, item: Item) -> None:
-        """A function call's name is known."""
+        """A tool's call has its name."""
         if item.name and not self.placed:
-            self._assembler.tool_start(self._key, item.name, raw=_call_ids(item), implicit_end=self._implicit_end)
+            self._assembler.tool_start(
+                self._key, item.name, raw=self._call_raw(item), implicit_end=self._implicit_end
+            )
             self.placed = True
             for fragment in self._arguments:
                 self._assembler.tool_arguments(self._key, fragment)
 
     def arguments(self, fragment: str) -> None:
-        """More arguments of a function call."""
+        """More arguments of a call."""
         if not fragment:
             return
         if self.placed:
             self._assembler.tool_arguments(self._key, fragment)
         else:
             self._arguments.append(fragment)
+
+    def custom_input(self, fragment: str) -> None:
+        """More of a custom tool's text, which is the only argument of its call."""
+        if fragment:
+            begun = self._assembler.block_text(self._key) if self.placed else self._arguments
+            self.arguments(custom_arguments(fragment)[len(_CUSTOM_HEAD) if begun else 0 : -len(_CUSTOM_TAIL)])
 
     def all_arguments(self, text: str) -> None:
         """The arguments as a whole: what the deltas left out of them is emitted."""
@@ -196,12 +214,13 @@ class OutputItem:
         """The item is whole. Idempotent."""
         if self.is_done:
             return
+        self.item_id = item.id
         match self.kind:
             case "message":
                 self._message_done(item)
             case "reasoning":
                 self._reasoning_done(item, raw)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._call_done(item)
             case kind:
                 self._reply_waits(item)
@@ -213,8 +232,9 @@ class OutputItem:
         whole = "".join(part.text or part.refusal or "" for _, part in parts)
         streamed = "".join(self._assembler.block_text(key) for key in self._keys)
         known: JsonObject = {}
-        if item.id and self._after_reasoning:
-            known["item_id"] = item.id  # reasoning may go back only with the very item that followed it
+        after = self._reply.reasoning_before(self.number)
+        if item.id and after:
+            known |= {"item_id": item.id, "after": after}
         if item.phase:
             known["phase"] = item.phase
         for position, (raw, part) in enumerate(parts):
@@ -254,9 +274,22 @@ class OutputItem:
     def _call_done(self, item: Item) -> None:
         if not self.placed:
             self.begin_call(item if item.name else Item(name="unknown", call_id=item.call_id, id=item.id))
-        self.all_arguments(as_arguments(item.arguments))
-        self._assembler.block_raw(self._key, _call_ids(item))
+        custom = self.kind == CUSTOM
+        self.all_arguments(custom_arguments(as_arguments(item.input)) if custom else as_arguments(item.arguments))
+        self._assembler.block_raw(self._key, self._call_raw(item))
         self._assembler.end(self._key, incomplete=item.status == "incomplete")
+
+    def _call_raw(self, item: Item) -> JsonObject:
+        after = self._reply.reasoning_before(self.number)
+        known: JsonObject = {
+            "id": item.call_id or item.id,
+            "item_id": item.id if after else None,
+            "after": after,
+            "namespace": item.namespace,
+            "caller": read_value(item.caller),
+            "type": CUSTOM if self.kind == CUSTOM else None,
+        }
+        return {name: value for name, value in known.items() if value}
 
     def _reply_waits(self, item: Item) -> None:
         if self.kind in HOST_CALLS or item.execution == "client":
@@ -266,7 +299,7 @@ class OutputItem:
 
     def close(self) -> None:
         """The reply is over, and this item was never said to be."""
-        if self.kind == "function_call" and not self.placed:
+        if self.kind in TOOL_CALLS and not self.placed:
             self.begin_call(Item(name="unknown"))
             self._assembler.end(self._key, incomplete=True)
 
@@ -280,9 +313,12 @@ def _texts(data: msgspec.Raw) -> list[str]:
     return [read_or_default(Part, part).text or "" for part in elements(data)]
 
 
-def _call_ids(item: Item) -> JsonObject:
-    ids = {"id": item.call_id or item.id, "item_id": item.id, "namespace": item.namespace}
-    return {name: value for name, value in ids.items() if value}
+_CUSTOM_HEAD, _CUSTOM_TAIL = '{"input":"', '"}'
+
+
+def custom_arguments(text: str) -> str:
+    """A custom tool's text as a call's arguments."""
+    return msgspec.json.encode({"input": text}).decode()
 
 
 def output_limit(request: CanonicalRequest, quirks: Quirks) -> int:

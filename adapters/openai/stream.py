@@ -22,7 +22,7 @@ from bus.errors import StreamError
 
 from .errors import error_in_reply
 from .quirks import Quirks
-from .response import OutputItem, Reply
+from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (
     Event,
     Item,
@@ -132,7 +132,7 @@ class ResponsesNormaliser(SseNormaliser):
         item = self._announced(event, wire) if event.output_index is not None or wire.id in self._by_id else None
         if item is None or item.is_done:
             item = self._add(wire.type or "unknown", event.output_index, wire.id)
-        if item.kind == "function_call":
+        if item.kind in TOOL_CALLS:
             self._apply(item, _begin_call, event)
 
     def _on_done(self, event: Event) -> None:
@@ -219,6 +219,15 @@ def _arguments_done(item: OutputItem, event: Event) -> None:
     item.all_arguments(as_arguments(event.arguments))
 
 
+def _custom_delta(item: OutputItem, event: Event) -> None:
+    item.custom_input(event.delta or "")
+
+
+def _custom_done(item: OutputItem, event: Event) -> None:
+    item.begin_call(Item(name=event.name))
+    item.all_arguments(custom_arguments(as_arguments(event.input)))
+
+
 def _part_done(item: OutputItem, event: Event) -> None:
     item.part_done(event.content_index or 0, read_or_default(Part, event.part))
 
@@ -226,7 +235,8 @@ def _part_done(item: OutputItem, event: Event) -> None:
 def _begin_call(item: OutputItem, event: Event) -> None:
     wire = read_or_default(Item, event.item)
     item.begin_call(wire)
-    item.all_arguments(as_arguments(wire.arguments))
+    if item.kind != CUSTOM:  # which is announced with empty text, and that would already be an argument
+        item.all_arguments(as_arguments(wire.arguments))
 
 
 def _finish_item(item: OutputItem, event: Event) -> None:
@@ -240,4 +250,6 @@ _DELTAS: Mapping[str, tuple[str, Step]] = {
     "response.reasoning_text.delta": ("reasoning", _reasoning_delta),
     "response.function_call_arguments.delta": ("function_call", _arguments_delta),
     "response.function_call_arguments.done": ("function_call", _arguments_done),
+    "response.custom_tool_call_input.delta": (CUSTOM, _custom_delta),
+    "response.custom_tool_call_input.done": (CUSTOM, _custom_done),
 }

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bus.json_types import JsonObject
+from bus.json_types import Json, JsonObject
 
 EMPTY = msgspec.Raw()
 
@@ -31,6 +31,7 @@ class Event(msgspec.Struct):
     item: msgspec.Raw = EMPTY
     response: msgspec.Raw = EMPTY
     error: msgspec.Raw = EMPTY
+    input: msgspec.Raw = EMPTY
 
 
 class Item(msgspec.Struct):
@@ -48,6 +49,8 @@ class Item(msgspec.Struct):
     arguments: msgspec.Raw = EMPTY
     content: msgspec.Raw = EMPTY
     summary: msgspec.Raw = EMPTY
+    input: msgspec.Raw = EMPTY
+    caller: msgspec.Raw = EMPTY
 
 
 class Part(msgspec.Struct):
@@ -155,6 +158,11 @@ def elements(data: msgspec.Raw) -> list[msgspec.Raw]:
 def as_object(data: msgspec.Raw) -> JsonObject:
     """A JSON object as it came. Raises msgspec's DecodeError if it is none."""
     return _OBJECT.decode(data)
+
+
+def read_value(data: msgspec.Raw) -> Json:
+    """Any JSON value; None if the field was absent."""
+    return msgspec.json.decode(data, type=Json) if is_present(data) else None
 
 
 def as_arguments(data: msgspec.Raw) -> str:

@@ -1,10 +1,11 @@
-"""The adapter itself: the protocol's pure parts put together, and emulated tools for models without any."""
+"""The adapter itself: the protocol's pure parts put together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters import emulation
+import msgspec
+
 from adapters.assembler import Assembler
 from adapters.contract import (
     AdapterCapabilities,
@@ -12,10 +13,11 @@ from adapters.contract import (
     AdapterStream,
     AttemptObserver,
     CanonicalRequest,
-    CanonicalResponse,
     RateLimitInfo,
 )
-from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.emulating_adapter import EmulatingAdapter
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
 from adapters.rate_limits import read_rate_limit
 from adapters.sse import SseDecoder
 from adapters.strict_mode import input_cleaner
@@ -24,8 +26,9 @@ from adapters.whole_stream import WholeStream
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 
-from .encoding import encode_json
+from .data import REPAIRS
 from .errors import ERROR_CODES, error_in_body
+from .media import AUDIO_FORMATS, document_types, hears
 from .quirks import choose_quirks, endpoint_path
 from .request import build_body
 from .response import read_whole
@@ -33,7 +36,7 @@ from .stream import ChatNormaliser
 from .wire import decode_reply
 
 
-class OpenAICompatibleAdapter(HttpAdapter):
+class OpenAICompatibleAdapter(EmulatingAdapter):
     """OpenAI's Chat Completions and every server compatible with it.
 
     Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
@@ -44,6 +47,7 @@ class OpenAICompatibleAdapter(HttpAdapter):
     default_name = "openai_compatible"
     default_base_url = "https://api.openai.com"
     error_codes = ERROR_CODES
+    repair_rules = REPAIRS
 
     def __init__(
         self,
@@ -56,16 +60,26 @@ class OpenAICompatibleAdapter(HttpAdapter):
         super().__init__(config, name=name, transport=transport, clock=clock)
         self.quirks = choose_quirks(config.options, self.base_url)
         self._path = endpoint_path(self.quirks, config.base_url, self.base_url, config.options)
-        native = self.quirks.tools == "native"
+        self.emulates_tools = self.quirks.tools == "emulate"
+        native = not self.emulates_tools
         self.capabilities = AdapterCapabilities(
             supports_images=True,
+            supports_documents=True,
+            accepted_audio_media_types=tuple(AUDIO_FORMATS),
+            accepted_document_media_types=document_types(self.quirks),
             supports_thinking=True,
             supports_tools=True,
             supports_structured_output=self.quirks.structured != "none",
-            supports_streaming_tool_calls=native,
+            supports_streaming=self.quirks.streams != "never",
+            supports_streaming_tool_calls=native and self.quirks.streams == "always",
             supports_parallel_tool_calls=native,
             supports_prompt_caching=True,
         )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        if not hears(self.quirks, model.partition(":")[2] or model):
+            return self.capabilities
+        return msgspec.structs.replace(self.capabilities, supports_audio=True)
 
     # -- what goes over the wire
 
@@ -75,15 +89,11 @@ class OpenAICompatibleAdapter(HttpAdapter):
             return {}
         return {"api-key": key} if self.quirks.auth == "api-key" else {"authorization": f"Bearer {key}"}
 
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        emulated = self._emulation(request)
-        if emulated is not None:
-            request = emulated.request
+    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         capabilities = self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
-        warnings = chat.warnings if emulated is None else (emulation.WARNING, *chat.warnings)
-        return WireCall(self._path, encode_json(chat.body), warnings=warnings)
+        return WireCall(self._path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
@@ -131,27 +141,20 @@ class OpenAICompatibleAdapter(HttpAdapter):
             )
         return error
 
-    # -- emulated tools
+    # -- what the server can't stream
 
-    def _emulation(self, request: CanonicalRequest) -> emulation.Emulation | None:
-        return emulation.emulate(request) if self.quirks.tools == "emulate" else None
-
-    async def complete(
-        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> CanonicalResponse:
-        emulated = self._emulation(request)
-        response = await super().complete(request, on_attempt=on_attempt)
-        if emulated is None or not emulated.constrained:
-            return response
-        return emulation.read_response(response, self.clock)
-
-    def stream(  # type: ignore[override]  # the protocol's type: an emulated call streams in whole pieces
+    def stream(  # type: ignore[override]  # the protocol's type: what can't be streamed comes in whole pieces
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> AdapterStream:
-        try:
-            emulated = self._emulation(request)
-        except AdapterError:
-            emulated = None  # writing the request raises it again, where the caller expects it
-        if emulated is None or not emulated.constrained:
+        if self._can_stream(request):
             return super().stream(request, on_attempt=on_attempt)
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+    def _can_stream(self, request: CanonicalRequest) -> bool:
+        match self.quirks.streams:
+            case "always":
+                return True
+            case "without tools":
+                return not request.tools
+            case "never":
+                return False

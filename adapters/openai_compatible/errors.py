@@ -65,11 +65,6 @@ ERROR_CODES: Mapping[str, ErrorType] = {
     "wrong_api_key": AuthError,
     "queue_exceeded": OverloadedError,
     "too_many_requests_error": RateLimitError,
-    # Gemini's canonical status, where it stands in `code`
-    "RESOURCE_EXHAUSTED": RateLimitError,
-    "UNAVAILABLE": OverloadedError,
-    "UNAUTHENTICATED": AuthError,
-    "PERMISSION_DENIED": AccessDeniedError,
 }
 """Beside `adapters.classify.COMMON_CODES`, and before them."""
 
@@ -82,6 +77,19 @@ def error_in_reply(value: Json, provider: str) -> AdapterError:
 def error_in_body(body: bytes, provider: str) -> AdapterError:
     """As `error_in_reply`, for a body or an event that is nothing but the error, in any shape."""
     return _error(read_error(body), provider)
+
+
+def overflow_of(error: AdapterError) -> ContextOverflowError:
+    """The same error, understood as a prompt that is too long."""
+    return ContextOverflowError(
+        str(error),
+        provider=error.provider,
+        provider_status=error.provider_status,
+        provider_code=error.provider_code,
+        provider_message=error.provider_message,
+        request_id=error.request_id,
+        provider_request_id=error.provider_request_id,
+    )
 
 
 def _error(said: ErrorBody, provider: str) -> AdapterError:

@@ -7,15 +7,19 @@ want roles to alternate.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Loss
+from adapters.plain_text import join_text
 from bus.content import (
+    AudioBlock,
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
+    ResultPart,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
@@ -24,7 +28,7 @@ from bus.content import (
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
-from .encoding import encode_json
+from .media import media_part, refusal
 from .quirks import Quirks
 
 
@@ -37,11 +41,6 @@ def write_messages(
 ) -> tuple[list[JsonObject], list[Loss]]:
     """The messages, without the system text, and what had to be left out of them. provider: the adapter's name."""
     return _Writer(request, history, quirks, capabilities, provider).write()
-
-
-def sendable(image: ImageBlock, quirks: Quirks) -> bool:
-    """Whether the server takes an image in the form that it has, by address or as data."""
-    return quirks.image_urls or image.url is None or image.url.startswith("data:")
 
 
 class _Writer:
@@ -73,7 +72,7 @@ class _Writer:
                 case Role.TOOL:
                     self._results(message)
                 case _:
-                    self.messages.append({"role": message.role.value, "content": _join_text(message.content)})
+                    self.messages.append({"role": message.role.value, "content": join_text(message.content)})
         return self.messages, self.losses
 
     def _say(self, parts: list[JsonObject]) -> None:
@@ -98,17 +97,19 @@ class _Writer:
                     parts.append(_text_part(block.text))
                 case ImageBlock() if not self.capabilities.supports_images:
                     self._lose(message, block, "the model takes no images")
-                case ImageBlock() if not sendable(block, self.quirks):
-                    self._lose(message, block, "the server takes images as data only, not by address")
-                case ImageBlock():
-                    parts.append(_image_part(block))
+                case ImageBlock() | AudioBlock() | DocumentBlock():
+                    reason = refusal(block, self.quirks)
+                    if reason is None:
+                        parts.append(media_part(block, self.quirks))
+                    else:
+                        self._lose(message, block, reason)
                 case _:
                     pass
         return parts
 
     def _assistant(self, message: Message, *, in_loop: bool) -> JsonObject:
         calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
-        text = _join_text(message.content)
+        text = join_text(message.content)
         wire: JsonObject = {"role": "assistant", "content": text}
         if calls:
             wire["content"] = text or (None if self.quirks.null_content else "")
@@ -178,32 +179,12 @@ class _Writer:
         self.losses.append(Loss(self.request.session_id, message.id or "", kind, self.provider, reason))
 
 
-def _join_text(content: Iterable[ContentBlock]) -> str:
-    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
-    joined = ""
-    for block in content:
-        if isinstance(block, TextBlock):
-            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
-            joined += block.text if goes_on else f"\n\n{block.text}"
-    return joined
-
-
-def _blocks(result: ToolResultBlock) -> tuple[TextBlock | ImageBlock, ...]:
+def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
     return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
 
 
 def _text_part(text: str) -> JsonObject:
     return {"type": "text", "text": text}
-
-
-def _image_part(block: ImageBlock) -> JsonObject:
-    url = block.url
-    if block.data is not None:
-        url = f"data:{block.media_type};base64,{base64.b64encode(block.data).decode()}"
-    image: JsonObject = {"url": url}
-    if block.detail is not None:
-        image["detail"] = block.detail
-    return {"type": "image_url", "image_url": image}
 
 
 def _as_list(value: Json) -> list[Json]:

@@ -8,122 +8,61 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import msgspec
 
-from adapters.effort import EFFORTS
 from bus.errors import ConfigurationError
 from bus.json_types import Json
 
-EffortStyle: TypeAlias = Literal["field", "openrouter", "thinking", "none"]
+from .quirk_fields import ANONYMOUS_SETTINGS, OPENAI_SETTINGS, Quirks, settings
 
+__all__ = ["HOSTS", "QUIRKS", "Quirks", "choose_quirks", "endpoint_path", "quirks_name"]
 
-class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server's differences. The defaults are for a server that nothing is known about."""
+_OPENAI_REASONING = r"o\d|gpt-5(?!.*chat)"
 
-    path: str = "/v1/chat/completions"
-    """Of the endpoint, from the host on; what the base URL already has of it is not repeated."""
-
-    auth: Literal["bearer", "api-key"] = "bearer"
-    """The header that carries the key."""
-
-    system_role: Literal["system", "developer", "user"] = "system"
-    """The role of the first message, which holds all system text."""
-
-    developer_role: bool = False
-    """DEVELOPER messages stay where they are; elsewhere they are merged into the system text."""
-
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """How the limit of output tokens is called; many servers ignore the newer name."""
-
-    max_stop: int = 4
-    """How many stop sequences are accepted; the rest is left out with a warning."""
-
-    tool_id_length: int = 40
-    """The longest tool-call id that is accepted."""
-
-    tool_id_alphanumeric: bool = False
-    """Tool-call ids have letters and digits only, and exactly `tool_id_length` of them."""
-
-    tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
-    """The modes of tool choice that the server honours. Without ``none``, the tools are left out instead."""
-
-    required_word: str = "required"
-    """The wire's word for "some tool must be called"."""
-
-    parallel_tool_calls: bool = True
-    """The parameter of that name is known."""
-
-    strict: bool = False
-    """`strict` is known; it is then always sent, and set where a schema already fulfils its rules."""
-
-    tool_result_name: bool = False
-    """A tool's result carries the tool's name as well."""
-
-    null_content: bool = True
-    """An assistant message that only calls tools has content null; otherwise an empty string."""
-
-    image_urls: bool = True
-    """Images may be given by http address; otherwise as data only."""
-
-    structured: Literal["json_schema", "json_object", "none"] = "json_schema"
-    """What the server enforces of an output schema. With ``json_object`` the schema is in the system text."""
-
-    stream_usage: bool = True
-    """`stream_options.include_usage` is known; the others report usage unasked, or never."""
-
-    effort: EffortStyle = "field"
-    """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
-
-    efforts: tuple[str, ...] = EFFORTS
-    """The efforts that are known; another one becomes the nearest, with a warning."""
-
-    replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
-    """Which reasoning goes back: `reasoning_content` of the running tool loop, or the opaque fields, always."""
-
-    think_tags: Literal["off", "paired", "open"] = "off"
-    """Reasoning stands in the text, between <think> tags. ``open``: the first tag may be missing, so the reply
-    begins as reasoning."""
-
-    fixed_sampling: str = ""
-    """A regular expression: models that refuse temperature, top_p and stop while they reason."""
-
-    empty_error_is_overflow: bool = False
-    """A 400 or 413 without a body means that the prompt is too long."""
-
-    tools: Literal["native", "emulate"] = "native"
-    """How tools are called; ``emulate`` is for models that can't, see `adapters.emulation`."""
-
+_OPENAI = Quirks(
+    developer_role=True,
+    max_tokens_field="max_completion_tokens",
+    strict=True,
+    settings=OPENAI_SETTINGS,
+    fixed_sampling=_OPENAI_REASONING,
+    audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
+    documents="file",
+)
 
 QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(),
-    "openai": Quirks(
-        developer_role=True,
-        max_tokens_field="max_completion_tokens",
-        strict=True,
-        fixed_sampling=r"o\d|gpt-5(?!.*chat)",
-    ),
-    "azure": Quirks(
-        path="/openai/v1/chat/completions",
-        auth="api-key",
-        developer_role=True,
-        max_tokens_field="max_completion_tokens",
-        strict=True,
-        fixed_sampling=r"o\d|gpt-5(?!.*chat)",
-    ),
-    "llama.cpp": Quirks(),
-    "vllm": Quirks(null_content=False),
+    "openai": _OPENAI,
+    "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS),
+    "vllm": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
     "ollama": Quirks(
         tool_choices=("auto",),
         parallel_tool_calls=False,
         image_urls=False,
+        settings=ANONYMOUS_SETTINGS,
     ),
-    "lmstudio": Quirks(tool_choices=("auto", "none", "required"), parallel_tool_calls=False, image_urls=False),
-    "groq": Quirks(path="/openai/v1/chat/completions", think_tags="paired"),
-    "together": Quirks(think_tags="paired"),
-    "huggingface": Quirks(think_tags="paired"),
+    "lmstudio": Quirks(
+        tool_choices=("auto", "none", "required"),
+        parallel_tool_calls=False,
+        image_urls=False,
+        settings=ANONYMOUS_SETTINGS,
+    ),
+    "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+        parallel_tool_calls=False,
+        structured="json_value",
+        effort="none",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"),
+    ),
+    "groq": Quirks(
+        path="/openai/v1/chat/completions",
+        think_tags="paired",
+        settings=settings("temperature", "top_p", "seed", "user"),
+    ),
+    "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
+    "huggingface": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
     "deepseek": Quirks(
         max_stop=16,
         parallel_tool_calls=False,
@@ -131,6 +70,8 @@ QUIRKS: Mapping[str, Quirks] = {
         structured="json_object",
         effort="thinking",
         replays="tool_loop",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        forced_while_thinking=False,
     ),
     "mistral": Quirks(
         tool_id_length=9,
@@ -140,12 +81,33 @@ QUIRKS: Mapping[str, Quirks] = {
         null_content=False,
         stream_usage=False,
         efforts=("none", "high"),
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", seed="random_seed"),
+        audio_models=r"voxtral",
+        documents="document_url",
+        document_urls=True,
     ),
-    "xai": Quirks(efforts=("none", "low", "medium", "high")),
+    "moonshot": Quirks(
+        tool_choices=("auto", "none"),
+        parallel_tool_calls=False,
+        null_content=False,
+        image_urls=False,
+        effort="none",
+        replays="tool_loop",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    ),
+    "xai": Quirks(
+        efforts=("none", "low", "medium", "high"),
+        fixed_sampling=r"grok-(?!.*non-reasoning)(?:3-mini|[4-9]|code)",
+        fixed_settings=("frequency_penalty", "presence_penalty", "stop"),
+    ),
     "openrouter": Quirks(
         path="/api/v1/chat/completions",
         effort="openrouter",
         replays="reasoning_details",
+        settings=OPENAI_SETTINGS,
+        audio_models=r"audio|gemini|voxtral",
+        documents="file",
+        document_urls=True,
     ),
     "zai": Quirks(
         path="/api/paas/v4/chat/completions",
@@ -154,12 +116,14 @@ QUIRKS: Mapping[str, Quirks] = {
         parallel_tool_calls=False,
         structured="json_object",
         effort="thinking",
+        settings=settings("temperature", "top_p", user="user_id"),
     ),
     "cerebras": Quirks(
         max_tokens_field="max_completion_tokens",
         stream_usage=False,
         efforts=("none", "low", "medium", "high"),
         empty_error_is_overflow=True,
+        settings=settings("temperature", "top_p", "seed", "user"),
     ),
     "gemini": Quirks(
         path="/v1beta/openai/chat/completions",
@@ -168,6 +132,8 @@ QUIRKS: Mapping[str, Quirks] = {
         image_urls=False,
         efforts=("none", "minimal", "low", "medium", "high"),
         replays="extra_content",
+        settings=settings("temperature", "top_p"),
+        audio_models=r"gemini",
     ),
 }
 """Quirks by name. A configuration chooses with ``options: {quirks: NAME}``; otherwise the address does."""
@@ -182,6 +148,8 @@ HOSTS: Mapping[str, str] = {
     "api.deepseek.com": "deepseek",
     "api.mistral.ai": "mistral",
     "api.x.ai": "xai",
+    "api.moonshot.ai": "moonshot",
+    "api.moonshot.cn": "moonshot",
     "openrouter.ai": "openrouter",
     "api.z.ai": "zai",
     "open.bigmodel.cn": "zai",
@@ -224,7 +192,8 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
         return QUIRKS[name]
     try:
         quirks = msgspec.convert({**msgspec.to_builtins(QUIRKS[name]), **changes}, Quirks)
-        re.compile(quirks.fixed_sampling)
+        for pattern in (quirks.fixed_sampling, quirks.audio_models):
+            re.compile(pattern)
     except (msgspec.ValidationError, re.error) as error:
         raise ConfigurationError(f"options.quirks: {error}") from error
     return quirks

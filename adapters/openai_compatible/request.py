@@ -8,22 +8,25 @@ any network, if the reply would be another one without it (tool choice, schema, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.effort import EFFORTS, nearest_effort
+from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.strict_mode import strict_reply, strict_tool
+from adapters.plain_text import current_turn
+from adapters.settings import changed, dropped, write_settings
+from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
-from bus.content import ImageBlock
+from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolDefinition
+from bus.messages import ToolDefinition
 
-from .encoding import encode_json
-from .messages import sendable, write_messages
+from .media import refusal
+from .messages import write_messages
 from .quirks import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
@@ -55,6 +58,8 @@ def target(quirks: Quirks, capabilities: AdapterCapabilities, provider: str) -> 
         provider=provider,
         tool_ids=ids,
         accepts_images=capabilities.supports_images,
+        accepts_audio=capabilities.supports_audio,
+        accepts_documents=capabilities.supports_documents,
         replays_thinking=quirks.replays != "nothing",
         keeps_developer=quirks.developer_role,
     )
@@ -108,21 +113,30 @@ class _Builder:
             raise CapabilityError(f"{model} has no tools")
         if self.request.output_schema is not None and not can.supports_structured_output:
             raise CapabilityError(f"{model} has no structured output")
-        for message in _current_turn(self.request.messages):
-            for block in _images(message):
-                if not can.supports_images:
-                    raise CapabilityError(f"{model} takes no images")
-                accepted = can.accepted_image_media_types
-                if accepted is not None and block.media_type is not None and block.media_type not in accepted:
-                    raise CapabilityError(f"{model} takes no images of type {block.media_type}")
-                if not sendable(block, self.quirks):
-                    raise CapabilityError(f"{self.provider} takes images as data only, not by address")
+        for message in current_turn(self.request.messages):
+            for block in message.content:
+                if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
+                    self._check_media(block)
 
-    def _warn(self, code: str, message: str) -> None:
-        self.warnings.append(CallWarning(code, message))
+    def _check_media(self, block: ImageBlock | AudioBlock | DocumentBlock) -> None:
+        model, can = self.request.model, self.capabilities
+        match block:
+            case ImageBlock():
+                kind, supported, accepted = "images", can.supports_images, can.accepted_image_media_types
+            case AudioBlock():
+                kind, supported, accepted = "audio", can.supports_audio, can.accepted_audio_media_types
+            case DocumentBlock():
+                kind, supported, accepted = "documents", can.supports_documents, can.accepted_document_media_types
+        if not supported:
+            raise CapabilityError(f"{model} takes no {kind}")
+        if accepted is not None and block.media_type is not None and block.media_type not in accepted:
+            raise CapabilityError(f"{model} takes no {kind} of type {block.media_type}")
+        reason = refusal(block, self.quirks)
+        if reason is not None:
+            raise CapabilityError(f"{self.provider}: {reason}")
 
     def _left_out(self, parameter: str, why: str) -> None:
-        self._warn("parameter_dropped", f"{parameter} was not sent to {self.provider}: {why}")
+        self.warnings.append(dropped(parameter, self.provider, why))
 
     # -- the system text
 
@@ -162,6 +176,10 @@ class _Builder:
             raise UnsupportedToolChoiceError(
                 f"{self.provider} can't be made to call a tool (tool choice {mode!r})"
             )
+        if not self.quirks.forced_while_thinking and self.request.reasoning_effort not in (None, "none"):
+            raise UnsupportedToolChoiceError(
+                f"{self.provider} can't be made to call a tool while it reasons (tool choice {mode!r})"
+            )
         if not self.request.tools:
             raise InvalidRequestError(f"tool choice {mode!r} needs tools")
         if name is not None and name not in {tool.name for tool in self.request.tools}:
@@ -173,7 +191,7 @@ class _Builder:
         return self.quirks.required_word if mode == "required" else mode
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
-        schema, strict = tool.input_schema, False
+        schema, strict = plain_schema(tool), False
         if self.quirks.strict:
             enforced = strict_tool(tool, by_default=True)
             if isinstance(enforced, StrictSchema):
@@ -197,6 +215,8 @@ class _Builder:
             return None, ""
         if self.quirks.structured == "none":
             raise CapabilityError(f"{self.provider} has no structured output")
+        if self.quirks.structured == "json_value":
+            return {"type": "json_object", "value": schema}, ""
         if schema == {"type": "object"}:
             return {"type": "json_object"}, ""
         if self.quirks.structured == "json_object":
@@ -210,19 +230,18 @@ class _Builder:
     # -- tuning
 
     def _sampling(self) -> JsonObject:
-        request, wire = self.request, JsonObject()
-        for name, value in (("temperature", request.temperature), ("top_p", request.top_p)):
-            if value is not None:
-                wire[name] = value
-        if request.stop_sequences:
-            wire["stop"] = list(request.stop_sequences[: self.quirks.max_stop])
-            if len(request.stop_sequences) > self.quirks.max_stop:
-                self._left_out("part of stop_sequences", f"the server takes {self.quirks.max_stop} at most")
-        fixed = self.quirks.fixed_sampling
-        if wire and fixed and request.reasoning_effort != "none" and re.match(fixed, request.wire_model):
-            for name in wire:
-                self._left_out(name, f"{request.wire_model} refuses it")
-            return {}
+        request, quirks, wire = self.request, self.quirks, JsonObject()
+        fixed = quirks.fixed_sampling
+        reasons = fixed and request.reasoning_effort != "none" and re.match(fixed, request.wire_model)
+        refused = dict.fromkeys(quirks.fixed_settings if reasons else (), f"{request.wire_model} refuses it")
+        self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
+        stop = request.stop_sequences
+        if stop and "stop" in refused:
+            self._left_out("stop", refused["stop"])
+        elif stop:
+            wire["stop"] = list(stop[: quirks.max_stop])
+            if len(stop) > quirks.max_stop:
+                self._left_out("part of stop_sequences", f"the server takes {quirks.max_stop} at most")
         return wire
 
     def _effort(self) -> JsonObject:
@@ -240,7 +259,7 @@ class _Builder:
             case style:
                 effort = nearest_effort(asked, self.quirks.efforts)
                 if effort != asked:
-                    self._warn("parameter_changed", f"reasoning_effort {asked} was sent as {effort}")
+                    self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that it knows"))
                 return {"reasoning": {"effort": effort}} if style == "openrouter" else {"reasoning_effort": effort}
 
 
@@ -249,13 +268,3 @@ def schema_name(schema: JsonObject) -> str:
     title = schema.get("title")
     name = re.sub(r"[^A-Za-z0-9_-]+", "_", title).strip("_")[:64] if isinstance(title, str) else ""
     return name or "response"
-
-
-def _current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """What follows the last reply, and so is new to the model."""
-    last = max((n for n, message in enumerate(messages) if message.role is Role.ASSISTANT), default=-1)
-    return messages[last + 1 :]
-
-
-def _images(message: Message) -> Iterable[ImageBlock]:
-    return (block for block in message.content if isinstance(block, ImageBlock))

@@ -18,11 +18,11 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.assembler import Assembler
-from bus.errors import StreamError
+from bus.errors import AdapterError, StreamError
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason
 
-from .errors import error_in_reply
+from .errors import error_in_reply, overflow_of
 from .quirks import Quirks
 from .think_tags import ThinkTags
 from .tool_calls import ToolCalls
@@ -82,7 +82,7 @@ class ReplyReader:
             if choice is not None:
                 self._choice(choice)
         if reply.error:
-            raise error_in_reply({"error": reply.error}, assembler.provider)
+            raise self._error(reply.error)
 
     def complete(self) -> None:
         """The reply is whole: finish the assembler."""
@@ -113,7 +113,14 @@ class ReplyReader:
             self.finish_reason = reason if isinstance(reason, str) else str(reason)
             self.assembler.raw_stop_reason = self.finish_reason
         if choice.error:
-            raise error_in_reply({"error": choice.error}, self.assembler.provider)
+            raise self._error(choice.error)
+
+    def _error(self, value: Json) -> AdapterError:
+        """The error that a reply carries. Some say the same of a long prompt and of a long reply (MiniMax)."""
+        error = error_in_reply({"error": value}, self.assembler.provider)
+        if not self.assembler.started and "token limit reached" in error.provider_message.lower():
+            return overflow_of(error)
+        return error
 
     def _stop_reason(self) -> StopReason:
         reason = STOP_REASONS.get((self.finish_reason or "").lower(), StopReason.PROVIDER_SPECIFIC)

@@ -72,7 +72,10 @@ class WireReply(msgspec.Struct):
 
 
 class WireUsage(msgspec.Struct):
-    """Token counts, wherever servers put them. Integers may come as floats; nothing is certain to be there."""
+    """Token counts, wherever servers put them. Integers may come as floats; nothing is certain to be there.
+
+    Mistral's `num_cached_tokens` is left out: it counts what its server found in memory, which is billed as ever.
+    """
 
     prompt_tokens: Json = None
     completion_tokens: Json = None
@@ -82,6 +85,9 @@ class WireUsage(msgspec.Struct):
     prompt_cache_hit_tokens: Json = None  # DeepSeek
     cached_tokens: Json = None  # Moonshot, Together
     reasoning_tokens: Json = None
+    cost: Json = None  # OpenRouter's, in US dollars
+    cost_details: Json = None
+    is_byok: Json = None
 
 
 class WireGroq(msgspec.Struct):

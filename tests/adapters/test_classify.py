@@ -53,7 +53,23 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
         {"type": "error", "error": {"type": "t", "message": "m", "details": {"error_code": "d"}}},
         ErrorBody(type="t", message="m", detail_code="d"),
     ),
-    "list": ([{"error": {"code": 429, "message": "m", "status": "X"}}], ErrorBody(code="429", message="m")),
+    "list": ([{"error": {"code": 429, "message": "m", "status": "X_Y"}}], ErrorBody("X_Y", "429", "m")),
+    "google": (
+        {
+            "error": {
+                "code": 429,
+                "message": "m",
+                "status": "RESOURCE_EXHAUSTED",
+                "details": [
+                    {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "RATE_LIMIT_EXCEEDED"},
+                    {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.4s"},
+                    {"@type": 7},
+                    "odd",
+                ],
+            }
+        },
+        ErrorBody("RESOURCE_EXHAUSTED", "429", "m", detail_code="RATE_LIMIT_EXCEEDED", retry_after=34.4),
+    ),
     "flat": (
         {"object": "error", "message": "m", "type": "t", "code": 400},
         ErrorBody(type="t", code="400", message="m"),

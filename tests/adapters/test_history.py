@@ -26,6 +26,7 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from bus.errors import CapabilityError
 from bus.messages import Message, Role
 
 PNG = ImageBlock(data=b"\x89PNG\r\n\x1a\n")
@@ -219,6 +220,123 @@ def test_calls_that_share_a_wire_id_get_different_ones() -> None:
     assert fitted.tool_ids == {"tu_1": "0", "tu_2": "tu_2"}
 
 
+def test_a_rule_that_its_own_ids_break_is_refused() -> None:
+    """It would make a provider refuse every foreign call."""
+    with pytest.raises(ValueError, match="call_"):
+        ToolIdRule(9, "[a-z0-9]")
+
+
+@given(st.lists(st.text(), min_size=2, max_size=40, unique=True))
+def test_different_calls_have_different_ids_however_short_the_rule_makes_them(call_ids: list[str]) -> None:
+    """Also where all digests begin alike; and none of them carries what it was made from."""
+    tight = Target(provider="abroad", tool_ids=ToolIdRule(2, "[0-9a-f]", ""))
+    found = fit(USER, Message.assistant([call(call_id) for call_id in call_ids]), target=tight).tool_ids
+    assert len(set(found.values())) == len(call_ids)
+    assert all(tight.tool_ids.allows(wire_id) for wire_id in found.values())
+
+
+def test_reasoning_that_binds_to_a_model_goes_to_that_model_alone() -> None:
+    """Elsewhere its signature would be refused; at its own model it is there again."""
+    message = Message(Role.ASSISTANT, (thinking("home"), TextBlock("so")), id="msg_7")
+    one, two = (Target(provider="home", model=model, replays_thinking=True) for model in ("one", "two"))
+    assert fit(message, target=one).messages == (message,)
+    fitted = fit(message, target=two)
+    assert fitted.messages[0].content == (TextBlock("so"),)
+    assert [loss.reason for loss in fitted.losses] == ["it belongs to the model one"]
+
+
+def test_foreign_reasoning_goes_along_as_text_if_the_caller_wants_it() -> None:
+    """It says whose it is; and it is still reported, for it isn't what it was."""
+    asked = request(USER, Message.assistant([thinking("elsewhere"), TextBlock("so")]))
+    asked = msgspec.structs.replace(asked, provider_options={"history": {"foreign_thinking": "text"}})
+    fitted = fit_history(asked, HOME)
+    assert [block.text for block in fitted.messages[1].content if isinstance(block, TextBlock)] == [
+        "[Reasoning of elsewhere]\nhm",
+        "so",
+    ]
+    assert len(fitted.losses) == 1
+
+
+def test_a_request_may_forbid_every_loss() -> None:
+    """It fails before anything is sent, and says what would have been lost."""
+    asked = request(USER, Message.assistant([thinking("elsewhere"), TextBlock("so")]))
+    strict = msgspec.structs.replace(asked, provider_options={"history": {"on_loss": "error"}})
+    with pytest.raises(CapabilityError, match="thinking was not sent to home: it belongs to elsewhere"):
+        fit_history(strict, HOME).log()
+    fit_history(asked, HOME).log()
+    fit_history(msgspec.structs.replace(strict, messages=(USER,)), HOME).log()
+
+
+@pytest.mark.parametrize("content", [[PNG], [TextBlock(" "), PNG]])
+def test_a_message_of_nothing_but_media_leaves_a_note_where_they_are_not_taken(
+    content: list[TextBlock | ImageBlock],
+) -> None:
+    """Without it the message would vanish, and what was answered to it would be answered to nothing."""
+    blind = Target(provider="home", accepts_images=False)
+    result = Message(Role.TOOL, (ToolResultBlock("tu_1", (PNG,)),))
+    fitted = fit(Message.user(content), Message.assistant([call()]), result, target=blind)
+    note = TextBlock("(image left out: it can't be shown here)")
+    assert fitted.messages[0] == Message.user([note])
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", (note,)),)
+
+
+def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
+    """Taking documents from users doesn't mean taking them from tools."""
+    report = DocumentBlock(data=b"%PDF-1.7")
+    history = (USER, Message.assistant([call()]), Message.tool_result("tu_1", [TextBlock("see"), report]))
+    everywhere = Target(provider="p", accepts_documents=True, results_carry=("image", "document"))
+    assert fit(*history, target=everywhere).messages[2].content == history[2].content
+    fitted = fit(*history, target=msgspec.structs.replace(everywhere, results_carry=("image",)))
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", (TextBlock("see"),)),)
+    assert [loss.block_type for loss in fitted.losses] == ["document"]
+
+
+def test_a_users_message_comes_first_where_the_provider_insists() -> None:
+    """Also where what came first was left out."""
+    insists = Target(provider="home", begins_with_user=True)
+    fitted = fit(Message.user(" "), Message.assistant("Welcome!"), target=insists)
+    assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT]
+    assert len(fitted.losses) == 1
+    assert fit(Message.assistant("Welcome!")).messages[0].role is Role.ASSISTANT
+    assert fit(USER, Message.assistant("Hi"), target=insists).losses == ()
+
+
+@pytest.mark.parametrize(
+    ("made_up", "legal"),
+    [("multi_tool_use.parallel", "multi_tool_use_parallel"), ("2do", "_2do"), ("", "_"), ("f" * 80, "f" * 64)],
+)
+def test_a_name_that_a_model_made_up_is_made_legal(made_up: str, legal: str) -> None:
+    """No provider would take the history otherwise, not even the model's own."""
+    fitted = fit(USER, Message.assistant([call(name=made_up)]))
+    assert [block.name for block in fitted.messages[1].tool_uses] == [legal]
+    assert fitted.tool_names == {"tu_1": legal}
+    assert [loss.block_type for loss in fitted.losses] == ["tool_use"]
+
+
+def test_a_call_that_was_cut_off_in_its_arguments_says_that_they_are_lost() -> None:
+    """It is sent without any, and answered as interrupted."""
+    cut = call(raw_arguments='{"path": "a', incomplete=True)
+    fitted = fit(USER, Message.assistant([cut]), Message.user("go on"))
+    assert [(block.input, block.raw_arguments) for block in fitted.messages[1].tool_uses] == [({}, None)]
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", NOT_EXECUTED, is_error=True),)
+    assert ["its arguments" in loss.reason for loss in fitted.losses] == [True]
+
+
+def test_a_loss_names_the_message_that_a_block_came_from() -> None:
+    """Also when messages were merged, a result was moved, and a block was mended."""
+    half = TextBlock("a\ud83d")
+    history = (
+        Message(Role.USER, (PNG,), id="msg_1"),
+        Message(Role.USER, (half,), id="msg_2"),
+        Message(Role.ASSISTANT, (call(),), id="msg_3"),
+        Message(Role.TOOL, (ToolResultBlock("tu_1", (PNG,)),), id="msg_4"),
+    )
+    fitted = fit(*history)
+    (first, second), (result,) = fitted.messages[0].content, fitted.messages[2].content
+    found = [fitted.loss(block, "?").message_id for block in (first, second, result)]
+    assert found == ["msg_1", "msg_2", "msg_4"]
+
+
 CALL_IDS = st.sampled_from(["tu_1", "tu_2", "tu_3", "call_x", "no good", "0", "ü"])
 PROVIDERS = st.sampled_from([None, "home", "abroad"])
 RAWS = PROVIDERS.flatmap(
@@ -232,10 +350,18 @@ RAWS = PROVIDERS.flatmap(
 )
 TEXT_BLOCKS = st.builds(TextBlock, st.sampled_from(["", " ", "a", "b\n", "\ud800"]))
 IMAGES = st.just(PNG)
+MEDIA = st.sampled_from([PNG, DocumentBlock(data=b"%PDF-1.7")])
 ASSISTANT_BLOCKS = st.one_of(
     TEXT_BLOCKS,
     IMAGES,
-    st.builds(ToolUseBlock, CALL_IDS, st.just("read"), st.just({}), provider_raw=RAWS),
+    st.builds(
+        ToolUseBlock,
+        CALL_IDS,
+        st.sampled_from(["read", "a.b"]),
+        st.sampled_from([{}, {"a": "\ud83d"}]),
+        st.sampled_from([None, "{"]),
+        provider_raw=RAWS,
+    ),
     st.builds(ThinkingBlock, st.just("hm"), st.sampled_from([None, "sig"]), RAWS),
     st.builds(RedactedThinkingBlock, st.just("x"), RAWS),
     st.builds(OpaqueBlock, st.just("k"), RAWS.filter(bool)),
@@ -243,7 +369,7 @@ ASSISTANT_BLOCKS = st.one_of(
 RESULTS = st.builds(
     ToolResultBlock,
     CALL_IDS,
-    st.sampled_from(["", "ok"]) | st.lists(TEXT_BLOCKS | IMAGES, max_size=2).map(tuple),
+    st.sampled_from(["", "ok"]) | st.lists(TEXT_BLOCKS | MEDIA, max_size=2).map(tuple),
     st.booleans(),
 )
 
@@ -256,7 +382,7 @@ HISTORIES = st.lists(
     st.one_of(
         of_role(Role.SYSTEM, TEXT_BLOCKS),
         of_role(Role.DEVELOPER, TEXT_BLOCKS),
-        of_role(Role.USER, TEXT_BLOCKS | IMAGES),
+        of_role(Role.USER, TEXT_BLOCKS | MEDIA),
         of_role(Role.ASSISTANT, ASSISTANT_BLOCKS),
         of_role(Role.TOOL, RESULTS),
     ),
@@ -267,6 +393,9 @@ TARGETS = st.builds(
     provider=st.sampled_from(["home", "abroad"]),
     tool_ids=st.sampled_from([ToolIdRule(), ToolIdRule(9, "[A-Za-z0-9]", ""), ToolIdRule(40)]),
     accepts_images=st.booleans(),
+    accepts_documents=st.booleans(),
+    results_carry=st.sampled_from([(), ("image",), ("image", "document")]),
+    begins_with_user=st.booleans(),
     replays_thinking=st.booleans(),
     keeps_developer=st.booleans(),
     adopts_signatures=st.booleans(),
@@ -292,12 +421,20 @@ def test_any_history_becomes_one_that_a_provider_accepts(history: list[Message],
         for block in message.content:
             assert not isinstance(block, TextBlock) or block.text.strip()
             assert not isinstance(block, ImageBlock) or target.accepts_images
+            assert not isinstance(block, DocumentBlock) or target.accepts_documents
+            if isinstance(block, ToolResultBlock):
+                media = [part for part in block.content if isinstance(part, ImageBlock | DocumentBlock)]
+                assert not media or target.results_carry
+            assert not isinstance(block, ToolUseBlock) or block.name != "a.b"
             if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
                 assert target.replays_thinking
             raw = getattr(block, "provider_raw", None)
             if isinstance(block, OpaqueBlock | ThinkingBlock | RedactedThinkingBlock):
                 assert raw is None or raw.provider == target.provider
-    assert not fitted.messages or fitted.messages[0].role is not Role.TOOL
+    if fitted.messages:
+        first = fitted.messages[0].role
+        assert first is not Role.TOOL
+        assert first is not Role.ASSISTANT or not target.begins_with_user
     wire_ids = list(fitted.tool_ids.values())
     assert len(set(wire_ids)) == len(wire_ids)
     assert list(fitted.tool_ids) == [block.id for message in fitted.messages for block in message.tool_uses]

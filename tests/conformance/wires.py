@@ -10,25 +10,41 @@ from collections.abc import Iterator
 
 import msgspec
 
-from adapters import AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from adapters import AnthropicAdapter, OllamaAdapter, OpenAIAdapter, OpenAICompatibleAdapter, TGIAdapter
 from adapters.contract import AdapterConfig
 from adapters.http_adapter import HttpAdapter
-from adapters.transport import Transport
+from adapters.transport import HttpReply, HttpRequest, Transport
 from bus.clock import Clock
 from bus.json_types import Json, JsonObject
 
 from ..support.fake_http import FakeReply
+from ..support.judges import chat_faults, messages_faults, responses_faults
+from ..support.wire_history import history_faults
 
 CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": True, "limit": 3}))
 
 
 class Wire(ABC):
-    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens."""
+    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens.
+
+    What a protocol can't say, its wire says here: cached_tokens, of the 12; whether its replies have an id and its
+    requests name the model; into how many pieces it cuts a call's arguments; after how many events its text is
+    over; whether it calls tools at all (then emulated calls are tested with its adapter).
+    """
 
     name: str
     adapter: type[HttpAdapter]
     base_url: str
     id_prefix = "call_"
+    history = "messages"  # the key of a request's body under which the conversation stands
+    secrets: tuple[str, ...] = ()
+    """What the reasoning in `reasoned` carries that must come back to this provider, and go to nobody else."""
+    cached_tokens = 4
+    has_response_ids = True
+    names_model = True
+    call_pieces = 2
+    closing_events = 3
+    calls_tools = True
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
         settings = AdapterConfig(**{"api_key": "sk-conformance", "base_url": self.base_url, **config})  # type: ignore[arg-type]
@@ -54,6 +70,19 @@ class Wire(ABC):
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
         """The ids of the calls and of the results in a request."""
 
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        """As `body`, with reasoning before it where the protocol has any."""
+        return self.body(text, calls, stop)
+
+    def faults(self, body: bytes) -> list[str]:
+        """What the provider would refuse in a request; the least is that calls and results are pairs."""
+        calls, results = self.ids(msgspec.json.decode(body))
+        return [] if sorted(calls) == sorted(results) else [f"calls {calls} and results {results} are no pairs"]
+
+    def says(self, calls: int) -> bool:
+        """Whether it can say so many calls."""
+        return self.calls_tools or not calls
+
     def ids_issued(self, calls: int) -> list[str]:
         """The ids that it gives its first calls."""
         return [f"{self.id_prefix}{number}" for number in range(calls)]
@@ -64,7 +93,20 @@ class Wire(ABC):
 
     def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
         """A streamed reply, one piece for each event."""
-        return [write_event(*event) for event in self.events(text, calls, stop)]
+        return [self.event(*event) for event in self.events(text, calls, stop)]
+
+    def event(self, name: str, data: Json) -> bytes:
+        """One event as it stands in a body."""
+        return write_event(name, data)
+
+    def limit(self, body: JsonObject) -> Json:
+        """The limit of output tokens in a request."""
+        limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+        return next(body[name] for name in limits if name in body)
+
+    def is_streamed(self, request: HttpRequest) -> bool:
+        """Whether a request asks for a stream."""
+        return msgspec.json.decode(request.body)["stream"] is True
 
     def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
         return FakeReply(*self.chunks(text, calls, stop))
@@ -92,6 +134,7 @@ class AnthropicWire(Wire):
     adapter = AnthropicAdapter
     base_url = "https://api.anthropic.com"
     id_prefix = "toolu_0"
+    secrets = ("c2lnbmF0dXJl", "aGlkZGVu")
     _stops = {"end": "end_turn", "tools": "tool_use", "length": "max_tokens"}  # noqa: RUF012
     _usage = {"input_tokens": 8, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 0}  # noqa: RUF012
 
@@ -102,6 +145,17 @@ class AnthropicWire(Wire):
             content.append({"type": "tool_use", "id": f"toolu_0{number}", "name": name, "input": given})
         return {**self._message(), "content": content, "stop_reason": self._stops[stop], "usage": {
             **self._usage, "output_tokens": 7}}  # fmt: skip
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        shown = {"type": "thinking", "thinking": thought, "signature": self.secrets[0]}
+        return {
+            **body,
+            "content": [shown, {"type": "redacted_thinking", "data": self.secrets[1]}, *body["content"]],
+        }
+
+    def faults(self, body: bytes) -> list[str]:
+        return [*messages_faults(body), *history_faults("/v1/messages", msgspec.json.decode(body))]
 
     def _message(self) -> JsonObject:
         return {"id": "msg_01", "type": "message", "role": "assistant", "model": "claude-served"}
@@ -166,6 +220,8 @@ class ResponsesWire(Wire):
     name = "openai"
     adapter = OpenAIAdapter
     base_url = "https://api.openai.com"
+    history = "input"
+    secrets = ("ZW5jcnlwdGVk",)
     _usage = {  # noqa: RUF012
         "input_tokens": 12,
         "input_tokens_details": {"cached_tokens": 4},
@@ -205,6 +261,19 @@ class ResponsesWire(Wire):
             "output": self._items(text, calls),
             "usage": self._usage,
         }
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        summary: Json = [{"type": "summary_text", "text": thought}]
+        item = {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": self.secrets[0]}
+        return {**body, "output": [item, *body["output"]]}
+
+    def faults(self, body: bytes) -> list[str]:
+        value: JsonObject = msgspec.json.decode(body)
+        for item in value["input"]:  # the types are of replies, which all have ids; the API doesn't ask for one
+            if item.get("type") == "message":
+                item |= {"id": item.get("id", "msg"), "status": "completed"}
+        return [*responses_faults(value), *history_faults("/v1/responses", value)]
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         number = -1
@@ -281,6 +350,14 @@ class ChatWire(Wire):
             "usage": self._usage,
         }
 
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        body = self.body(text, calls, stop)
+        body["choices"][0]["message"]["reasoning_content"] = thought
+        return body
+
+    def faults(self, body: bytes) -> list[str]:
+        return [*chat_faults(body), *history_faults("/v1/chat/completions", msgspec.json.decode(body))]
+
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
@@ -332,4 +409,155 @@ def openai_error(condition: str) -> tuple[int, Json]:
     return status, {"error": {"type": kind, "code": code, "message": message, "param": None}}
 
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire())
+class Knowing:
+    """A transport that answers by itself what Ollama's adapter asks about a model before it is first used."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        if not request.url.endswith("/api/show"):
+            return await self.transport.send(request)
+        facts = {
+            "capabilities": ["completion", "tools", "thinking", "vision"],
+            "details": {"family": "served"},
+            "model_info": {"general.architecture": "served", "served.context_length": 32768},
+        }
+        return FakeReply(msgspec.json.encode(facts), headers={"content-type": "application/json"})
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+
+class OllamaWire(Wire):
+    name = "ollama"
+    adapter = OllamaAdapter
+    base_url = "http://localhost:11434"
+    cached_tokens = 0
+    has_response_ids = False
+    call_pieces = 1
+    closing_events = 1
+    _stops = {"end": "stop", "tools": "stop", "length": "length"}  # noqa: RUF012
+
+    def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
+        return super().make(Knowing(transport), clock, **config)
+
+    def _call(self, number: int) -> JsonObject:
+        name, given = CALLS[number]
+        return {"id": f"call_{number}", "function": {"index": number, "name": name, "arguments": given}}
+
+    def _line(self, **fields: Json) -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": "", **fields}
+        return {"model": "served", "created_at": "2026-11-01T12:00:00Z", "message": message, "done": False}
+
+    def _last(self, stop: str, **fields: Json) -> JsonObject:
+        return {
+            **self._line(**fields),
+            "done": True,
+            "done_reason": self._stops[stop],
+            "total_duration": 5_000_000,
+            "prompt_eval_count": 12,
+            "eval_count": 7,
+        }
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        if not calls:
+            return self._last(stop, content=text)
+        return self._last(stop, content=text, tool_calls=[self._call(number) for number in range(calls)])
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        for half in halves(text) if text else ():
+            yield "", self._line(content=half)
+        for number in range(calls):
+            yield "", self._line(tool_calls=[self._call(number)])
+        yield "", self._last(stop)
+
+    def event(self, name: str, data: Json) -> bytes:
+        return msgspec.json.encode(data) + b"\n"
+
+    def limit(self, body: JsonObject) -> Json:
+        return body["options"]["num_predict"]
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        status, message = {
+            "rate limit": (429, "too many concurrent requests"),
+            "overload": (503, "server busy, please try again.  maximum pending requests exceeded"),
+            "quota": (402, "this model needs a paid plan"),
+            "bad key": (401, "unauthorized"),
+            "forbidden": (403, "cloud models are disabled on this server"),
+            "no model": (404, "model 'none' not found"),
+            "overflow": (400, "the prompt is longer than the context length currently available to the model"),
+            "bad request": (400, "invalid options: temperature"),
+            "server": (500, "llama runner process has terminated: exit status 2"),
+        }[condition]
+        return status, {"error": message}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": "server busy, please try again.  maximum pending requests exceeded"}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        messages = body["messages"]
+        calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+        return calls, [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+
+
+class TGIWire(Wire):
+    name = "tgi"
+    adapter = TGIAdapter
+    base_url = "http://localhost:8080"
+    cached_tokens = 0
+    has_response_ids = False
+    names_model = False
+    closing_events = 1
+    calls_tools = False
+    _stops = {"end": "eos_token", "tools": "eos_token", "length": "length"}  # noqa: RUF012
+
+    def _details(self, stop: str) -> JsonObject:
+        return {"finish_reason": self._stops[stop], "generated_tokens": 7, "input_length": 12, "seed": None}
+
+    def _token(self, text: str, *, special: bool = False) -> JsonObject:
+        token: JsonObject = {"id": 1, "text": text, "logprob": -0.5, "special": special}
+        return {"index": 1, "token": token, "generated_text": None, "details": None}
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        return {"generated_text": text, "details": self._details(stop)}
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        for half in halves(text) if text else ():
+            yield "", self._token(half)
+        last = self._token("</s>", special=True)
+        yield "", {**last, "generated_text": text, "details": self._details(stop)}
+
+    def limit(self, body: JsonObject) -> Json:
+        return body["parameters"]["max_new_tokens"]
+
+    def is_streamed(self, request: HttpRequest) -> bool:
+        return request.url.endswith("/generate_stream")
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        status, message, kind = {
+            "rate limit": (429, "Rate limit reached", None),
+            "overload": (429, "Model is overloaded", "overloaded"),
+            "quota": (402, "You have exceeded your monthly included credits", None),
+            "bad key": (401, "Authorization header is invalid", None),
+            "forbidden": (403, "This token may not call this endpoint", None),
+            "no model": (404, "Model none does not exist", None),
+            "overflow": (
+                422,
+                "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 4096",
+                "validation",
+            ),
+            "bad request": (422, "Input validation error: `temperature` must be strictly positive", "validation"),
+            "server": (424, "Request failed during generation: Server error", "generation"),
+        }[condition]
+        return status, {"error": message} if kind is None else {"error": message, "error_type": kind}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": "Model is overloaded", "error_type": "overloaded"}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        return [], []
+
+
+WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire(), OllamaWire(), TGIWire())
+CALLING_WIRES = tuple(wire for wire in WIRES if wire.calls_tools)

@@ -1,10 +1,13 @@
-"""Whether a request's history is one that its provider would take: roles and tool pairs, from the wire's JSON."""
+"""A request's history, from the wire's JSON: whether its provider would take it, and what it says."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from base64 import b64decode
+from collections.abc import Callable, Sequence
 
+from bus.content import ContentBlock, DocumentBlock, ImageBlock, TextBlock, ToolResultBlock
 from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role
 
 
 def history_faults(path: str, body: JsonObject) -> list[str]:
@@ -67,3 +70,108 @@ def _responses(items: Sequence[JsonObject]) -> list[str]:
     if sorted(calls) != sorted(results):
         faults.append(f"calls {calls} and results {results} are no pairs")
     return faults
+
+
+Reader = Callable[[list[JsonObject]], tuple[ContentBlock, ...]]
+"""An adapter's own reading of a reply's blocks or items."""
+
+
+def read_messages(history: Sequence[JsonObject], read_reply: Reader) -> list[Message]:
+    """The messages of a Messages API request as canonical ones; calls are named by the wire's ids."""
+    found: list[Message] = []
+    for message in history:
+        content = message["content"]
+        if message["role"] == "assistant":
+            found.append(Message(Role.ASSISTANT, read_reply(content)))
+            continue
+        results = [block for block in content if block["type"] == "tool_result"]
+        if results:
+            found.append(Message(Role.TOOL, tuple(_messages_result(block) for block in results)))
+        said = tuple(_messages_part(block) for block in content if block["type"] != "tool_result")
+        if said:
+            found.append(Message(Role.USER, said))
+    return found
+
+
+def _messages_result(block: JsonObject) -> ToolResultBlock:
+    content = block.get("content", "")
+    parts = content if isinstance(content, str) else tuple(_messages_part(part) for part in content)
+    return ToolResultBlock(block["tool_use_id"], parts, block.get("is_error", False))  # type: ignore[arg-type]
+
+
+def _messages_part(block: JsonObject) -> ContentBlock:
+    if block["type"] == "text":
+        return TextBlock(block["text"])
+    source, name = block["source"], block.get("title")
+    match source["type"]:
+        case "url" if block["type"] == "image":
+            return ImageBlock(url=source["url"])
+        case "url":
+            return DocumentBlock(url=source["url"], name=name)
+        case "text":
+            return DocumentBlock(data=source["data"].encode(), media_type=source["media_type"], name=name)
+    data, media_type = b64decode(source["data"]), source["media_type"]
+    if block["type"] == "image":
+        return ImageBlock(data=data, media_type=media_type)
+    return DocumentBlock(data=data, media_type=media_type, name=name)
+
+
+def read_items(items: Sequence[JsonObject], read_reply: Reader) -> list[Message]:
+    """The input items of a Responses request as canonical messages; calls are named by the wire's ids."""
+    found: list[Message] = []
+    reply: list[JsonObject] = []
+    results: list[ToolResultBlock] = []
+    for item in [*items, {"role": "end"}]:
+        is_result = item.get("type") in ("function_call_output", "custom_tool_call_output")
+        is_said = item.get("role") in ("user", "developer", "end")
+        if reply and (is_result or is_said):
+            found.append(Message(Role.ASSISTANT, read_reply(reply)))
+            reply = []
+        if results and not is_result:
+            found.append(Message(Role.TOOL, tuple(results)))
+            results = []
+        if is_result:
+            results.append(_responses_result(item))
+        elif is_said and item["role"] != "end":
+            found.append(Message(Role(item["role"]), _responses_parts(item["content"])))
+        elif not is_said:
+            reply.append(item)
+    return found
+
+
+def _responses_result(item: JsonObject) -> ToolResultBlock:
+    parts = _responses_parts(item["output"])
+    is_error = isinstance(parts[0], TextBlock) and parts[0].text.startswith("Error: ")
+    if is_error:
+        text = parts[0].text.removeprefix("Error: ")  # type: ignore[union-attr]
+        parts = (*((TextBlock(text),) if text else ()), *parts[1:])
+    return ToolResultBlock(item["call_id"], parts, is_error)  # type: ignore[arg-type]
+
+
+def _responses_parts(content: Json) -> tuple[ContentBlock, ...]:
+    if isinstance(content, str):
+        return (TextBlock(content),)
+    return tuple(_responses_part(part) for part in content)
+
+
+def _responses_part(part: JsonObject) -> ContentBlock:
+    match part["type"]:
+        case "input_text":
+            return TextBlock(part["text"])
+        case "input_image":
+            url, detail = part["image_url"], None if part["detail"] == "auto" else part["detail"]
+            if not url.startswith("data:"):
+                return ImageBlock(url=url, detail=detail)
+            media_type, data = _data_url(url)
+            return ImageBlock(data=data, media_type=media_type, detail=detail)
+        case "input_file" if "file_url" in part:
+            return DocumentBlock(url=part["file_url"])
+        case "input_file":
+            media_type, data = _data_url(part["file_data"])
+            return DocumentBlock(data=data, media_type=media_type, name=part["filename"])
+    raise AssertionError(part)
+
+
+def _data_url(url: str) -> tuple[str, bytes]:
+    head, _, data = url.removeprefix("data:").partition(";base64,")
+    return head, b64decode(data)

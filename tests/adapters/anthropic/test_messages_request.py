@@ -6,16 +6,16 @@ import base64
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import structlog.testing
 
 from adapters.anthropic.messages import FAILED_SILENTLY
 from adapters.anthropic.request import close_objects, write_request
 from adapters.contract import CanonicalRequest
-from adapters.history import NOT_EXECUTED
+from adapters.history import BEGINNING, NOT_EXECUTED
 from adapters.http_adapter import WireCall
 from bus.content import (
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -30,7 +30,6 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
-from .wire_events import Reading, read_whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 READ_FILE = ToolDefinition("read_file", "Reads.", {"type": "object", "properties": {"path": {"type": "string"}}})
@@ -45,7 +44,7 @@ def write(*messages: Message, **changes: object) -> WireCall:
     asked: CanonicalRequest = request(
         model="anthropic:claude-test", messages=messages or (Message.user("Hi"),), **changes
     )
-    return write_request(asked, provider="anthropic", options={}, stream=False)
+    return write_request(asked, provider="anthropic", options={"auto_cache": False}, stream=False)
 
 
 def messages_of(wire: WireCall) -> list[Json]:
@@ -234,6 +233,10 @@ def test_server_tools_go_back_without_the_replys_nulls() -> None:
     blocks = (
         opaque("server_tool_use", id="srvtoolu_1", name="web_search", input={"q": "x"}, caller=None),
         opaque("web_search_tool_result", tool_use_id="srvtoolu_1", content=[found], caller=None),
+        opaque("server_tool_use", id="srvtoolu_2", name="code_execution", input={}),
+        opaque(
+            "code_execution_tool_result", tool_use_id="srvtoolu_2", content={"stdout": "", "abort_reason": None}
+        ),
         opaque("compaction", content=None),
         TextBlock("Found.", ours(citations=[{"type": "page_location", "file_id": None, "document_title": None}])),
         TextBlock("Plain.", ours(citations=None)),
@@ -242,6 +245,8 @@ def test_server_tools_go_back_without_the_replys_nulls() -> None:
     assert messages_of(wire)[1] == assistant(
         {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "x"}},
         {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [found]},
+        {"type": "server_tool_use", "id": "srvtoolu_2", "name": "code_execution", "input": {}},
+        {"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_2", "content": {"stdout": ""}},
         {"type": "compaction", "content": None},
         {**says("Found."), "citations": [{"type": "page_location", "document_title": None}]},
         says("Plain."),
@@ -495,52 +500,122 @@ def test_half_a_surrogate_pair_does_not_stop_a_request() -> None:
     assert "\ufffd" in str(messages)
 
 
-# -- there and back
+# -- media, containers and what a reply that was stopped leaves behind
 
 
-def back(blocks: tuple[ContentBlock, ...]) -> tuple[ContentBlock, ...]:
-    """An assistant message, sent and then read as if the provider had said it."""
-    wire = sent(Message.user("Go"), Message.assistant(blocks), Message.user("On"))[1]
-    assert isinstance(wire, dict)
-    reading: Reading = read_whole(wire["content"])
-    return reading.content
+PDF = b"%PDF-1.7"
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("document", "source"),
     [
-        TextBlock("a\u2028☃😀"),
-        TextBlock("a", ours(citations=[{"type": "char_location", "cited_text": "a"}])),
-        ThinkingBlock("Hm", "c2ln", ours()),
-        ThinkingBlock("", "c2ln", ours()),
-        RedactedThinkingBlock("ZGF0YQ", ours(type="redacted_thinking", data="ZGF0YQ")),
-        opaque("container_upload", file_id="file_1"),
+        (
+            DocumentBlock(data=PDF),
+            {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjc="},
+        ),
+        (DocumentBlock(url="https://x.test/a.pdf"), {"type": "url", "url": "https://x.test/a.pdf"}),
+        (
+            DocumentBlock(url="data:text/plain,a%20b"),
+            {"type": "text", "media_type": "text/plain", "data": "a b"},
+        ),
+        (
+            DocumentBlock(data="a☃".encode(), media_type="text/markdown"),
+            {"type": "text", "media_type": "text/plain", "data": "a☃"},
+        ),
     ],
 )
-def test_a_block_survives_the_way_there_and_back(block: ContentBlock) -> None:
-    """What the provider said comes back equal after it was sent again."""
-    assert back((block,)) == (block,)
+def test_documents_go_in_the_form_that_the_wire_has_for_them(document: DocumentBlock, source: JsonObject) -> None:
+    """PDF as data or by address, text as text; in a user's message and in a tool's result, with their names."""
+    named = msgspec.structs.replace(document, name="a.pdf")
+    call = ToolUseBlock("tu_1", "f", {})
+    wire = write(
+        Message.user([document, TextBlock("Read")]),
+        Message.assistant((call,)),
+        Message.tool_result("tu_1", [named]),
+    )
+    asked, _, answered = messages_of(wire)
+    assert asked == user({"type": "document", "source": source}, says("Read"))
+    result = {"type": "document", "source": source, "title": "a.pdf"}
+    assert answered == user({"type": "tool_result", "tool_use_id": "tu_1", "content": [result]})
+    assert wire.warnings == ()
 
 
-_VALUES: st.SearchStrategy[Json] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=10,
+@pytest.mark.parametrize(
+    "document",
+    [
+        DocumentBlock(data=b"PK", media_type="application/zip"),
+        DocumentBlock(data=b"\xff\xfe", media_type="text/plain"),
+        DocumentBlock(data=b" ", media_type="text/plain"),
+        DocumentBlock(url="file:///etc/passwd"),
+        DocumentBlock(url="https://x.test/a.csv", media_type="text/csv"),
+    ],
 )
+def test_a_document_that_would_be_refused_leaves_a_note_if_nothing_else_was_said(document: DocumentBlock) -> None:
+    """One bad file in a history must not make every later request fail, nor its message vanish."""
+    wire = write(Message.user([document]), Message.assistant("What file?"), Message.user("This"))
+    assert messages_of(wire)[0] == user(says("(document left out: it can't be shown here)"))
+    assert codes(wire) == ["content_dropped"]
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(), _VALUES, max_size=4))
-def test_a_calls_input_survives_the_way_there_and_back(arguments: JsonObject) -> None:
-    """Nested objects, arrays and every primitive; the provider's id stays its own."""
-    call = ToolUseBlock("tu_1", "f", arguments, provider_raw=ours(id="toolu_1"))
-    (found,) = back((call,))
-    assert isinstance(found, ToolUseBlock)
-    assert msgspec.structs.replace(found, id="tu_1") == call
+def test_a_reply_that_was_stopped_while_it_was_thinking_does_not_end_in_reasoning() -> None:
+    """The final block of an assistant message can't be reasoning; what stands before it stays."""
+    blocks = (TextBlock("a"), ThinkingBlock("Hm", "c2ln", ours()), RedactedThinkingBlock("x", ours()))
+    asked = request(
+        model="anthropic:claude-test",
+        messages=(Message.user("Go"), Message(Role.ASSISTANT, blocks, id="msg_7"), Message.user("On")),
+        session_id="ses_1",
+    )
+    with structlog.testing.capture_logs() as lines:
+        wire = write_request(asked, provider="anthropic", options={}, stream=False)
+    assert messages_of(wire)[1] == assistant(says("a"))
+    assert [(line["block_type"], line["message_id"], line["session_id"], line["adapter"]) for line in lines] == [
+        ("redacted_thinking", "msg_7", "ses_1", "anthropic"),
+        ("thinking", "msg_7", "ses_1", "anthropic"),
+    ]
+    assert "never said" in lines[0]["reason"]
+
+
+def test_reasoning_goes_to_the_model_whose_it_is() -> None:
+    """A signature is no other model's; back at its own model it is there again."""
+    history = (Message.user("Go"), Message.assistant((ThinkingBlock("Hm", "c2ln", ours()), TextBlock("a"))))
+    other = write_request(
+        request(model="anthropic:claude-other", messages=(*history, Message.user("On"))),
+        provider="anthropic",
+        options={},
+        stream=False,
+    )
+    assert messages_of(other)[1] == assistant(says("a"))
+    assert codes(other) == ["content_dropped"]
+    again = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
+    assert sent(*history, Message.user("On"))[1] == assistant(again, says("a"))
+
+
+def test_a_history_that_begins_with_the_assistant_gets_a_user_message_before_it() -> None:
+    """The first message must be a user's."""
+    wire = write(Message.assistant("Welcome!"), Message.user("Hi"))
+    assert messages_of(wire) == [user(says(BEGINNING)), assistant(says("Welcome!")), user(says("Hi"))]
+    assert codes(wire) == ["content_dropped"]
+
+
+def test_the_container_is_named_while_a_turn_is_open_and_no_longer() -> None:
+    """A call of a tool's code is answered where it waits; a container that has expired would be refused."""
+    caller: JsonObject = {"type": "code_execution_20250825", "tool_id": "srvtoolu_1"}
+    waiting = (
+        opaque("server_tool_use", id="srvtoolu_1", name="code_execution", input={}),
+        ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1", caller=caller)),
+        opaque("container", id="container_1", expires_at="2026-01-01T00:00:00Z"),
+    )
+    history = (Message.user("Go"), Message.assistant(waiting), Message.tool_result("tu_1", "12"))
+    wire = written(write(*history))
+    assert wire["container"] == "container_1"
+    assert messages_of(write(*history))[1] == assistant(
+        waiting[0].provider_raw.data,
+        {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}, "caller": caller},
+    )
+    later = write(*history, Message.user("Never mind"))
+    assert "container" not in written(later)
+    assert messages_of(later)[1] == assistant({"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}})
+    assert codes(later) == ["content_dropped"]
 
 
 def test_results_keep_what_they_say() -> None:

@@ -43,6 +43,7 @@ from .wire_events import (
     message_start,
     read,
     read_pieces,
+    read_whole,
     start,
     stop,
     text,
@@ -616,3 +617,28 @@ def test_a_damaged_stream_never_raises_and_keeps_the_invariants(at: int, junk: b
     else:
         reading.assembler.abort(StopReason.ERROR)
         check_stream([*reading.events, *reading.assembler.take()])
+
+
+CONTAINER: JsonObject = {"id": "container_1", "expires_at": "2026-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("tool_use", True), ("pause_turn", True), ("end_turn", False)])
+def test_the_container_of_a_reply_that_will_go_on_is_kept(reason: str, kept: bool) -> None:
+    """In which its tools wait; it comes with the message's end, or with its beginning."""
+    late = read(message_start(), *tool(0, "f", "toolu_1"), *ending(reason, container=CONTAINER))
+    early = read(message_start(container=CONTAINER), *tool(0, "f", "toolu_1"), *ending(reason))
+    whole = read_whole(
+        [{"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}], reason=reason, container=CONTAINER
+    )
+    for reading in (late, early, whole):
+        found = [block for block in reading.content if isinstance(block, OpaqueBlock)]
+        assert [block.provider_raw.data for block in found] == [{**CONTAINER, "type": "container"}] * kept
+
+
+def test_a_server_tools_call_without_arguments_keeps_the_object_that_it_began_with() -> None:
+    """Its only fragment is empty; as text it would be refused when it goes back."""
+    begun = start(0, "server_tool_use", id="srvtoolu_1", name="code_execution", input={})
+    reading = read(message_start(), begun, delta(0, "input_json_delta", partial_json=""), stop(0), *ending())
+    (block,) = reading.content
+    assert isinstance(block, OpaqueBlock)
+    assert block.provider_raw.data["input"] == {}

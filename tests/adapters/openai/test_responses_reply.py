@@ -100,7 +100,7 @@ def test_namespace_of_a_call_is_kept() -> None:
     """A tool that was found by search goes back with the namespace it came from."""
     (block,) = read_whole(call("f", "{}", namespace="crm")).calls
     assert block.provider_raw is not None
-    assert block.provider_raw.data == {"id": "call_1", "item_id": "fc_1", "namespace": "crm"}
+    assert block.provider_raw.data == {"id": "call_1", "namespace": "crm"}
 
 
 def test_bogus_parallel_call_is_an_unknown_tool() -> None:

@@ -12,6 +12,7 @@ from adapters.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
 from adapters.openai.request import BuiltRequest, build_request
 from bus.content import (
     ContentBlock,
+    DocumentBlock,
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -21,7 +22,7 @@ from bus.content import (
 )
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
 from .wire_events import call, message, read_whole, reasoning, request
 
@@ -96,7 +97,7 @@ def test_images() -> None:
     )
     assert items(said)[0]["content"] == [
         {"type": "input_text", "text": "see"},
-        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgouLi4="},
+        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgouLi4=", "detail": "auto"},
         {"type": "input_image", "image_url": "https://x.org/i.png", "detail": "low"},
     ]
 
@@ -228,7 +229,6 @@ def test_refusal_goes_back_as_one() -> None:
     [
         ([SEARCH], True),
         ([{"type": "compaction", "id": "cmp_1", "encrypted_content": "x"}], True),
-        ([{"type": "custom_tool_call", "call_id": "c", "name": "n", "input": "i"}], False),
         ([{"type": "mcp_approval_request", "id": "m"}], False),
         ([{"type": "invented", "id": "i"}], False),
         ([{"type": "tool_search_call", "call_id": None}, {"type": "tool_search_output", "call_id": None}], True),
@@ -245,6 +245,90 @@ def test_opaque_items_go_back_where_that_is_legal(output: list[JsonObject], kept
     assert isinstance(found, list)
     assert found[1:-1] == (output if kept else [])
     assert codes(asked) == ([] if kept else ["content_dropped"] * len(output))
+
+
+def test_a_custom_tools_call_goes_home_as_one_and_elsewhere_as_any_call() -> None:
+    """Its output too; a foreign provider sees a tool with one text argument."""
+    made: JsonObject = {"type": "custom_tool_call", "call_id": "call_1", "name": "run_sql", "input": "select 1"}
+    content = read_whole(made).content
+    assert isinstance(content[0], ToolUseBlock)
+    history = (Message.user("?"), Message.assistant(content), Message.tool_result(content[0].id, "1"))
+    assert items(*history)[1:] == [
+        made,
+        {"type": "custom_tool_call_output", "call_id": "call_1", "output": "1"},
+    ]
+    elsewhere = build_request(request(*history), provider="other", quirks=OPENAI, stream=False).body["input"]
+    assert isinstance(elsewhere, list)
+    assert elsewhere[1:] == [
+        {
+            "type": "function_call",
+            "call_id": content[0].id,
+            "name": "run_sql",
+            "arguments": '{"input":"select 1"}',
+        },
+        {"type": "function_call_output", "call_id": content[0].id, "output": "1"},
+    ]
+
+
+def test_a_programs_call_and_its_result_name_the_program() -> None:
+    """The call came out of code that runs at the provider, and that is where its result has to go."""
+    caller: JsonObject = {"type": "program", "caller_id": "call_9"}
+    sent = replay(call("f", "{}", caller=caller))
+    assert [item.get("caller") for item in sent] == [caller, caller]
+
+
+def test_annotations_go_back_with_their_text() -> None:
+    """A link that the text was given is part of what was said."""
+    link = {"type": "url_citation", "start_index": 0, "end_index": 5, "url": "https://x.test", "title": "X"}
+    part = {"type": "output_text", "text": "Hello", "annotations": [link]}
+    (said,) = replay(message(content=[part]))
+    assert said["content"] == [part]
+
+
+def test_documents() -> None:
+    """A file is data with a name, or an address; in a message and in a result."""
+    report = DocumentBlock(data=b"%PDF-1", name="report.pdf")
+    nameless, linked = DocumentBlock(data=b"a,b", media_type="text/csv"), DocumentBlock(url="https://x.test/a.pdf")
+    given = DocumentBlock(url="data:application/pdf;base64,JVBERi0x")
+    found = items(
+        Message.user([report, nameless, linked, given]),
+        Message.assistant([ToolUseBlock("tu_1", "f", {})]),
+        Message.tool_result("tu_1", [report]),
+    )
+    file = {"type": "input_file", "filename": "report.pdf", "file_data": "data:application/pdf;base64,JVBERi0x"}
+    assert found[0]["content"] == [
+        file,
+        {"type": "input_file", "filename": "document.csv", "file_data": "data:text/csv;base64,YSxi"},
+        {"type": "input_file", "file_url": "https://x.test/a.pdf"},
+        {**file, "filename": "document.pdf"},
+    ]
+    assert found[2]["output"] == [file]
+    assert codes(request(Message.user([report]))) == []
+    assert codes(request(Message.user([report])), COMPATIBLE) == ["content_dropped"]
+
+
+def test_another_models_reasoning_stays_behind_and_takes_the_ids_and_items_that_need_it_away() -> None:
+    """Without its reasoning an item is refused by its id; back at its own model all of it is there again."""
+    content = read_whole(reasoning("Why"), SEARCH, message("Hello")).content
+    history = (Message.user("?"), Message(Role.ASSISTANT, content, id="msg_7"), Message.user("!"))
+    thought, searched, said = items(*history)[1:-1]
+    assert (thought["id"], searched, said["id"]) == ("rs_1", SEARCH, "msg_1")
+    (alone,) = items(*history, model="openai:gpt-other")[1:-1]
+    assert "id" not in alone
+    losses = build(request(*history, model="openai:gpt-other")).history.losses
+    assert [(loss.block_type, loss.message_id) for loss in losses] == [("thinking", "msg_7"), ("opaque", "msg_7")]
+
+
+def test_reasoning_never_goes_back_before_what_another_one_led_to() -> None:
+    """Cut off before its own item, and with another reply after it, it would be taken for that one's."""
+    cut = read_whole(reasoning("Why")).content
+    later = read_whole(reasoning("Then", number=2), message("Hello", item_id="msg_2")).content
+    replies = (Message(Role.ASSISTANT, cut, id="msg_cut"), Message(Role.ASSISTANT, later, id="msg_later"))
+    found = items(Message.user("?"), *replies, Message.user("!"))
+    assert [item.get("id") for item in found] == [None, "rs_2", "msg_2", None]
+    bare = items(Message.user("?"), Message.assistant([*cut, later[-1]]), Message.user("!"))
+    assert [item.get("type") for item in bare] == [None, "message", None]
+    assert "id" not in bare[1]
 
 
 def test_reasoning_before_a_dropped_item_is_dropped_too() -> None:

@@ -119,7 +119,7 @@ def test_reasoning_is_kept_whole() -> None:
     assert thought.provider_raw.data == item
     assert isinstance(text, TextBlock)
     assert text.provider_raw is not None
-    assert text.provider_raw.data == {"item_id": "msg_1"}
+    assert text.provider_raw.data == {"item_id": "msg_1", "after": "rs_1"}
     assert ThinkingDelta("", "secret 1", 1, "msg") in reading.events
 
 
@@ -180,7 +180,7 @@ def test_parallel_calls_interleave() -> None:
     first, second = reading.calls
     assert (first.name, first.input, second.name, second.input) == ("f", {"a": 1}, "g", {"b": 2})
     assert first.provider_raw is not None
-    assert first.provider_raw.data == {"id": "call_1", "item_id": "fc_1"}
+    assert first.provider_raw.data == {"id": "call_1"}
     fragments = [event.partial_json for event in reading.events if isinstance(event, ToolUseInputDelta)]
     assert fragments == ['{"a', '":1}', '{"b', '":2}']
     assert reading.complete.stop_reason is StopReason.TOOL_USE
@@ -416,7 +416,6 @@ def test_unknown_items_are_surfaced() -> None:
 @pytest.mark.parametrize(
     ("items", "expected"),
     [
-        ([{"type": "custom_tool_call", "call_id": "c1", "name": "x", "input": "y"}], StopReason.TOOL_USE),
         ([{"type": "tool_search_call", "call_id": "c1", "execution": "client"}], StopReason.TOOL_USE),
         ([{"type": "tool_search_call", "call_id": None, "execution": "server"}], StopReason.END_TURN),
         (
@@ -429,6 +428,50 @@ def test_items_that_wait_for_the_host(items: list[JsonObject], expected: StopRea
     """A call that only the host can answer ends the reply as a tool call does."""
     streamed = [done(index, item) for index, item in enumerate(items)]
     assert read(CREATED, *streamed, ending()).complete.stop_reason is expected
+
+
+CUSTOM: JsonObject = {
+    "type": "custom_tool_call",
+    "id": "ctc_1",
+    "call_id": "call_1",
+    "name": "run_sql",
+    "input": 'select "a"\n-- ☃',
+}
+
+
+@pytest.mark.parametrize(
+    "deltas",
+    [["select ", '"a"\n', "-- ☃"], ['select "a"\n-- ☃'], [], ["select "], ["", 'select "a"']],
+)
+def test_a_custom_tools_text_is_the_one_argument_of_its_call(deltas: list[str]) -> None:
+    """However it arrives, and even if only its end has it; the fragments are those of the arguments' JSON."""
+    place: JsonObject = {"output_index": 0, "item_id": "ctc_1"}
+    reading = read(
+        CREATED,
+        event("output_item.added", output_index=0, item={**CUSTOM, "input": ""}),
+        *[event("custom_tool_call_input.delta", **place, delta=delta) for delta in deltas],
+        event("custom_tool_call_input.done", **place, input=CUSTOM["input"]),
+        done(0, CUSTOM),
+        ending(),
+    )
+    (call_,) = reading.calls
+    assert (call_.name, call_.input, call_.incomplete) == ("run_sql", {"input": CUSTOM["input"]}, False)
+    assert call_.provider_raw is not None
+    assert call_.provider_raw.data == {"id": "call_1", "type": "custom_tool_call"}
+    assert reading.complete.stop_reason is StopReason.TOOL_USE
+    assert read(CREATED, done(0, CUSTOM), ending()).calls[0].input == call_.input
+
+
+def test_a_custom_call_that_breaks_off_is_incomplete() -> None:
+    """Its text so far is kept, and never run."""
+    reading = read(
+        CREATED,
+        event("output_item.added", output_index=0, item={**CUSTOM, "input": ""}),
+        event("custom_tool_call_input.delta", output_index=0, item_id="ctc_1", delta="drop ta"),
+        ending("incomplete", incomplete_details={"reason": "max_output_tokens"}),
+    )
+    (call_,) = reading.calls
+    assert (call_.input, call_.raw_arguments, call_.incomplete) == ({}, '{"input":"drop ta', True)
 
 
 def test_strange_events_are_ignored() -> None:

@@ -85,12 +85,10 @@ def test_a_schema_that_is_strict_already_gains_nothing() -> None:
         {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}},
         {"type": "object", "patternProperties": {"^x": {"type": "string"}}},
         {"type": "array"},
-        {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
         {},
         True,
-        {"type": "string", "format": "uri"},
-        {"type": "string", "pattern": "^(?!x)"},
         {"not": {"type": "string"}},
+        {"type": "array", "prefixItems": [{"type": "string"}]},
         {"allOf": [{"type": "string"}, {"minLength": 1}]},
         {"allOf": [{"type": "string"}], "type": "integer"},
         {"anyOf": [{"type": "string"}], "minLength": 1},
@@ -104,6 +102,45 @@ def test_what_strict_mode_can_not_say(schema: Json) -> None:
     """It is refused with its path, so that the tool can be sent without strict mode."""
     with pytest.raises(NotStrict, match=r"^\$"):
         to_strict({"type": "object", "properties": {"p": schema}, "$defs": {"d": DEFINITION}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "string", "format": "uri"}, {"type": "string", "description": "format: uri"}),
+        (
+            {"type": "string", "pattern": "^(?!x)", "description": "D"},
+            {"type": "string", "description": "D (matching ^(?!x))"},
+        ),
+        (
+            {"type": "array", "items": {"type": "string"}, "uniqueItems": True, "contains": {"const": "a"}},
+            {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": 'no item twice; contains: {"const":"a"}',
+            },
+        ),
+        (
+            {**DEFINITION, "minProperties": 1, "dependentRequired": {"n": []}},
+            {**CLOSED, "description": 'at least 1 properties; dependentRequired: {"n":[]}'},
+        ),
+        (
+            {"type": "integer", "not": {"const": 3}},
+            {"type": "integer", "description": 'nothing that matches {"const":3}'},
+        ),
+        (
+            {"type": "string", "format": "uuid", "pattern": "^(?:x)"},
+            {"type": "string", "format": "uuid", "pattern": "^(?:x)"},
+        ),
+    ],
+)
+def test_constraints_that_strict_mode_does_not_know_are_told_in_words(
+    schema: JsonObject, expected: JsonObject
+) -> None:
+    """The shape is enforced, the rest is said; what strict mode knows is left alone. Inside definitions, too."""
+    assert to_strict(an_object({"p": schema}, "p")).schema["properties"] == {"p": expected}
+    inside = to_strict(an_object({"p": {"$ref": "#/definitions/d"}}, "p", definitions={"d": schema})).schema
+    assert inside["$defs"] == {"d": expected}
 
 
 def test_too_deep() -> None:

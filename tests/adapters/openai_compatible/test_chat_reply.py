@@ -9,7 +9,7 @@ from adapters.openai_compatible.usage import read_usage
 from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError, ServerError, StreamError
 from bus.json_types import Json, JsonObject
-from bus.usage import StopReason, UsageSource
+from bus.usage import StopReason, TokenUsage, UsageSource
 
 from .wire_chunks import USAGE, chunk, read, read_body, reply, tool
 
@@ -180,3 +180,34 @@ def test_half_a_usage_is_partial() -> None:
     usage = read_usage(msgspec.Raw(b'{"prompt_tokens": 9}'))
     assert usage is not None
     assert usage.source is UsageSource.PARTIAL
+
+
+@pytest.mark.parametrize(
+    ("usage", "nano_usd"),
+    [
+        ({"cost": 0.00019325}, 193_250),
+        ({"cost": 0}, 0),
+        ({"cost": 1e-9}, 1),
+        ({"cost": 0.0000001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 2_000_100),
+        ({"cost": 0.5, "is_byok": True, "cost_details": None}, 500_000_000),
+        ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000),
+        ({"cost": None}, None),
+        ({"cost": "0.1"}, None),
+        ({"cost": True}, None),
+        ({"cost": -1}, None),
+        ({"cost": 1e300}, None),
+        ({}, None),
+    ],
+)
+def test_a_reported_cost_is_kept_to_the_digit(usage: JsonObject, nano_usd: int | None) -> None:
+    """In nano-USD; with a key of one's own at the provider behind, its bill is added. Nonsense is no cost."""
+    read = read_usage(msgspec.Raw(msgspec.json.encode({**USAGE, **usage})))
+    assert read is not None
+    assert read.reported_cost_nano_usd == nano_usd
+
+
+def test_costs_add_up_only_if_all_are_known() -> None:
+    """A sum that left one out would be too small."""
+    known, unknown = TokenUsage(1, reported_cost_nano_usd=5), TokenUsage(1)
+    assert (known + known).reported_cost_nano_usd == 10
+    assert (known + unknown).reported_cost_nano_usd is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.openai_compatible.encoding import encode_json
+from adapters.encoding import encode_json
 from adapters.openai_compatible.quirks import QUIRKS, Quirks
 from adapters.openai_compatible.request import ChatBody, build_body, schema_name
 from adapters.strict_mode import input_cleaner
@@ -311,6 +311,34 @@ def test_sampling_and_stop() -> None:
     refused = built(ask(temperature=0.0, top_p=0.5, model="openai:o3-mini"), OPENAI)
     assert {"temperature", "top_p"}.isdisjoint(refused.body)
     assert codes(refused) == ["parameter_dropped"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "effort", "refused"),
+    [
+        ("openai", "o3", None, {"temperature", "top_p", "frequency_penalty", "presence_penalty", "stop"}),
+        ("openai", "gpt-5.6", "none", set()),
+        ("openai", "gpt-4o", None, set()),
+        ("xai", "grok-4-fast-reasoning", None, {"frequency_penalty", "presence_penalty", "stop"}),
+        ("xai", "grok-4-fast-non-reasoning", None, set()),
+    ],
+)
+def test_what_a_reasoning_model_refuses(name: str, model: str, effort: str | None, refused: set[str]) -> None:
+    """Each is left out with a warning of its own; the rest is sent."""
+    asked: Plain = {"temperature": 0.5, "top_p": 0.5, "frequency_penalty": 0.1, "presence_penalty": 0.1, "seed": 7}
+    body = built(
+        ask(**asked, stop_sequences=("END",), reasoning_effort=effort, model=f"{name}:{model}"), QUIRKS[name]
+    )
+    assert {"stop", *asked} - body.body.keys() == refused
+    assert {warning.message.split()[0] for warning in body.warnings} == refused
+
+
+def test_tools_can_t_be_forced_on_a_model_while_it_reasons() -> None:
+    """DeepSeek refuses it; without reasoning it is fine."""
+    forced = {"tools": (LOOK,), "tool_choice": ToolChoice("required")}
+    with pytest.raises(UnsupportedToolChoiceError, match="while it reasons"):
+        built(ask(**forced, reasoning_effort="high"), QUIRKS["deepseek"])
+    assert built(ask(**forced, reasoning_effort="none"), QUIRKS["deepseek"]).body["tool_choice"] == "required"
 
 
 @pytest.mark.parametrize(

@@ -217,3 +217,30 @@ async def test_a_failure_in_mid_stream_keeps_what_was_delivered() -> None:
     assert complete.stop_reason is StopReason.ERROR
     assert complete.usage.output_tokens == 20
     assert caught.value.content == complete.final_content
+
+
+@pytest.mark.parametrize(
+    ("streams", "tools", "whole_pieces"),
+    [("always", 1, False), ("without tools", 0, False), ("without tools", 1, True), ("never", 0, True)],
+)
+async def test_what_a_server_can_not_stream_comes_in_whole_pieces(
+    streams: str, tools: int, whole_pieces: bool
+) -> None:
+    """The plain call is made, and its reply has the same events as a stream's."""
+    streamed = FakeReply(body([chunk(content="Hi"), STOP, DONE]))
+    adapter = made(
+        whole(reply(content="Hi")) if whole_pieces else streamed, options={"quirks": {"streams": streams}}
+    )
+    request = ask(tools=(ToolDefinition("look"),) * tools)
+    stream = adapter.stream(request)
+    events = [event async for event in stream]
+    check_stream(events)
+    assert [event.type for event in events] == ["message.start", "text.delta", "message.complete"]
+    assert stream.response is not None
+    assert stream.response.text == "Hi"
+    assert isinstance(adapter._transport, FakeTransport)
+    asked = msgspec.json.decode(adapter._transport.requests[0].body)
+    assert asked.get("stream", False) is not whole_pieces
+    can = adapter.capabilities
+    assert can.supports_streaming is (streams != "never")
+    assert can.supports_streaming_tool_calls is (streams == "always")

@@ -1,0 +1,43 @@
+"""Media as the wires carry them: bytes with their type, or an address."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from urllib.parse import unquote_to_bytes
+
+from bus.content import AudioBlock, DocumentBlock, ImageBlock
+
+
+def is_remote(url: str | None) -> bool:
+    """Whether it is an address that a provider can fetch from."""
+    return url is not None and url.lower().startswith(("https://", "http://"))
+
+
+def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
+    """A block's media type ("" if unknown) and bytes, from `data` or a data URL; None if there are none."""
+    if block.data is not None:
+        return block.media_type or "", block.data
+    found = read_data_url(block.url or "")
+    if found is None:
+        return None
+    return found[0] or block.media_type or "", found[1]
+
+
+def read_data_url(url: str) -> tuple[str, bytes] | None:
+    """The media type and bytes of a data URL; None if it is none."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().startswith("data:"):
+        return None
+    media_type, *parameters = head[len("data:") :].lower().split(";")
+    data = unquote_to_bytes(body)
+    if "base64" not in parameters:
+        return media_type, data
+    try:
+        return media_type, b64decode(data, validate=False)
+    except binascii.Error:
+        return None
+
+
+def write_data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode()}"

@@ -1,0 +1,24 @@
+"""Content as one text, and which of it is new: for protocols whose messages are plain strings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from bus.content import ContentBlock, TextBlock
+from bus.messages import Message, Role
+
+
+def join_text(content: Iterable[ContentBlock]) -> str:
+    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
+    joined = ""
+    for block in content:
+        if isinstance(block, TextBlock):
+            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
+            joined += block.text if goes_on else f"\n\n{block.text}"
+    return joined
+
+
+def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What follows the last reply, and so is new to the model."""
+    last = max((n for n, message in enumerate(messages) if message.role is Role.ASSISTANT), default=-1)
+    return messages[last + 1 :]

@@ -1,0 +1,8 @@
+"""Text Generation Inference by its own endpoints, `/generate` and `/generate_stream`: text in, text out.
+
+Its Chat Completions are served by `openai_compatible`, with ``quirks: tgi``.
+"""
+
+from .adapter import TGIAdapter
+
+__all__ = ["TGIAdapter"]

@@ -1,0 +1,264 @@
+"""Fits the rates of the token estimator to recorded requests, and says how far its estimates are off.
+
+    python benchmarks/fit_estimates.py FOLDER            (or CALLBOARD_RECORDED=FOLDER)
+    python benchmarks/fit_estimates.py FOLDER --write    (writes adapters/estimate_rates.py)
+
+FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
+itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
+it has. The gate, for each (host, family) with at least 10 samples: half of the errors are at most 10 %, and nine
+in ten at most 20 % or 50 tokens, whichever is more. It is measured on held-out halves, each by the rates fitted
+to the other, and on the rates that are shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+
+from adapters.estimate import count
+from adapters.estimate_rates import RateRow, TokenRates
+from benchmarks.recorded_requests import Sample, read_samples
+
+ADAPTERS = {
+    "anthropic": "anthropic",
+    "openai_responses": "openai",
+    "openai_chat": "openai_compatible",
+    "gemini": "gemini",
+}
+"""The recording's file, and the type of the adapter."""
+
+FAMILIES: tuple[tuple[str, str, str], ...] = (
+    ("anthropic", "", r"opus-4-[78]|opus-5|sonnet-5"),
+    ("anthropic", "", r"claude"),
+    ("openai", "", r"gpt-oss|deepseek"),
+    ("openai", r"api\.openai\.com", r"gpt-4"),
+    ("openai", r"api\.openai\.com", r"gpt-5|o\d"),
+    ("openai_compatible", r"openrouter\.ai|snowflake|heroku", r"claude"),
+    ("openai_compatible", "", r"llama-4"),
+    ("openai_compatible", "", r"gpt-oss"),
+    ("openai_compatible", "", r"qwen"),
+    ("openai_compatible", r"deepseek", r"deepseek"),
+    ("openai_compatible", "", r"deepseek"),
+    ("openai_compatible", r"api\.mistral\.ai", r"pixtral"),
+    ("openai_compatible", r"api\.mistral\.ai", r""),
+    ("openai_compatible", r"openai\.(com|azure\.com)", r"gpt-4"),
+    ("openai_compatible", r"openai\.(com|azure\.com)", r"gpt-5|o\d"),
+    ("openai_compatible", "", r"gemini"),
+    ("openai_compatible", "", r"glm"),
+    ("gemini", "", r"gemini-[12]"),
+    ("gemini", "aiplatform", r"gemini"),
+    ("gemini", "", r"gemini"),
+    ("anthropic", "", ""),
+    ("openai", "", ""),
+    ("openai_compatible", "", ""),
+    ("gemini", "", ""),
+)
+"""Protocol, host and model of each row; the first that fits is a request's family. The last are the protocols'."""
+
+FEWEST = 10
+MEDIAN = 0.10
+NINE_IN_TEN = 0.20
+NINE_IN_TEN_TOKENS = 50
+
+_PRIOR = TokenRates()
+_SMALLEST = TokenRates(0, 0, 0, 0, 0, 0, 0.18, 0.15, 0, 0.2, 0.08, 0, 0, 0, 0, 0, 0, 0)
+_LARGEST = TokenRates(100, 12, 20, 800, 120, 25, 0.35, 0.5, 0.6, 0.6, 0.5, 0.5, 40, 40, 2000, 3, 2000, 5000)
+"""Few samples are long: without bounds, small ones would decide what a long text comes to."""
+
+_PULL = 0.3
+"""How many samples the prior weighs as much as."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """How an estimate compares with the count."""
+
+    sample: Sample
+    estimate: float
+
+    @property
+    def relative(self) -> float:
+        return abs(self.estimate - self.sample.tokens) / self.sample.tokens
+
+    @property
+    def tokens(self) -> float:
+        return abs(self.estimate - self.sample.tokens)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One (host, family) of the report."""
+
+    name: str
+    samples: int
+    median: float
+    nine_in_ten: float
+    good: bool
+
+
+def family(sample: Sample) -> tuple[str, str, str]:
+    """The first family that fits."""
+    protocol = ADAPTERS[sample.protocol]
+    for kind, host, model in FAMILIES:
+        if kind == protocol and re.search(host, sample.host) and re.search(model, sample.model, re.IGNORECASE):
+            return kind, host, model
+    raise AssertionError(f"no family for {protocol}")
+
+
+def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
+    """Rates for every family, in the order of FAMILIES."""
+    rows: dict[tuple[str, str, str], RateRow] = {}
+    for protocol in dict.fromkeys(kind for kind, _, _ in FAMILIES):
+        own = [sample for sample in samples if ADAPTERS[sample.protocol] == protocol]
+        general = _solve(own, _PRIOR)
+        for key in FAMILIES:
+            if key[0] == protocol:
+                members = [sample for sample in own if family(sample) == key]
+                rates = _solve(members, general) if key[1:] != ("", "") else general
+                rows[key] = RateRow(*key, len(own) if key[1:] == ("", "") else len(members), rates)
+    return {key: rows[key] for key in FAMILIES}
+
+
+def _solve(samples: Sequence[Sample], prior: TokenRates) -> TokenRates:
+    """Rates between zero and the largest that are sensible, by coordinate descent on reweighted squares.
+
+    First the squares of relative errors, then nearly their absolute values, relative to the larger of count and
+    estimate: so one odd request moves little, however far it is off.
+    """
+    if not samples:
+        return prior
+    rows = [[float(number) for number in count(s.messages, s.tools, s.system)] for s in samples]
+    wanted = [float(sample.tokens) for sample in samples]
+    found = [_descend(rows, wanted, msgspec.structs.astuple(prior), even) for even in (True, False)]
+    best = min(found, key=lambda rates: _loss(rates, rows, wanted))
+    return TokenRates(*(float(f"{rate:.3g}") for rate in best))
+
+
+def _loss(rates: Sequence[float], rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> float:
+    estimates = [_dot(rates, row) for row in rows]
+    return sum(abs(is_ - want) / max(is_, want) for is_, want in zip(estimates, wanted, strict=True))
+
+
+def _descend(
+    rows: Sequence[Sequence[float]], wanted: Sequence[float], start: Sequence[float], even: bool
+) -> list[float]:
+    """One descent. even: it begins with absolute errors, so that the large requests draw it first."""
+    smallest: tuple[float, ...] = msgspec.structs.astuple(_SMALLEST)
+    largest: tuple[float, ...] = msgspec.structs.astuple(_LARGEST)
+    columns = list(zip(*rows, strict=True))
+    rates = list(start)
+    mean = statistics.fmean(wanted)
+    for step in range(60):
+        left = [want - _dot(rates, row) for want, row in zip(wanted, rows, strict=True)]
+        softness = 1.0 if step < 20 else 0.02
+        scales = [max(want, want - e) for e, want in zip(left, wanted, strict=True)]
+        if even and step == 0:
+            scales = [mean] * len(wanted)
+        weights = [1 / (scale * max(abs(e), softness * scale)) for e, scale in zip(left, scales, strict=True)]
+        for _ in range(100 if step == 0 else 10):
+            for place, column in enumerate(columns):
+                squares = sum(w * x * x for w, x in zip(weights, column, strict=True))
+                if not squares:
+                    continue
+                pull = _PULL * squares / len(rows)
+                towards = sum(w * x * e for w, x, e in zip(weights, column, left, strict=True))
+                best = (towards + squares * rates[place] + pull * start[place]) / (squares + pull)
+                best = min(max(best, smallest[place]), largest[place])
+                moved = best - rates[place]
+                if moved:
+                    left = [e - moved * x for e, x in zip(left, column, strict=True)]
+                    rates[place] = best
+    return rates
+
+
+def _dot(rates: Iterable[float], row: Sequence[float]) -> float:
+    return sum(rate * number for rate, number in zip(rates, row, strict=True))
+
+
+def errors(samples: Sequence[Sample], rows: dict[tuple[str, str, str], RateRow]) -> list[Error]:
+    """What the rates make of the samples."""
+    found = []
+    for sample in samples:
+        rates: tuple[float, ...] = msgspec.structs.astuple(rows[family(sample)].rates)
+        counts = count(sample.messages, sample.tools, sample.system)
+        found.append(Error(sample, _dot(rates, [float(number) for number in counts])))
+    return found
+
+
+def held_out(samples: Sequence[Sample]) -> list[Error]:
+    """Each half by the rates of the other."""
+    ordered = sorted(samples, key=lambda sample: (family(sample), sample.id))
+    halves = ordered[::2], ordered[1::2]
+    return [*errors(halves[0], fit(halves[1])), *errors(halves[1], fit(halves[0]))]
+
+
+def judge(found: Iterable[Error]) -> list[Row]:
+    """The gate, for each (host, family) with enough samples; the others are only told."""
+    groups: dict[str, list[Error]] = {}
+    for error in found:
+        protocol, _, model = family(error.sample)
+        groups.setdefault(f"{protocol} {error.sample.host} {model or '*'}", []).append(error)
+    rows = []
+    for name, group in sorted(groups.items()):
+        median = statistics.median(error.relative for error in group)
+        within = sum(error.relative <= NINE_IN_TEN or error.tokens <= NINE_IN_TEN_TOKENS for error in group) / len(
+            group
+        )
+        relative = sorted(error.relative for error in group)
+        good = len(group) < FEWEST or (median <= MEDIAN and within >= 0.9)
+        rows.append(Row(name, len(group), median, relative[int(0.9 * (len(group) - 1))], good))
+    return rows
+
+
+def table(rows: Iterable[Row]) -> str:
+    lines = [f"{'protocol, host, family':<72}{'samples':>8}{'median':>8}{'p90':>8}  gate"]
+    for row in rows:
+        verdict = "-" if row.samples < FEWEST else "ok" if row.good else "MISSED"
+        lines.append(f"{row.name:<72}{row.samples:>8}{row.median:>8.1%}{row.nine_in_ten:>8.1%}  {verdict}")
+    return "\n".join(lines)
+
+
+def write(path: Path, rows: Iterable[RateRow]) -> None:
+    """Replace the table in a module."""
+    head, mark, _ = path.read_text(encoding="utf-8").partition("# -- written by")
+    lines = [f"{mark} benchmarks/fit_estimates.py; the first row that fits counts", "# fmt: off",
+             "RATES: tuple[RateRow, ...] = ("]  # fmt: skip
+    for row in rows:
+        rates = ", ".join(
+            f"{rate:.2g}" if rate < 1 else f"{rate:g}" for rate in msgspec.structs.astuple(row.rates)
+        )
+        where = f'"{row.protocol}", r"{row.host}", r"{row.model}", {row.samples}'
+        lines += [f"    RateRow({where}, TokenRates(", f"        {rates}", "    )),"]
+    path.write_text(head + "\n".join([*lines, ")", "# fmt: on", ""]), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fit the token estimator to recorded requests.")
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
+    parser.add_argument("--write", action="store_true", help="write adapters/estimate_rates.py")
+    given = parser.parse_args()
+    if given.folder is None or not Path(given.folder).is_dir():
+        print(f"skipped: no folder of recorded traffic ({given.folder}); give one, or set CALLBOARD_RECORDED")
+        return 0
+    samples = read_samples(Path(given.folder))
+    rows = fit(samples)
+    outside = judge(held_out(samples))
+    print("held-out halves:\n" + table(outside))
+    print("\nall samples:\n" + table(judge(errors(samples, rows))))
+    if given.write:
+        write(Path(__file__).resolve().parent.parent / "adapters" / "estimate_rates.py", rows.values())
+    return 0 if all(row.good for row in outside) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

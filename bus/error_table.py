@@ -1,0 +1,71 @@
+"""What each exception means, in one table: the page `docs/errors.md` shows it, and a test walks both.
+
+`retried` is what an adapter does by itself: "yes" as often as `max_retries` allows, and only while nothing of the
+reply was delivered; "no" raises at once. `hint` is what a wait is taken from, instead of the schedule. `counts` is
+against whom a failure counts when models are chosen: "key" and "provider" set the provider back with all its
+models, "model" that model alone, "nobody" neither.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from . import errors
+from .errors import ErrorClass
+
+Retried: TypeAlias = Literal["yes", "no", "if it says so"]
+Hint: TypeAlias = Literal["provider's", "none"]
+Counts: TypeAlias = Literal["key", "provider", "provider and model", "model", "nobody"]
+
+
+class ErrorRow(msgspec.Struct, frozen=True):
+    """One exception that a call may raise."""
+
+    kind: type[errors.AdapterError]
+    error_class: ErrorClass
+    retried: Retried
+    hint: Hint
+    counts: Counts
+    seen: str
+    """By what it is recognised."""
+
+
+_E: Final = ErrorClass
+
+ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
+    ErrorRow(errors.AuthError, _E.AUTH, "no", "none", "key",
+             "401; 400 and 403 that speak of the key; UNAUTHENTICATED, API_KEY_INVALID"),
+    ErrorRow(errors.AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
+    ErrorRow(errors.RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
+             "429; RESOURCE_EXHAUSTED; with 413 not retried, for it never fits"),
+    ErrorRow(errors.OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
+             "529, 498, overloaded_error, UNAVAILABLE"),
+    ErrorRow(errors.QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
+             "402; 429 and 400 that speak of credit or quota; a quota for a day"),
+    ErrorRow(errors.ServerError, _E.SERVER_ERROR, "yes", "provider's", "provider and model",
+             "424 and 5xx; INTERNAL"),
+    ErrorRow(errors.NetworkError, _E.NETWORK, "yes", "provider's", "provider", "no connection, or one that broke"),
+    ErrorRow(errors.RequestTimeoutError, _E.NETWORK, "yes", "provider's", "provider",
+             "408; DEADLINE_EXCEEDED; our own limits (that of the whole call is final)"),
+    ErrorRow(errors.StreamError, _E.NETWORK, "yes", "provider's", "provider",
+             "a reply that broke off, or is none of its protocol"),
+    ErrorRow(errors.ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "nobody",
+             "the provider's own words and codes for it; never with 429"),
+    ErrorRow(errors.InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "400, 413, 422 and other 4xx (409 is retried); INVALID_ARGUMENT, FAILED_PRECONDITION"),
+    ErrorRow(errors.NotFoundError, _E.INVALID_REQUEST, "no", "none", "model", "404; NOT_FOUND"),
+    ErrorRow(errors.ContentFilterError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "content_filter, content_policy_violation, moderation"),
+    ErrorRow(errors.CapabilityError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
+    ErrorRow(errors.UnsupportedToolChoiceError, _E.INVALID_REQUEST, "no", "none", "nobody",
+             "before anything was sent"),
+    ErrorRow(errors.PromptTooLongError, _E.INVALID_REQUEST, "no", "none", "nobody", "before anything was sent"),
+    ErrorRow(errors.CancelledError, _E.CANCELLED, "no", "none", "nobody", "`cancel()`, or leaving the stream"),
+    ErrorRow(errors.NoModelAvailable, _E.OTHER, "no", "none", "nobody",
+             "every model that might have been taken is unavailable; nothing was sent"),
+    ErrorRow(errors.AdapterError, _E.OTHER, "if it says so", "none", "nobody",
+             "an error that says nothing we know; retried, because it may pass"),
+)  # fmt: skip
+"""Every AdapterError. The other exceptions of `errors` are the host's own business and never of a call."""

@@ -1,0 +1,381 @@
+"""The adapter over a scripted server: what it asks about models, what it sends, and what errors mean."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import create_adapter
+from adapters.contract import AdapterConfig, RetryPolicy
+from adapters.ollama import OllamaAdapter
+from adapters.patience import SLOW_MACHINE_SECONDS
+from adapters.transport import HttpReply, HttpRequest
+from bus.content import TextBlock, ToolUseBlock
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    CancelledError,
+    CapabilityError,
+    ConfigurationError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NetworkError,
+    NotFoundError,
+    OverloadedError,
+    PromptTooLongError,
+    QuotaExceededError,
+    RateLimitError,
+    ServerError,
+)
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolChoice
+from bus.usage import StopReason, UsageSource
+
+from ...support.fake_http import HANG, FakeReply
+from ...support.invariants import check_stream
+from ...support.virtual_time import FakeClock
+from .test_ollama_models import SHOWN
+from .test_ollama_request import LOOK
+from .wire_lines import ask, body, call, last, line
+
+pytestmark = pytest.mark.anyio
+
+JSON = {"content-type": "application/json; charset=utf-8"}
+NDJSON = {"content-type": "application/x-ndjson"}
+
+
+def answer(value: Json, status: int = 200) -> FakeReply:
+    return FakeReply(msgspec.json.encode(value), status=status, headers=JSON)
+
+
+def streamed(*lines: Json) -> FakeReply:
+    return FakeReply(*[body(one) for one in lines], headers=NDJSON)
+
+
+class Server:
+    """Ollama as a script: chats in turn, and what it says of its models, or 404. wait: before the latter."""
+
+    def __init__(
+        self, *chats: FakeReply | Exception, show: Json = SHOWN, tags: Json = None, wait: float = 0
+    ) -> None:
+        self.chats = list(chats)
+        self.facts = {"/api/show": show, "/api/tags": tags}
+        self.wait = wait
+        self.requests: list[HttpRequest] = []
+        self.replies: list[FakeReply] = []
+        self.at_once = self.most_at_once = 0
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        self.requests.append(request)
+        path = request.url.removeprefix("http://localhost:11434")
+        if path == "/api/chat":
+            reply = self.chats.pop(0)
+            if isinstance(reply, Exception):
+                raise reply
+            await anyio.sleep(reply.wait)
+        else:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+            await anyio.sleep(self.wait)
+            self.at_once -= 1
+            found = self.facts.get(path)
+            reply = answer({"error": "not found"}, 404) if found is None else answer(found)
+        self.replies.append(reply)
+        return reply
+
+    async def aclose(self) -> None:
+        pass
+
+    def asked(self, path: str) -> list[HttpRequest]:
+        return [request for request in self.requests if request.url.endswith(path)]
+
+    def body(self, number: int = -1) -> JsonObject:
+        found: JsonObject = msgspec.json.decode(self.asked("/api/chat")[number].body)
+        return found
+
+
+def made(server: Server, clock: FakeClock | None = None, **config: object) -> OllamaAdapter:
+    return OllamaAdapter(AdapterConfig(**config), transport=server, clock=clock or FakeClock())  # type: ignore[arg-type]
+
+
+async def test_a_model_is_asked_about_before_its_first_call_and_never_again() -> None:
+    """And from then on its capabilities are the server's word."""
+    server = Server(answer(last(content="Hi")), streamed(line(content="Hi"), last()))
+    adapter = made(server)
+    assert adapter.get_capabilities("qwen3:8b").supports_images
+    assert (await adapter.complete(ask())).text == "Hi"
+    stream = adapter.stream(ask())
+    check_stream([event async for event in stream])
+    (question,) = server.asked("/api/show")
+    assert (question.method, msgspec.json.decode(question.body)) == ("POST", {"model": "qwen3:8b"})
+    assert not adapter.get_capabilities("qwen3:8b").supports_images
+    assert adapter.get_capabilities("qwen3:8b").max_context_tokens == 40960
+    assert server.body()["think"] is True
+    assert all(reply.closed for reply in server.replies)
+
+
+async def test_a_server_that_doesn_t_say_is_asked_again_only_later() -> None:
+    """The calls go on without; what isn't known isn't refused."""
+    clock = FakeClock()
+    server = Server(*[answer(last(content="Hi")) for _ in range(3)], show=None)
+    adapter = made(server, clock)
+    for _ in range(2):
+        await adapter.complete(ask(tools=(LOOK,)))
+    assert len(server.asked("/api/show")) == 1
+    clock.advance(61)
+    server.facts["/api/show"] = SHOWN
+    await adapter.complete(ask())
+    assert len(server.asked("/api/show")) == 2
+    assert adapter.get_capabilities("qwen3:8b").max_context_tokens == 40960
+
+
+async def test_a_silent_server_costs_a_call_five_seconds_at_most() -> None:
+    """Asking is bounded."""
+    adapter = made(Server(answer(last(content="Hi")), wait=1000))
+    begun = anyio.current_time()
+    await adapter.complete(ask())
+    assert anyio.current_time() - begun == pytest.approx(5)
+
+
+async def test_at_the_start_all_models_are_asked_about() -> None:
+    """A few at a time; then nothing needs to be asked before a call."""
+    names = [f"m{number}:1b" for number in range(10)]
+    server = Server(answer(last(content="Hi")), tags={"models": [{"model": name} for name in names]}, wait=0.1)
+    adapter = made(server)
+    await adapter.initialize()
+    assert {msgspec.json.decode(request.body)["model"] for request in server.asked("/api/show")} == set(names)
+    assert server.most_at_once == 4
+    assert not adapter.get_capabilities("m7:1b").supports_images
+    await adapter.complete(ask(model="ollama:m3:1b"))
+    assert len(server.asked("/api/show")) == 10
+    assert await adapter.list_models() == tuple(names)
+
+
+@pytest.mark.parametrize("server", [Server(), Server(tags=[]), Server(tags={"models": "x"}), Server(wait=1000)])
+async def test_a_start_never_fails(server: Server) -> None:
+    """Neither without a server nor with another one, and it doesn't take long."""
+    adapter = made(server)
+    with anyio.fail_after(6):
+        await adapter.initialize()
+    assert adapter.get_capabilities("x").supports_tools
+
+
+async def test_asking_can_be_switched_off() -> None:
+    """For servers that speak only the chat."""
+    server = Server(answer(last(content="Hi")))
+    adapter = made(server, options={"discover": False})
+    await adapter.initialize()
+    await adapter.complete(ask())
+    assert len(server.requests) == 1
+
+
+async def test_what_a_known_model_can_t_do_is_refused_before_the_chat() -> None:
+    """The server would take an image and say something."""
+    server = Server(show={"capabilities": ["completion"]})
+    with pytest.raises(CapabilityError):
+        await made(server).complete(ask(tools=(LOOK,)))
+    assert server.asked("/api/chat") == []
+
+
+async def test_each_call_asks_for_the_window_that_it_needs() -> None:
+    """By prompt and output, within the model's own, and never less than before."""
+    server = Server(*[answer(last(content="Hi")) for _ in range(4)])
+    adapter = made(server)
+    long = Message.user("word " * 8000)
+    for request in (ask(), ask(long), ask(), ask(max_output_tokens=100_000)):
+        await adapter.complete(request)
+    windows = [server.body(number)["options"]["num_ctx"] for number in range(4)]
+    assert windows == [4096, 16384, 16384, 40960]
+
+
+async def test_a_fixed_window_is_kept_and_what_can_t_fit_it_refused() -> None:
+    """The configuration knows the machine's memory."""
+    server = Server(answer(last(content="Hi")))
+    adapter = made(server, options={"num_ctx": 2048, "keep_alive": "1h", "options": {"top_k": 3}})
+    await adapter.complete(ask())
+    assert server.body()["options"] == {"num_ctx": 2048, "num_predict": 64, "top_k": 3}
+    assert server.body()["keep_alive"] == "1h"
+    with pytest.raises(PromptTooLongError):
+        await adapter.complete(ask(Message.user("word " * 8000)))
+
+
+async def test_the_address_with_and_without_its_suffix() -> None:
+    """Both are in use."""
+    for url in ("http://localhost:11434", "http://localhost:11434/api", "http://localhost:11434/v1/", None):
+        server = Server(answer(last(content="Hi")))
+        await made(server, base_url=url, api_key="k-12345").complete(ask())
+        assert server.requests[-1].url == "http://localhost:11434/api/chat"
+        assert server.requests[-1].headers["authorization"] == "Bearer k-12345"
+
+
+def test_a_cold_model_has_time_to_load() -> None:
+    """Unless the configuration says otherwise."""
+    assert made(Server()).config.first_event_timeout == SLOW_MACHINE_SECONDS
+    assert made(Server(), first_event_timeout=7.0).config.first_event_timeout == 7.0
+
+
+async def test_health_is_the_list_of_models() -> None:
+    """One GET."""
+    server = Server(tags={"models": []})
+    assert (await made(server).health_check()).ok
+    assert [(request.method, request.url) for request in server.requests] == [
+        ("GET", "http://localhost:11434/api/tags")
+    ]
+
+
+@pytest.mark.parametrize(
+    "options", [{"num_ctx": "all"}, {"nun_ctx": 1}, {"tools": "some"}, {"options": []}], ids=str
+)
+def test_options_that_make_no_sense(options: JsonObject) -> None:
+    """Named at once."""
+    with pytest.raises(ConfigurationError, match="options of type ollama"):
+        made(Server(), options=options)
+
+
+def test_the_registry_knows_it() -> None:
+    """As type ollama."""
+    assert isinstance(create_adapter("ollama", AdapterConfig(), name="ollama"), OllamaAdapter)
+
+
+ERRORS: list[tuple[int, str, type[AdapterError], bool]] = [
+    (400, '"qwen" does not support tools', CapabilityError, False),
+    (400, '"qwen" does not support thinking', CapabilityError, False),
+    (400, 'think value "low" is not supported for this model', CapabilityError, False),
+    (400, "invalid think value: \"x\"", InvalidRequestError, False),
+    (400, "json: cannot unmarshal array into Go struct field", InvalidRequestError, False),
+    (400, "the prompt is longer than the context length currently available to the model; shorten it",
+     ContextOverflowError, False),
+    (400, "input length (9000 tokens) exceeds the model's maximum context length (8192 tokens)",
+     ContextOverflowError, False),
+    (401, "unauthorized", AuthError, False),
+    (402, "this model requires a subscription", QuotaExceededError, False),
+    (403, "cloud models are disabled", AccessDeniedError, False),
+    (404, "model 'x' not found", NotFoundError, False),
+    (404, 'model "x" not found, try pulling it first', NotFoundError, False),
+    (429, "too many concurrent requests", RateLimitError, True),
+    (429, "you've reached your weekly usage limit, please upgrade", QuotaExceededError, False),
+    (499, "request canceled", ServerError, True),
+    (500, "llama runner process has terminated: signal: killed", ServerError, True),
+    (500, "model requires more system memory (9.0 GiB) than is available (3.1 GiB)", ServerError, False),
+    (502, "upstream is gone", ServerError, True),
+    (503, "server busy, please try again.  maximum pending requests exceeded", OverloadedError, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "said", "kind", "retryable"), ERRORS, ids=[row[1][:30] for row in ERRORS])
+async def test_error_replies(status: int, said: str, kind: type[AdapterError], retryable: bool) -> None:
+    """By status and sentence, streamed or not."""
+    for stream in (False, True):
+        adapter = made(Server(answer({"error": said}, status)), max_retries=0)
+        with pytest.raises(AdapterError) as raised:
+            if stream:
+                async for _ in adapter.stream(ask()):
+                    pytest.fail("an error reply has no events")
+            else:
+                await adapter.complete(ask())
+        error = raised.value
+        assert type(error) is kind
+        assert (error.retryable, error.provider_message, error.provider_status) == (retryable, said, status)
+
+
+async def test_a_busy_server_is_tried_again() -> None:
+    """The model is asked about once, for all attempts."""
+    busy = answer({"error": "server busy, please try again"}, 503)
+    server = Server(busy, NetworkError("reset"), answer(last(content="Hi")))
+    adapter = made(server, retry=RetryPolicy(jitter=False))
+    assert (await adapter.complete(ask())).text == "Hi"
+    assert len(server.asked("/api/chat")) == 3
+    assert len(server.asked("/api/show")) == 1
+
+
+async def test_an_error_in_mid_stream_keeps_what_was_said() -> None:
+    """It is not tried again."""
+    server = Server(streamed(line(content="Once"), {"error": "llama runner process has terminated"}))
+    events = []
+    with pytest.raises(ServerError) as raised:
+        async for event in made(server).stream(ask()):
+            events.append(event)  # noqa: PERF401  (what came before the error counts)
+    assert check_stream(events).stop_reason is StopReason.ERROR
+    assert raised.value.content == (TextBlock("Once"),)
+    assert raised.value.usage is not None
+    assert raised.value.usage.source is UsageSource.ESTIMATED
+
+
+async def test_cancelling_closes_the_connection() -> None:
+    """Which is how the server is told; also while the model is still being loaded, or asked about."""
+    for server in (
+        Server(FakeReply(body(line(content="Hi")), HANG, headers=NDJSON)),
+        Server(FakeReply(wait=HANG)),
+        Server(wait=3),
+    ):
+        adapter = made(server)
+        events = []
+
+        async def read(adapter: OllamaAdapter = adapter, events: list[object] = events) -> None:
+            async for event in adapter.stream(ask()):
+                events.append(event)  # noqa: PERF401
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(read)
+                await anyio.sleep(1)
+                assert await adapter.cancel("req_1")
+        assert check_stream(events).stop_reason is StopReason.CANCELLED  # type: ignore[arg-type]
+        assert all(reply.closed for reply in server.replies)
+
+
+async def test_a_cancelled_plain_call_raises() -> None:
+    """As everywhere."""
+    adapter = made(Server(FakeReply(wait=HANG)))
+
+    async def caller() -> None:
+        with pytest.raises(CancelledError):
+            await adapter.complete(ask())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(caller)
+        await anyio.sleep(1)
+        assert await adapter.cancel("req_1")
+
+
+async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
+    """The counts come in the last line."""
+    server = Server(FakeReply(body(line(content="Hi")), 0.5, body(line(content=" you"), last()), headers=NDJSON))
+    stream = made(server, drain_for_usage=5.0).stream(ask())
+    first = [await anext(stream), await anext(stream)]
+    await stream._adapter.cancel("req_1")  # type: ignore[attr-defined]
+    last_event = check_stream([*first, *[event async for event in stream]])
+    assert last_event.stop_reason is StopReason.CANCELLED
+    assert last_event.final_content == (TextBlock("Hi"),)
+    assert (last_event.usage.output_tokens, last_event.usage.source) == (18, UsageSource.REPORTED)
+
+
+async def test_tools_are_emulated_where_the_configuration_says_so() -> None:
+    """By the format, which the server enforces; also for a model that knows no tools, and also by force."""
+    decided = {"tool": "look", "arguments": {"at": 3}}
+    server = Server(
+        *[answer(last(content=msgspec.json.encode(decided).decode())) for _ in range(2)],
+        show={"capabilities": ["completion"]},
+    )
+    adapter = made(server, options={"tools": "emulate"})
+    response = await adapter.complete(ask(tools=(LOOK,), tool_choice=ToolChoice("required")))
+    (use,) = response.tool_uses
+    assert (use.name, use.input, response.stop_reason) == ("look", {"at": 3}, StopReason.TOOL_USE)
+    assert "tools" not in server.body()
+    assert server.body()["format"]["required"] == ["tool", "arguments"]
+    assert [warning.code for warning in response.warnings] == ["tools_emulated"]
+    assert adapter.get_capabilities("qwen3:8b").supports_tools
+    events = [event async for event in adapter.stream(ask(tools=(LOOK,)))]
+    assert isinstance(check_stream(events).final_content[0], ToolUseBlock)
+
+
+async def test_native_calls_stream_as_they_come() -> None:
+    """With text before them."""
+    server = Server(streamed(line(content="So."), line(tool_calls=[call("look", {"at": 1})]), last()))
+    stream = made(server).stream(ask(tools=(LOOK,)))
+    end = check_stream([event async for event in stream])
+    assert end.stop_reason is StopReason.TOOL_USE
+    assert stream.response is not None
+    assert stream.response.model == "ollama:qwen3:8b"

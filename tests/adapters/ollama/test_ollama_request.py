@@ -1,0 +1,387 @@
+"""Requests as Ollama gets them; its official client's types say whether they are its own."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import msgspec
+import ollama
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.estimate import at_most
+from adapters.http_adapter import WireCall
+from adapters.ollama.models import UNKNOWN, ModelFacts
+from adapters.ollama.request import write_request
+from adapters.ollama.window import Windows, window_size
+from bus.content import (
+    AudioBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role, ToolChoice, ToolDefinition
+
+from .wire_lines import ask, call, last, read_reply
+
+Plain = dict[str, Any]
+PNG = b"\x89PNG\r\n\x1a\n"
+BASE64 = base64.b64encode(PNG).decode()
+THINKER = ModelFacts(frozenset({"completion", "tools", "thinking"}), 40960, "qwen3")
+LEVELS = ModelFacts(frozenset({"completion", "tools", "thinking"}), 131072, "gptoss")
+PLAIN = ModelFacts(frozenset({"completion"}), 8192, "llama")
+LOOK = ToolDefinition(
+    "look", "Look at it", {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
+)
+CLOCK = ToolDefinition("clock", "", {"type": "object"})
+
+
+def wired(
+    request: CanonicalRequest,
+    facts: ModelFacts | None = None,
+    *,
+    capabilities: AdapterCapabilities | None = None,
+    estimated: int = 10,
+    num_ctx: int = 4096,
+    defaults: JsonObject | None = None,
+    stream: bool = False,
+) -> WireCall:
+    facts = facts or ModelFacts()
+    return write_request(
+        request,
+        provider="ollama",
+        facts=facts,
+        capabilities=capabilities or facts.capabilities(),
+        estimated_tokens=estimated,
+        num_ctx=num_ctx,
+        defaults=defaults or {},
+        stream=stream,
+    )
+
+
+def written(request: CanonicalRequest, facts: ModelFacts | None = None, **options: Any) -> Plain:
+    """The body, which the official client's own type must take, and lose nothing of but the newest fields."""
+    body: Plain = msgspec.json.decode(wired(request, facts, **options).body)
+    judged = ollama._types.ChatRequest.model_validate(body)
+    kept = judged.model_dump(exclude_unset=True)
+    assert kept["model"] == body["model"]
+    for field in ("stream", "options", "format", "keep_alive", "think"):
+        assert kept.get(field) == body.get(field), field
+    ollama._types.Options.model_validate(body["options"], extra="forbid")
+    assert body.keys() - ollama._types.ChatRequest.model_fields.keys() <= {"truncate", "shift"}
+    for message in body["messages"]:
+        images = [ollama.Image(value=data) for data in message.get("images", ())]
+        judged_message = ollama.Message.model_validate({**message, "images": images})
+        assert judged_message.model_dump()["images"] == message.get("images", [])
+        assert message.keys() - ollama.Message.model_fields.keys() <= {"tool_call_id"}
+    for tool in body.get("tools", ()):
+        ollama.Tool.model_validate(tool)
+    return body
+
+
+def messages(*said: Message, **changes: object) -> list[Plain]:
+    found: list[Plain] = written(ask(*said, **changes))["messages"]
+    return found
+
+
+def codes(request: CanonicalRequest, facts: ModelFacts | None = None, **options: Any) -> list[str]:
+    return [warning.code for warning in wired(request, facts, **options).warnings]
+
+
+def test_a_minimal_request() -> None:
+    """`stream` is said outright, for its default is on; nothing may be truncated in silence."""
+    assert written(ask()) == {
+        "model": "qwen3:8b",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "stream": False,
+        "truncate": False,
+        "shift": False,
+        "options": {"num_ctx": 4096, "num_predict": 64},
+    }
+    streamed = wired(ask(), stream=True)
+    assert msgspec.json.decode(streamed.body)["stream"] is True
+    assert (streamed.path, streamed.headers) == ("/api/chat", {"accept": "application/x-ndjson"})
+
+
+def test_a_conversation_with_everything() -> None:
+    """Content is a string, arguments are an object, results name their tool; reasoning goes back to its owner."""
+    own = ProviderRaw("ollama", {"id": "call_a1"}, "qwen3:8b")
+    assert messages(
+        Message.system("Be brief."),
+        Message.user([TextBlock("What"), TextBlock("is this?"), ImageBlock(data=PNG)]),
+        Message.assistant(
+            [
+                ThinkingBlock("Let me see.", provider_raw=ProviderRaw("ollama", {})),
+                TextBlock("Well."),
+                ToolUseBlock("tu_1", "look", {"at": 1}, provider_raw=own),
+                ToolUseBlock("tu_2", "clock", {}),
+            ]
+        ),
+        Message.tool_result("tu_2", "noon"),
+        Message.tool_result("tu_1", "no such place", is_error=True),
+        Message.user("Go on"),
+        system_prompt="You are kind.",
+    ) == [
+        {"role": "system", "content": "You are kind.\n\nBe brief."},
+        {"role": "user", "content": "What\n\nis this?", "images": [BASE64]},
+        {
+            "role": "assistant",
+            "content": "Well.",
+            "thinking": "Let me see.",
+            "tool_calls": [
+                {"id": "call_a1", "function": {"name": "look", "arguments": {"at": 1}}},
+                {"id": "tu_2", "function": {"name": "clock", "arguments": {}}},
+            ],
+        },
+        {"role": "tool", "content": "Error: no such place", "tool_name": "look", "tool_call_id": "call_a1"},
+        {"role": "tool", "content": "noon", "tool_name": "clock", "tool_call_id": "tu_2"},
+        {"role": "user", "content": "Go on"},
+    ]
+
+
+def test_a_call_without_a_result_is_answered() -> None:
+    """No history of ours is one that a template chokes on."""
+    history = messages(
+        Message.user("Hi"), Message.assistant([ToolUseBlock("tu_1", "look", {})]), Message.user("?")
+    )
+    assert [message["role"] for message in history] == ["user", "assistant", "tool", "user"]
+    assert history[2]["tool_name"] == "look"
+
+
+def test_images_are_plain_base64() -> None:
+    """From bytes and from data addresses, whatever the encoding of these."""
+    for url in (f"data:image/png;base64,{BASE64}", "data:image/png,%89PNG%0D%0A%1A%0A"):
+        (message,) = messages(Message.user([ImageBlock(url=url)]))
+        assert message == {"role": "user", "content": "", "images": [BASE64]}
+
+
+def test_images_of_results_follow_in_a_users_message() -> None:
+    """After all results, which must directly follow their calls."""
+    call_both = Message.assistant([ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "clock", {})])
+    results = Message(
+        Role.TOOL, (ToolResultBlock("tu_1", (ImageBlock(data=PNG),)), ToolResultBlock("tu_2", "noon"))
+    )
+    assert messages(Message.user("Hi"), call_both, results)[2:] == [
+        {
+            "role": "tool",
+            "content": "The result is an image; it follows.",
+            "tool_name": "look",
+            "tool_call_id": "tu_1",
+        },
+        {"role": "tool", "content": "noon", "tool_name": "clock", "tool_call_id": "tu_2"},
+        {"role": "user", "content": "Result of look:", "images": [BASE64]},
+    ]
+
+
+ELSEWHERE = ImageBlock(url="https://example.com/a.png")
+
+
+def test_what_can_t_be_shown_is_refused_now_and_lost_later() -> None:
+    """The current turn needs it; of older ones the response tells."""
+    cases: list[tuple[ImageBlock | AudioBlock, ModelFacts | None]] = [
+        (ELSEWHERE, None),
+        (ImageBlock(url="data:image/png;base64,iVBO?Rw0KGgo="), None),
+        (ImageBlock(data=PNG), PLAIN),
+        (ImageBlock(data=b"GIF89a"), None),
+        (AudioBlock(url="data:,x"), None),
+    ]
+    for block, facts in cases:
+        with pytest.raises(CapabilityError):
+            wired(ask(Message.user([block])), facts)
+        past = ask(Message.user([block, TextBlock("?")]), Message.assistant("So."), Message.user("And?"))
+        assert codes(past, facts) == ["content_dropped"]
+
+
+def test_what_only_others_understand_is_lost() -> None:
+    """And named; a message of which nothing is left is none."""
+    theirs = [ThinkingBlock("Hm.", "c2ln", ProviderRaw("anthropic", {}))]
+    ours = [OpaqueBlock("x", ProviderRaw("ollama", {})), RedactedThinkingBlock("y", ProviderRaw("ollama", {}))]
+    for content in (theirs, ours):
+        request = ask(Message.user("Hi"), Message.assistant(content), Message.user("?"))
+        assert {message["role"] for message in written(request)["messages"]} == {"user"}
+        assert set(codes(request)) == {"content_dropped"}
+
+
+def test_tools() -> None:
+    """Always with properties, for the server's type has them."""
+    (look, clock) = written(ask(tools=(LOOK, CLOCK)))["tools"]
+    assert look == {
+        "type": "function",
+        "function": {"name": "look", "description": "Look at it", "parameters": LOOK.input_schema},
+    }
+    assert clock["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_tool_choices() -> None:
+    """There is no such field: none leaves the tools out, and forcing is refused before the network."""
+    assert "tools" in written(ask(tools=(LOOK,), tool_choice=ToolChoice("auto")))
+    assert "tools" not in written(ask(tools=(LOOK,), tool_choice=ToolChoice("none")))
+    for choice in (ToolChoice("required"), ToolChoice("named", "look")):
+        with pytest.raises(UnsupportedToolChoiceError):
+            wired(ask(tools=(LOOK,), tool_choice=choice))
+    assert codes(ask(tools=(LOOK,), parallel_tool_calls=False)) == ["parameter_dropped"]
+
+
+def test_a_model_without_tools_is_not_asked_to_call_any() -> None:
+    """The text says what to do."""
+    with pytest.raises(CapabilityError, match="tools: emulate"):
+        wired(ask(tools=(LOOK,)), PLAIN)
+
+
+def test_the_schema_is_the_format() -> None:
+    """Any object is the word for JSON."""
+    schema: JsonObject = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    assert written(ask(output_schema=schema))["format"] == schema
+    assert written(ask(output_schema={"type": "object"}))["format"] == "json"
+    assert codes(ask(output_schema=schema, tools=(LOOK,))) == ["schema_hinders_tools"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "effort", "expected", "warned"),
+    [
+        (THINKER, None, True, []),  # said outright, or older servers leave the reasoning in the text
+        (THINKER, "none", False, []),
+        (THINKER, "low", True, []),
+        (THINKER, "max", True, []),
+        (LEVELS, None, None, []),
+        (LEVELS, "minimal", "low", ["parameter_changed"]),
+        (LEVELS, "medium", "medium", []),
+        (LEVELS, "xhigh", "high", ["parameter_changed"]),
+        (LEVELS, "none", False, []),
+        (PLAIN, None, None, []),
+        (PLAIN, "none", None, []),
+        (PLAIN, "high", None, ["parameter_dropped"]),  # it would be an error
+        (None, None, None, []),
+        (None, "high", True, []),
+        (None, "none", False, []),
+    ],
+)
+def test_thinking(facts: ModelFacts | None, effort: str | None, expected: Json, warned: list[str]) -> None:
+    """As far as the model can, and as far as that is known."""
+    request = ask(reasoning_effort=effort)
+    assert written(request, facts).get("think") == expected
+    assert codes(request, facts) == warned
+
+
+def test_an_effort_that_is_none_is_refused() -> None:
+    """As everywhere."""
+    with pytest.raises(InvalidRequestError):
+        wired(ask(reasoning_effort="much"))
+
+
+def test_levels_are_known_by_the_models_name_too() -> None:
+    """Where the server was not asked."""
+    assert written(ask(model="ollama:gpt-oss:20b", reasoning_effort="high"))["think"] == "high"
+
+
+def test_sampling_goes_into_the_options() -> None:
+    """All of it but what the protocol doesn't know."""
+    request = ask(
+        temperature=0.0,
+        top_p=0.9,
+        seed=7,
+        frequency_penalty=0.1,
+        presence_penalty=0.2,
+        stop_sequences=("END",),
+        verbosity="low",
+        user="u",
+    )
+    assert written(request)["options"] == {
+        "num_ctx": 4096,
+        "num_predict": 64,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "seed": 7,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "stop": ["END"],
+    }
+    assert codes(request) == ["parameter_dropped"] * 2
+
+
+def test_the_requests_options_stand_over_the_configurations_and_these_over_ours() -> None:
+    """One by one; the rest of the body as it is."""
+    own = {"ollama": {"options": {"num_ctx": 9000, "top_k": 5}, "keep_alive": -1}}
+    body = written(ask(provider_options=own), defaults={"options": {"top_k": 1, "num_gpu": 0}, "keep_alive": "5m"})
+    assert body["options"] == {"num_ctx": 9000, "num_predict": 64, "top_k": 5, "num_gpu": 0}
+    assert body["keep_alive"] == -1
+    with pytest.raises(InvalidRequestError):
+        wired(ask(provider_options={"ollama": 1}))
+
+
+def test_a_prompt_that_can_t_fit_is_refused_and_one_that_may_not_is_warned_of() -> None:
+    """By the window that is asked for in the end: older servers would drop the oldest messages without a word."""
+    assert codes(ask(), estimated=4096) == []
+    assert codes(ask(), estimated=5000) == ["prompt_near_window"]
+    with pytest.raises(PromptTooLongError, match="5121 tokens for a window of 4096"):
+        wired(ask(), estimated=5121)
+    roomy = ask(provider_options={"ollama": {"options": {"num_ctx": 8192}}})
+    assert codes(roomy, estimated=5121) == []
+
+
+def test_a_request_that_says_nothing_would_only_load_the_model() -> None:
+    """That is none of a chat."""
+    with pytest.raises(InvalidRequestError, match="load the model"):
+        wired(ask(Message.user(" ")))
+
+
+@pytest.mark.parametrize(
+    ("needed", "limit", "expected"),
+    [(1, None, 4096), (4096, None, 4096), (4097, None, 8192), (70_000, None, 131_072), (70_000, 40_960, 40_960),
+     (100, 2048, 2048)],
+)  # fmt: skip
+def test_windows_come_in_few_sizes(needed: int, limit: int | None, expected: int) -> None:
+    """Each other size makes the server load the model anew; none is larger than the model's own."""
+    assert window_size(needed, limit) == expected
+
+
+def test_a_window_only_grows() -> None:
+    """A short question after a long one must not cost a reload; models don't share their windows."""
+    windows = Windows()
+    assert windows.choose("a", 9000, None) == 16384
+    assert windows.choose("a", 100, None) == 16384
+    assert windows.choose("b", 100, None) == 4096
+    assert windows.choose("a", 20_000, None) == 32768
+
+
+@given(st.integers(0, 200_000), st.integers(1, 50_000))
+def test_a_window_holds_prompt_and_output(estimated: int, output: int) -> None:
+    """Also where the estimate was a quarter too low."""
+    assert window_size(at_most(estimated) + output, None) >= estimated * 1.25 + output
+
+
+ARGUMENTS = st.dictionaries(
+    st.text(max_size=3), st.integers(-9, 9) | st.text(max_size=3) | st.none() | st.booleans(), max_size=2
+)
+SAID = st.text(min_size=1, max_size=8).filter(str.strip)
+
+
+@settings(max_examples=60)
+@given(st.one_of(st.none(), SAID), st.one_of(st.none(), SAID), st.lists(ARGUMENTS, max_size=2))
+def test_a_reply_survives_the_round_trip(thought: str | None, text: str | None, calls: list[JsonObject]) -> None:
+    """What the server said is what it gets back, word for word, with its own ids."""
+    message: JsonObject = {"role": "assistant", "content": text or ""}
+    if thought:
+        message["thinking"] = thought
+    if calls:
+        message["tool_calls"] = [call("look", given, f"call_{n}") for n, given in enumerate(calls)]
+    reply = read_reply({**last(), "message": message})
+    results = [Message.tool_result(use.id, "ok") for use in Message.assistant(reply.content).tool_uses]
+    sent = written(ask(Message.user("Hi"), Message.assistant(reply.content), *results, Message.user("And?")))
+    back = [one for one in sent["messages"] if one["role"] == "assistant"]
+    assert back == ([message] if thought or text or calls else [])
+
+
+def test_a_model_is_taken_to_be_able_until_it_is_known() -> None:
+    """What it can't do the server refuses by name."""
+    assert ModelFacts().capabilities() == UNKNOWN

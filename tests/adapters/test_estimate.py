@@ -1,0 +1,125 @@
+"""The token estimator counts what a request is made of, and its rates are data that recorded requests confirm."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from adapters.estimate import count, estimate_request, estimate_tokens, rates_for
+from adapters.estimate_rates import RATES, TokenRates
+from adapters.image_size import image_pixels
+from bus.content import AudioBlock, DocumentBlock, ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.messages import Message, ToolDefinition
+
+FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent.parent / "../shared/recorded")
+NONE = dict.fromkeys(TokenRates.__struct_fields__, 0)
+
+
+def counted(
+    *messages: Message, tools: tuple[ToolDefinition, ...] = (), system: str | None = None
+) -> dict[str, int]:
+    """What is there at all."""
+    counts = dict(zip(TokenRates.__struct_fields__, count(messages, tools, system), strict=True))
+    return {name: number for name, number in counts.items() if number}
+
+
+def test_a_request_is_counted_by_its_parts() -> None:
+    schema = {"type": "object", "properties": {"at": {"type": "object", "properties": {"x": {"type": "integer"}}}}}
+    tool = ToolDefinition("look", "Look at it", schema)
+    found = counted(
+        Message.user([TextBlock("Hé there"), ImageBlock(url="https://x.test/a.png")]),
+        Message.assistant([ToolUseBlock("tu_1", "look", {"at": {"x": 1}})]),
+        Message.tool_result("tu_1", '{"seen": true}'),
+        tools=(tool, tool),
+        system="Be brief.",
+    )
+    assert found == {
+        "request": 1, "message": 3, "system": 1, "tools": 1, "tool": 2, "property": 4, "text": 8 + 9 + 20,
+        "wide": 1, "json": 4 + 14 + 14, "schema": 2 * (4 + 93), "call": 1, "result": 1, "image": 1, "pixels": 800,
+    }  # fmt: skip
+
+
+def test_long_words_count_for_more_than_prose() -> None:
+    prose, key = "the cat sat on the mat " * 100, "k3y" * 766 + "kk"
+    assert len(prose) == len(key)
+    rates = TokenRates()
+    estimates = [estimate_request([Message.user(text)], (), None, rates) for text in (prose, key)]
+    assert estimates[1] > 1.3 * estimates[0]
+
+
+def test_signatures_media_and_documents_are_not_free() -> None:
+    raw = ProviderRaw("gemini", {"thoughtSignature": "s" * 500, "id": "short"})
+    found = counted(
+        Message.assistant([ThinkingBlock("Hm", "s" * 100), ToolUseBlock("tu_1", "look", {}, provider_raw=raw)]),
+        Message.user(
+            [
+                AudioBlock(data=b"RIFF1234WAVE"),
+                DocumentBlock(data=b"%PDF-1"),
+                DocumentBlock(data=b"plain words", media_type="text/plain"),
+            ]
+        ),
+    )
+    assert found["opaque"] == 600
+    assert (found["audio"], found["document"], found["text"]) == (1, 1, 2 + 11)
+
+
+def test_rates_are_those_of_protocol_server_and_model() -> None:
+    claude = rates_for("anthropic", "https://api.anthropic.com", "anthropic:claude-sonnet-4-5")
+    assert claude.tools > 200, "Anthropic adds a prompt of its own when there are tools"
+    assert claude != rates_for("anthropic", "https://api.anthropic.com", "claude-opus-4-8")
+    assert rates_for("openai_compatible", "http://localhost:8080", "anything") == RATES[-2].rates
+    assert rates_for("unheard-of", "", "") == TokenRates()
+
+
+def test_every_protocol_ends_with_a_row_for_all_its_models() -> None:
+    last = {row.protocol: row for row in RATES}
+    assert all((row.host, row.model) == ("", "") for row in last.values())
+    assert {"anthropic", "openai", "openai_compatible", "gemini"} <= set(last)
+
+
+@pytest.mark.parametrize("row", RATES, ids=lambda row: f"{row.protocol} {row.host} {row.model}")
+def test_every_row_is_sensible_for_long_texts(row: object) -> None:
+    """Whatever the few samples said: 100,000 characters of prose are 18,000 to 40,000 tokens."""
+    rates = row.rates  # type: ignore[attr-defined]
+    assert 18_000 <= estimate_tokens("word " * 20_000, rates) <= 40_000
+
+
+@pytest.mark.parametrize(
+    ("data", "pixels"),
+    [
+        (b"\x89PNG\r\n\x1a\n" + b"\0\0\0\rIHDR" + struct.pack(">II", 30, 20), 600),
+        (b"GIF89a" + struct.pack("<HH", 30, 20), 600),
+        (b"RIFF\0\0\0\0WEBPVP8X" + bytes(8) + b"\x1d\0\0\x13\0\0", 600),
+        (b"RIFF\0\0\0\0WEBPVP8L" + bytes(5) + (29 | 19 << 14).to_bytes(4, "little"), 600),
+        (b"RIFF\0\0\0\0WEBPVP8 " + bytes(10) + struct.pack("<HH", 30, 20), 600),
+        (b"\xff\xd8\xff\xe0\0\4ab\xff\xc2\0\x11\x08" + struct.pack(">HH", 20, 30), 600),
+        (b"\xff\xd8\xff\xe0\0\4ab", None),
+        (b"\x89PNG\r\n\x1a\n", None),
+        (b"RIFF\0\0\0\0WEBPVP9 ", None),
+        (b"something else", None),
+        (b"", None),
+    ],
+)
+def test_image_sizes_are_read_from_the_file(data: bytes, pixels: int | None) -> None:
+    assert image_pixels(data) == pixels
+
+
+@pytest.mark.skipif(
+    not FOLDER.is_dir(),
+    reason="no recorded traffic: set CALLBOARD_RECORDED to its folder, or put it at ../shared/recorded",
+)
+@pytest.mark.timeout(120)
+def test_estimates_agree_with_what_providers_counted() -> None:
+    """The shipped rates keep the gate; so do the medians of halves judged by rates fitted to the other half."""
+    from benchmarks.fit_estimates import FEWEST, MEDIAN, errors, family, held_out, judge, table
+    from benchmarks.recorded_requests import read_samples
+
+    samples = read_samples(FOLDER)
+    shipped = judge(errors(samples, {(row.protocol, row.host, row.model): row for row in RATES}))
+    assert all(row.good for row in shipped), table(shipped)
+    assert {family(sample) for sample in samples} <= {(row.protocol, row.host, row.model) for row in RATES}
+    outside = judge(held_out(samples))
+    assert all(row.median <= MEDIAN for row in outside if row.samples >= FEWEST), table(outside)

@@ -1,0 +1,562 @@
+"""Refused requests, mended for one more try. The providers' replies are as issues and recordings quote them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from adapters.anthropic import AnthropicAdapter
+from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
+from adapters.http_adapter import HttpAdapter
+from adapters.openai import OpenAIAdapter
+from adapters.openai_compatible import OpenAICompatibleAdapter
+from adapters.repair import Repair
+from bus.content import (
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.errors import AdapterError, InvalidRequestError, ServerError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role
+
+from ..support.fake_http import HANG, FakeReply, FakeTransport, failing, request
+from ..support.virtual_time import FakeClock
+from .test_http_adapter import read, written
+
+pytestmark = pytest.mark.anyio
+
+BOUND = (
+    "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different "
+    'conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to "drop_block".'
+)
+FIXED = (
+    "messages.3.content.11: `thinking` or `redacted_thinking` blocks in the latest assistant message cannot be "
+)
+FIXED += "modified. These blocks must remain as they were in the original response."
+
+
+def make(name: str, *replies: FakeReply, **options: Json) -> tuple[HttpAdapter, FakeTransport]:
+    kind: Callable[..., HttpAdapter] = {
+        "anthropic": AnthropicAdapter,
+        "openai": OpenAIAdapter,
+        "openai_compatible": OpenAICompatibleAdapter,
+    }[name]
+    transport = FakeTransport(*replies)
+    config = AdapterConfig(api_key="sk-secret-0123456789", options=options)
+    return kind(config, transport=transport, clock=FakeClock(randomness=0.0)), transport
+
+
+def own(name: str, **data: Json) -> ProviderRaw:
+    return ProviderRaw(name, data)
+
+
+def conversation(name: str, **changes: object) -> CanonicalRequest:
+    """Reasoning, a tool call with its result, and a second question; as issued by that provider."""
+    reasoning: JsonObject = {"type": "reasoning", "id": "rs_1", "encrypted_content": "gAAA", "summary": []}
+    call = ToolUseBlock("tu_1", "read", {"path": "a"}, provider_raw=own(name, id="call_1"))
+    fields: dict[str, object] = {
+        "model": f"{name}:test-model",
+        "messages": (
+            Message.user("Read it."),
+            Message.assistant((ThinkingBlock("Hm.", "c2ln", own(name, **reasoning)), TextBlock("I read."), call)),
+            Message.tool_result("tu_1", "the file's text"),
+            Message.user("And now?"),
+        ),
+        **changes,
+    }
+    return request(**fields)
+
+
+def refused(message: str, status: int = 400, **fields: Json) -> bytes:
+    error: JsonObject = {"type": "invalid_request_error", "message": message, **fields}
+    return msgspec.json.encode({"type": "error", "error": error})
+
+
+def repair_of(
+    name: str, asked: CanonicalRequest, message: str, status: int = 400, done: tuple[str, ...] = (), **fields: Json
+) -> Repair | None:
+    adapter, _ = make(name)
+    reply = failing(status)
+    error = adapter._error(refused(message, **fields), reply, "req_1")
+    return adapter.repair(asked, adapter.write_request(asked, stream=False), error, done)
+
+
+def body_after(name: str, asked: CanonicalRequest, message: str, **fields: Json) -> JsonObject:
+    """The body that goes out after the repair, which there must be."""
+    found = repair_of(name, asked, message, **fields)
+    assert found is not None
+    adapter, _ = make(name)
+    body: JsonObject = msgspec.json.decode(
+        adapter._mended(adapter.write_request(found.request, stream=False), [found]).body
+    )
+    return body
+
+
+# -- reasoning
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "status", "code"),
+    [
+        ("anthropic", "messages.1.content.0: Invalid `signature` in `thinking` block", 400, None),
+        ("anthropic", BOUND, 400, None),
+        ("anthropic", FIXED, 400, None),
+        ("anthropic", "messages.0.content.0.thinking: each thinking block must contain thinking", 400, None),
+        ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, "invalid_encrypted_content"),
+        ("openai", "The encrypted content gAAA...c90= could not be verified.", 400, None),
+        (
+            "openai",
+            "Item with id 'rs_04962823ecde' not found. Items are not persisted when `store` is set to false. Try "
+            "again with `store` set to true, or remove this item from your input.",
+            404,
+            None,
+        ),
+        (
+            "openai",
+            "Item 'rs_1a' of type 'reasoning' was provided without its required following item.",
+            400,
+            None,
+        ),
+        (
+            "openai",
+            "Item 'fc_1a' of type 'function_call' was provided without its required 'reasoning' item: 'rs_1a'.",
+            400,
+            None,
+        ),
+    ],
+)
+def test_reasoning_that_is_not_accepted_back_is_left_out(
+    name: str, message: str, status: int, code: str | None
+) -> None:
+    found = repair_of(name, conversation(name), message, status, code=code)
+    assert found is not None
+    assert (found.kind, found.edits) == ("signature", ())
+    assert [block for message in found.request.messages for block in message.content] == [
+        block
+        for message in conversation(name).messages
+        for block in message.content
+        if not isinstance(block, ThinkingBlock)
+    ]
+    assert found.warning.code == "request_repaired"
+    assert "1 blocks" in found.warning.message
+
+
+def test_reasoning_of_others_never_went_along_and_is_no_reason_to_try_again() -> None:
+    thought = ThinkingBlock("Hm.", "sig", own("openai", type="reasoning"))
+    asked = request(
+        messages=(Message.user("Hi"), Message.assistant((thought, TextBlock("Ho"))), Message.user("?"))
+    )
+    assert repair_of("anthropic", asked, BOUND) is None
+
+
+def test_a_message_that_was_nothing_but_reasoning_goes() -> None:
+    only = Message.assistant((RedactedThinkingBlock("x", own("anthropic")),))
+    asked = request(messages=(Message.user("Hi"), only, Message.user("?")))
+    found = repair_of("anthropic", asked, BOUND)
+    assert found is not None
+    assert [message.role for message in found.request.messages] == [Role.USER, Role.USER]
+
+
+# -- parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "fields", "sent", "left"),
+    [
+        ("anthropic", "`temperature` is deprecated for this model.", {}, {"temperature": 1}, {}),
+        ("anthropic", "temperature is deprecated for this model.", {}, {"temperature": 1}, {}),
+        ("anthropic", "context_management: Extra inputs are not permitted", {}, {"context_management": {}}, {}),
+        (
+            "anthropic",
+            "`temperature` and `top_p` cannot both be specified for this model. Please use only one.",
+            {},
+            {"temperature": 0.5, "top_p": 0.5},
+            {"temperature": 0.5},
+        ),
+        (
+            "anthropic",
+            "This model does not support effort level 'xhigh'. Supported levels: high, low, max, medium.",
+            {},
+            {"output_config": {"effort": "xhigh"}},
+            {},
+        ),
+        (
+            "anthropic",
+            '"thinking.type.enabled" is not supported for this model. Use "thinking.type.adaptive" and '
+            '"output_config.effort" to control thinking behavior.',
+            {},
+            {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+            {},
+        ),
+        (
+            "anthropic",
+            "adaptive thinking is not supported on this model",
+            {},
+            {"thinking": {"type": "adaptive"}},
+            {},
+        ),
+        (
+            "openai",
+            "Unsupported parameter: 'temperature' is not supported with this model.",
+            {"param": "temperature", "code": "unsupported_parameter"},
+            {"temperature": 1},
+            {},
+        ),
+        (
+            "openai",
+            "Your organization must be verified to generate reasoning summaries. Please go to: somewhere.",
+            {"param": "reasoning.summary", "code": "unsupported_value"},
+            {"reasoning": {"effort": "low", "summary": "auto"}},
+            {"reasoning": {"effort": "low"}},
+        ),
+        (
+            "openai",
+            "Unsupported value: 'low' is not supported with the 'gpt-test' model. Supported values are: 'medium'.",
+            {"param": "text.verbosity", "code": "unsupported_value"},
+            {"text": {"verbosity": "low"}},
+            {},
+        ),
+        ("openai", "Unknown parameter: 'speed'.", {"param": "speed"}, {"speed": 1}, {}),
+        ("openai_compatible", "Unrecognized request argument supplied: seed", {}, {"seed": 1}, {}),
+        ("openai_compatible", "property 'store' is unsupported, did you mean 'stop'?", {}, {"store": True}, None),
+        ("openai_compatible", "property 'seed' is unsupported, did you mean 'stop'?", {}, {"seed": 1}, {}),
+        (
+            "openai_compatible",
+            "Argument not supported on this model: presencePenalty",
+            {},
+            {"presence_penalty": 1},
+            {},
+        ),
+        (
+            "openai_compatible",
+            "Model grok-4-1-fast does not support parameter presencePenalty.",
+            {},
+            {"presence_penalty": 1},
+            {},
+        ),
+        (
+            "openai_compatible",
+            '[{"type":"extra_forbidden","loc":["body","seed"],"msg":"Extra inputs are not permitted","input":1}]',
+            {},
+            {"seed": 1},
+            {},
+        ),
+    ],
+)
+def test_a_parameter_that_the_provider_names_is_left_out(
+    name: str, message: str, fields: JsonObject, sent: JsonObject, left: JsonObject | None
+) -> None:
+    """And only it. left: of what was sent; None if there is no repair."""
+    asked = request(model=f"{name}:test-model", provider_options={name: sent})
+    if left is None:
+        assert repair_of(name, asked, message, **fields) is None
+        return
+    before: JsonObject = msgspec.json.decode(make(name)[0].write_request(asked, stream=False).body)
+    assert sent.items() <= before.items()
+    assert (
+        body_after(name, asked, message, **fields)
+        == {key: value for key, value in before.items() if key not in sent} | left
+    )
+
+
+def test_a_parameter_with_two_names_gets_its_other_one() -> None:
+    said = "property 'max_completion_tokens' is unsupported, did you mean 'max_tokens'?"
+    after = body_after("openai_compatible", request(), said)
+    assert after["max_tokens"] == 64
+    assert "max_completion_tokens" not in after
+
+
+def test_a_model_that_takes_tools_only_without_reasoning_is_told_not_to() -> None:
+    said = (
+        "Function tools with reasoning_effort are not supported for gpt-5.6-sol in /v1/chat/completions. To use "
+        "function tools, use /v1/responses or set reasoning_effort to 'none'."
+    )
+    assert body_after("openai_compatible", request(), said, param="reasoning_effort")["reasoning_effort"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "fields"),
+    [
+        ("anthropic", "tools: Extra inputs are not permitted", {}),
+        ("anthropic", "output_config.format: Extra inputs are not permitted", {}),
+        ("anthropic", "output_config: Extra inputs are not permitted", {}),
+        ("anthropic", "messages.0.content.0.text.text: Extra inputs are not permitted", {}),
+        ("openai", "Unsupported parameter: 'store' is not supported.", {"param": "store"}),
+        ("openai", "Unknown parameter: 'text.format'.", {"param": "text.format", "code": "unknown_parameter"}),
+        ("openai", "Unknown parameter: 'nowhere'.", {"param": "nowhere", "code": "unknown_parameter"}),
+        ("openai_compatible", "'messages[0].role' does not support 'system'", {"code": "unsupported_value"}),
+    ],
+)
+def test_what_makes_the_reply_another_one_or_is_not_there_is_never_left_out(
+    name: str, message: str, fields: JsonObject
+) -> None:
+    schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert repair_of(name, request(output_schema=schema), message, **fields) is None
+
+
+def test_a_key_of_ours_on_blocks_goes_everywhere_but_the_hosts_own_data_stays() -> None:
+    """A property or an argument of that name is the host's, not the protocol's."""
+    marked: Json = {"type": "ephemeral"}
+    schema: JsonObject = {"type": "object", "properties": {"cache_control": {"type": "string"}}}
+    tools: Json = [{"name": "t", "input_schema": schema, "cache_control": marked}]
+    call = ToolUseBlock("tu_1", "t", {"cache_control": "x"})
+    asked = request(
+        messages=(Message.user("Hi"), Message.assistant((call,)), Message.tool_result("tu_1", "done")),
+        provider_options={"anthropic": {"tools": tools, "cache_control": marked}},
+    )
+    after = body_after("anthropic", asked, "tools.0.custom.cache_control: Extra inputs are not permitted")
+    assert after["tools"] == [{"name": "t", "input_schema": schema}]
+    assert b'"input":{"cache_control":"x"}' in msgspec.json.encode(after)
+    assert msgspec.json.encode(after).count(b"cache_control") == 2
+
+
+# -- tool calls and results
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("openai", "No tool output found for function call tu_1."),
+        ("openai", "No tool call found for function call output with call_id tu_1."),
+        (
+            "openai_compatible",
+            "An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+            "'tool_call_id'. The following tool_call_ids did not have response messages: call_1",
+        ),
+        (
+            "openai_compatible",
+            "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
+        ),
+        (
+            "anthropic",
+            "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: call_1. Each "
+            "`tool_use` block must have a corresponding `tool_result` block in the next message.",
+        ),
+    ],
+)
+def test_a_tool_exchange_that_is_not_accepted_is_told_in_words(name: str, message: str) -> None:
+    """So that the model knows the result and doesn't ask for it again; reasoning about the call goes with it."""
+    asked = conversation(name)
+    if name == "openai":
+        assert make(name)[0].write_request(asked, stream=False).tool_ids == {"tu_1": "call_1"}
+        message = message.replace("tu_1", "call_1")
+    found = repair_of(name, asked, message)
+    assert found is not None
+    assert found.kind == "tool_pairs"
+    said = TextBlock('The tool read was called with {"path":"a"} and answered:')
+    assert found.request.messages == (
+        Message.user("Read it."),
+        Message.assistant("I read."),
+        Message.user((said, TextBlock("the file's text"))),
+        Message.user("And now?"),
+    )
+
+
+def test_only_the_exchange_that_is_named_is_told() -> None:
+    """Others of the same message stay calls and results, and pictures stay pictures."""
+    first, second = ToolUseBlock("tu_1", "look", {}), ToolUseBlock("tu_2", "read", {})
+    picture = ImageBlock(url="https://example.test/a.png")
+    results = (
+        ToolResultBlock("tu_1", (TextBlock("seen"), picture), is_error=True),
+        ToolResultBlock("tu_2", "text"),
+    )
+    search = OpaqueBlock("tool_search_call", own("openai", type="tool_search_call", call_id="tu_1"))
+    asked = request(
+        model="openai:m",
+        messages=(Message.user("Go"), Message.assistant((search, first, second)), Message(Role.TOOL, results)),
+    )
+    found = repair_of("openai", asked, "No tool output found for tool search call tu_1.")
+    assert found is not None
+    said = TextBlock("The tool look was called with {} and failed:")
+    assert found.request.messages == (
+        Message.user("Go"),
+        Message.assistant((second,)),
+        Message.user((said, TextBlock("seen"), picture)),
+        Message(Role.TOOL, results[1:]),
+    )
+
+
+def test_an_exchange_that_is_not_in_the_request_is_no_reason_to_try_again() -> None:
+    assert repair_of("openai", conversation("openai"), "No tool output found for function call call_9.") is None
+
+
+# -- what must not be taken for a complaint
+
+
+@pytest.mark.parametrize("name", ["anthropic", "openai", "openai_compatible"])
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        "Invalid value: 'messages.1.content.0: Invalid `signature` in `thinking` block'",
+        "The prompt says: Unsupported parameter: 'temperature' is not supported with this model.",
+        "Invalid schema for 'temperature: Extra inputs are not permitted'",
+        'Bad text "No tool output found for function call call_1."',
+        "`temperature` is deprecated for this model. " + "x" * 5000,
+    ],
+)
+def test_what_an_error_only_quotes_changes_nothing(name: str, quoted: str) -> None:
+    asked = conversation(name, provider_options={name: {"temperature": 1}})
+    assert repair_of(name, asked, quoted) is None
+
+
+@pytest.mark.parametrize("status", [401, 403, 413, 429, 500, 503])
+def test_only_a_refused_request_is_mended(status: int) -> None:
+    assert repair_of("anthropic", conversation("anthropic"), BOUND, status) is None
+
+
+def test_a_complaint_inside_a_gateways_own_error_counts() -> None:
+    """But not one that is only quoted there."""
+    for said, mended in ((BOUND, True), (f"Quoted: {BOUND}", False)):
+        inner = msgspec.json.encode({"type": "error", "error": {"message": said}}).decode()
+        found = repair_of("anthropic", conversation("anthropic"), f"Provider returned error: {inner}")
+        assert (found is not None) is mended
+
+
+# -- in a call
+
+REPLY: JsonObject = {
+    "type": "message",
+    "id": "msg_1",
+    "model": "claude-test",
+    "content": [{"type": "text", "text": "Hello"}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 3, "output_tokens": 2},
+}
+
+
+def bad(message: str) -> FakeReply:
+    return FakeReply(refused(message), status=400, headers={"content-type": "application/json"})
+
+
+def good() -> FakeReply:
+    return FakeReply(msgspec.json.encode(REPLY), headers={"content-type": "application/json"})
+
+
+async def ask(
+    adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool
+) -> tuple[CanonicalResponse | None, AdapterError | None, list[object]]:
+    reports: list[AttemptReport] = []
+    if not stream:
+        try:
+            return await adapter.complete(asked, on_attempt=reports.append), None, written(reports)
+        except AdapterError as error:
+            return None, error, written(reports)
+    opened = adapter.stream(asked, on_attempt=reports.append)
+    _, failure = await read(opened)
+    return opened.response, failure, written(reports)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repair_is_an_attempt_of_its_own_that_no_retry_budget_pays_for(stream: bool) -> None:
+    """Each kind once, in any order; the response says what was done, and the attempts are reported."""
+    adapter, transport = make("anthropic", bad("`temperature` is deprecated for this model."), bad(BOUND), good())
+    asked = conversation("anthropic", provider_options={"anthropic": {"temperature": 0.5}}, max_retries=0)
+    response, error, reports = await ask(adapter, asked, stream=stream)
+    assert error is None
+    assert response is not None
+    assert response.text == "Hello"
+    assert [warning.code for warning in response.warnings] == ["request_repaired", "request_repaired"]
+    assert reports == [
+        (1, "first"),
+        (1, "InvalidRequestError", 0.0),
+        (2, "repair"),
+        (2, "InvalidRequestError", 0.0),
+        (3, "repair"),
+        (3, "first event"),
+    ]
+    bodies: list[JsonObject] = [msgspec.json.decode(sent.body) for sent in transport.requests]
+    assert ["temperature" in body for body in bodies] == [True, False, False]
+    assert [b'"thinking"' in sent.body for sent in transport.requests] == [True, True, False]
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_same_complaint_again_is_final(stream: bool) -> None:
+    adapter, transport = make("anthropic", bad(BOUND), bad(BOUND))
+    response, error, reports = await ask(adapter, conversation("anthropic"), stream=stream)
+    assert response is None
+    assert isinstance(error, InvalidRequestError)
+    assert reports == [(1, "first"), (1, "InvalidRequestError", 0.0), (2, "repair")]
+    assert len(transport.requests) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_after_a_repair_sends_the_mended_request(stream: bool) -> None:
+    adapter, transport = make("anthropic", bad(BOUND), failing(500), good())
+    response, error, reports = await ask(adapter, conversation("anthropic", max_retries=1), stream=stream)
+    assert error is None
+    assert response is not None
+    assert [report for report in reports if isinstance(report, tuple) and len(report) == 2][:3] == [
+        (1, "first"),
+        (2, "repair"),
+        (3, "retry"),
+    ]
+    assert transport.requests[1].body == transport.requests[2].body != transport.requests[0].body
+    assert len(response.warnings) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_repairs_can_be_switched_off(stream: bool) -> None:
+    adapter, _ = make("anthropic", bad(BOUND), repair=False)
+    _, error, reports = await ask(adapter, conversation("anthropic"), stream=stream)
+    assert isinstance(error, InvalidRequestError)
+    assert reports == [(1, "first")]
+
+
+async def test_the_callers_history_is_left_as_it_was() -> None:
+    adapter, _ = make("anthropic", bad(BOUND), good())
+    asked = conversation("anthropic")
+    before = msgspec.json.encode(asked)
+    await adapter.complete(asked)
+    assert msgspec.json.encode(asked) == before
+
+
+async def test_nothing_is_repaired_once_output_was_delivered() -> None:
+    event = b"event: %b\ndata: %b\n\n"
+    started = event % (b"message_start", b'{"type":"message_start","message":{"usage":{"input_tokens":1}}}')
+    started += event % (
+        b"content_block_start",
+        b'{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
+    )
+    started += event % (
+        b"content_block_delta",
+        b'{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Hel"}}',
+    )
+    failed = event % (b"error", refused(BOUND))
+    adapter, transport = make("anthropic", FakeReply(started, failed))
+    _, error, reports = await ask(adapter, conversation("anthropic"), stream=True)
+    assert error is not None
+    assert error.content == (TextBlock("Hel"),)
+    assert len(transport.requests) == 1
+    assert reports == [(1, "first"), (1, "first event")]
+
+
+async def test_a_complaint_at_the_start_of_a_stream_is_mended_too() -> None:
+    failed = b"event: error\ndata: " + refused(BOUND) + b"\n\n"
+    adapter, _ = make("anthropic", FakeReply(failed), good())
+    response, error, _ = await ask(adapter, conversation("anthropic"), stream=True)
+    assert error is None
+    assert response is not None
+
+
+async def test_a_call_whose_time_is_up_is_not_repaired() -> None:
+    late = FakeReply(HANG, status=400)
+    adapter, transport = make("anthropic", late)
+    _, error, _ = await ask(adapter, conversation("anthropic", timeout_seconds=1.0, max_retries=0), stream=False)
+    assert error is not None
+    assert len(transport.requests) == 1
+
+
+async def test_other_errors_are_as_before() -> None:
+    adapter, _ = make("anthropic", failing(500))
+    _, error, reports = await ask(adapter, conversation("anthropic", max_retries=0), stream=False)
+    assert isinstance(error, ServerError)
+    assert reports == [(1, "first")]

@@ -1,0 +1,258 @@
+"""What a provider said, and what was said to it, comes back equal after it was sent: for all that it supports."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters import AnthropicAdapter, OpenAIAdapter
+from adapters.assembler import Assembler
+from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.http_adapter import HttpAdapter
+from bus.content import (
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    ResultPart,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role
+from bus.usage import TokenUsage
+
+from ..support.virtual_time import FakeClock
+from ..support.wire_history import read_items, read_messages
+
+TEXT = st.text(min_size=1, max_size=12).filter(lambda text: bool(text.strip()) and not text.startswith("Error: "))
+VALUES: st.SearchStrategy[Json] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=3)
+
+
+class Side(ABC):
+    """One protocol: what its replies are made of, what it can be told, and how its requests are read."""
+
+    adapter: type[HttpAdapter]
+    prefix: str  # of its ids
+
+    def __init__(self) -> None:
+        self.made = self.adapter(AdapterConfig(api_key="k"))
+        self.clock = FakeClock()
+
+    @abstractmethod
+    def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
+        """What a reply may hold: one block or item, or a few that belong together. number: for its ids."""
+
+    @abstractmethod
+    def whole(self, content: list[JsonObject]) -> JsonObject:
+        """The body of a reply with that content."""
+
+    @abstractmethod
+    def history(self, body: JsonObject) -> list[Message]:
+        """A request's messages."""
+
+    @abstractmethod
+    def document(self, draw: st.DrawFn) -> DocumentBlock: ...
+
+    def read(self, content: list[JsonObject]) -> tuple[ContentBlock, ...]:
+        assembler = Assembler(
+            message_id="msg",
+            provider=self.made.name,
+            requested_model="m",
+            clock=self.clock,
+            estimate_usage=lambda text: TokenUsage(1, 1),
+        )
+        self.made.read_reply(msgspec.json.encode(self.whole(content)), assembler)
+        assert assembler.warnings == [] or {warning.code for warning in assembler.warnings} == {"usage_estimated"}
+        return assembler.final_content
+
+    def send(self, messages: list[Message]) -> list[Message]:
+        asked = CanonicalRequest(
+            request_id="r", messages=tuple(messages), model=f"{self.made.name}:m", max_output_tokens=99
+        )
+        wire = self.made.write_request(asked, stream=False)
+        assert wire.warnings == ()
+        return self.history(msgspec.json.decode(wire.body))
+
+
+class AnthropicSide(Side):
+    adapter = AnthropicAdapter
+    prefix = "toolu_"
+
+    def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
+        said: JsonObject = {"type": "text", "text": draw(TEXT)}
+        match draw(st.integers(0, 6)):
+            case 0:
+                return [{"type": "thinking", "thinking": draw(st.text()), "signature": draw(TEXT)}, said]
+            case 1:
+                return [{"type": "redacted_thinking", "data": draw(TEXT)}, said]
+            case 2:
+                caller = draw(st.sampled_from([{}, {"caller": {"type": "direct"}}]))
+                call = {"type": "tool_use", "id": f"toolu_{number}", "name": "f", "input": draw(ARGUMENTS)}
+                return [{**call, **caller}]
+            case 3:
+                place = {"start_char_index": 0, "end_char_index": 1, "document_index": 0, "document_title": None}
+                return [{**said, "citations": [{"type": "char_location", "cited_text": "a", **place}]}]
+            case 4:
+                found = {"type": "web_search_result_location", "cited_text": "a", "url": "https://x", "title": "t"}
+                return [{**said, "citations": [{**found, "encrypted_index": draw(TEXT)}]}]
+            case 5:
+                used = f"srvtoolu_{number}"
+                return [
+                    {"type": "server_tool_use", "id": used, "name": "web_search", "input": draw(ARGUMENTS)},
+                    {"type": "web_search_tool_result", "tool_use_id": used, "content": []},
+                ]
+            case _:
+                return [said]
+
+    def whole(self, content: list[JsonObject]) -> JsonObject:
+        return {"content": content, "stop_reason": "end_turn", "usage": {"input_tokens": 1, "output_tokens": 1}}
+
+    def history(self, body: JsonObject) -> list[Message]:
+        return read_messages(body["messages"], self.read)
+
+    def document(self, draw: st.DrawFn) -> DocumentBlock:
+        name = draw(st.none() | st.just("a.pdf"))
+        return draw(
+            st.sampled_from(
+                [
+                    DocumentBlock(data=b"%PDF-1", name=name),
+                    DocumentBlock(url="https://x.test/a.pdf", name=name),
+                    DocumentBlock(data="a☃".encode(), media_type="text/plain", name=name),
+                ]
+            )
+        )
+
+
+class ResponsesSide(Side):
+    adapter = OpenAIAdapter
+    prefix = "call_"
+
+    def reply(self, draw: st.DrawFn, number: int) -> list[JsonObject]:
+        item = self._item(draw, number)
+        if item["type"] == "web_search_call" or not draw(st.booleans()):
+            return [item]
+        summary = [{"type": "summary_text", "text": text} for text in draw(st.lists(TEXT, max_size=2))]
+        thought = {"type": "reasoning", "id": f"rs_{number}", "summary": summary, "encrypted_content": draw(TEXT)}
+        return [thought, item]
+
+    def _item(self, draw: st.DrawFn, number: int) -> JsonObject:
+        call = {"call_id": f"call_{number}", "name": "f"}
+        link = {"type": "url_citation", "start_index": 0, "end_index": 1, "url": "https://x", "title": "t"}
+        match draw(st.integers(0, 4)):
+            case 0:
+                arguments = msgspec.json.encode(draw(ARGUMENTS)).decode()
+                caller = draw(st.sampled_from([{}, {"caller": {"type": "program", "caller_id": "p"}}]))
+                return {"type": "function_call", "id": f"fc_{number}", **call, "arguments": arguments, **caller}
+            case 1:
+                return {"type": "custom_tool_call", "id": f"ctc_{number}", **call, "input": draw(st.text())}
+            case 2:
+                return {"type": "web_search_call", "id": f"ws_{number}", "status": "completed", "action": {}}
+            case 3:
+                content: list[Json] = [{"type": "refusal", "refusal": draw(TEXT)}]
+            case _:
+                content = [
+                    {"type": "output_text", "text": text, "annotations": draw(st.sampled_from([[], [link]]))}
+                    for text in draw(st.lists(TEXT, min_size=1, max_size=2))
+                ]
+        phase = draw(st.sampled_from([{}, {"phase": "commentary"}]))
+        return {"type": "message", "id": f"msg_{number}", "role": "assistant", "content": content, **phase}
+
+    def whole(self, content: list[JsonObject]) -> JsonObject:
+        usage = {"input_tokens": 1, "output_tokens": 1}
+        return {"object": "response", "status": "completed", "output": content, "usage": usage}
+
+    def history(self, body: JsonObject) -> list[Message]:
+        return read_items(body["input"], self.read)
+
+    def document(self, draw: st.DrawFn) -> DocumentBlock:
+        return draw(
+            st.sampled_from(
+                [
+                    DocumentBlock(data=b"%PDF-1", name="a.pdf"),
+                    DocumentBlock(url="https://x.test/a.pdf"),
+                    DocumentBlock(data=b"a,b", media_type="text/csv", name="a.csv"),
+                ]
+            )
+        )
+
+
+SIDES = (AnthropicSide(), ResponsesSide())
+
+
+def part(side: Side, draw: st.DrawFn) -> ResultPart:
+    match draw(st.integers(0, 3)):
+        case 0:
+            return side.document(draw)
+        case 1:
+            return ImageBlock(data=b"\x89PNG\r\n\x1a\n" + draw(st.binary(max_size=3)))
+        case 2:
+            return ImageBlock(url="https://x.test/a.png")
+        case _:
+            return TextBlock(draw(TEXT))
+
+
+@st.composite
+def histories(draw: st.DrawFn, side: Side) -> list[Message]:
+    """Turns of a session at home: the user speaks, the provider replies, and what it called is answered."""
+    messages: list[Message] = []
+    number = 0
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append(Message.user([part(side, draw) for _ in range(draw(st.integers(1, 2)))]))
+        content: list[JsonObject] = []
+        for _ in range(draw(st.integers(1, 4))):
+            content += side.reply(draw, number)
+            number += 1
+        reply = Message(Role.ASSISTANT, side.read(content))
+        messages.append(reply)
+        results = []
+        for call in reply.tool_uses:
+            failed = draw(st.booleans())
+            answer = draw(TEXT) if failed else (part(side, draw), part(side, draw))
+            results.append(ToolResultBlock(call.id, answer, failed))
+        if results:
+            messages.append(Message(Role.TOOL, tuple(results)))
+    return [*messages, Message.user("On")]
+
+
+def plain(messages: list[Message]) -> list[Any]:
+    """Messages with calls named by the wire's ids, and results of nothing but text as that text."""
+    names = {call.id: call.provider_raw.data["id"] for m in messages for call in m.tool_uses if call.provider_raw}
+    return [(message.role, [_plain(block, names) for block in message.content]) for message in messages]
+
+
+def _plain(block: ContentBlock, names: dict[str, Any]) -> ContentBlock:
+    match block:
+        case ToolUseBlock():
+            return msgspec.structs.replace(block, id=names[block.id])
+        case ToolResultBlock():
+            only_text = all(isinstance(inner, TextBlock) for inner in block.content)
+            content = block.text if only_text else block.content
+            return msgspec.structs.replace(
+                block, tool_use_id=names.get(block.tool_use_id, block.tool_use_id), content=content
+            )
+        case _:
+            return block
+
+
+@pytest.mark.parametrize("side", SIDES, ids=lambda side: side.made.name)
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_a_session_at_home_survives_the_way_there_and_back(side: Side, data: st.DataObject) -> None:
+    """Every block, with all that the provider attached to it; nothing is lost, and nothing is reported so."""
+    history = data.draw(histories(side))
+    assert plain(side.send(history)) == plain(history)

@@ -1,0 +1,256 @@
+"""A session survives any swap: from every provider to every other and back, over real adapters."""
+
+from __future__ import annotations
+
+import itertools
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from adapters import create_adapter
+from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, CanonicalResponse
+from adapters.history import NOT_EXECUTED
+from adapters.http_adapter import HttpAdapter
+from adapters.registry import ADAPTER_TYPES
+from bus.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.json_types import Json
+from bus.messages import Message, Role, ToolDefinition
+from bus.stream_events import MessageComplete, ToolUseInputDelta, ToolUseStart
+from bus.usage import StopReason
+
+from ..support.fake_http import FakeReply, FakeTransport
+from ..support.virtual_time import FakeClock, run_virtual
+from .wires import CALLS, WIRES, Wire
+
+SYSTEM = "You are in a swap."
+TOOLS = tuple(
+    ToolDefinition(name, "", {"type": "object", "properties": {key: {} for key in given}}) for name, given in CALLS
+)
+PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\nof the user")
+LINKED = ImageBlock(url="https://pictures.test/linked.png")
+SHOT = ImageBlock(data=b"\x89PNG\r\n\x1a\nof a tool")
+REPORT = DocumentBlock(data=b"%PDF-1.7 report", name="report.pdf")
+SPEECH = AudioBlock(data=b"RIFF\0\0\0\0WAVE speech")
+
+
+class Side:
+    """One provider of a swap: its wire, and its adapter under a name."""
+
+    clock = FakeClock()  # of all of them: ids are never given twice
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        self.wire = wire
+        self.name = name
+
+    @property
+    def model(self) -> str:
+        return f"{self.name}:some-model"
+
+    def adapter(self, reply: FakeReply) -> tuple[HttpAdapter, FakeTransport]:
+        kind = self.wire.adapter
+        named = self.wire.name if self.wire.name in ADAPTER_TYPES else f"{kind.__module__}:{kind.__name__}"
+        transport = FakeTransport(reply)
+        config = AdapterConfig(
+            api_key="sk-conformance",
+            base_url=self.wire.base_url,
+            options={"auto_cache": False},  # breakpoints move on with each turn
+        )
+        made = create_adapter(named, config, name=self.name, clock=self.clock, transport=transport)
+        assert isinstance(made, HttpAdapter)
+        return made, transport
+
+    @property
+    def capabilities(self) -> AdapterCapabilities:
+        return self.adapter(FakeReply())[0].get_capabilities(self.model)
+
+    def request(self, messages: Sequence[Message]) -> CanonicalRequest:
+        return CanonicalRequest(
+            request_id="req_1",
+            messages=tuple(messages),
+            model=self.model,
+            max_output_tokens=64,
+            system_prompt=SYSTEM,
+            tools=TOOLS if self.capabilities.supports_tools else (),
+            session_id="ses_1",
+        )
+
+    async def ask(self, messages: Sequence[Message], body: Json) -> tuple[CanonicalResponse, bytes]:
+        """Its reply to a conversation, and the request that it got."""
+        reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
+        adapter, transport = self.adapter(reply)
+        response = await adapter.complete(self.request(messages))
+        return response, transport.requests[0].body
+
+    async def cancelled(self, messages: Sequence[Message], chunks: list[bytes]) -> Message:
+        """What is left of a reply that was cancelled in the middle of a tool's arguments."""
+        adapter, _ = self.adapter(FakeReply(*chunks))
+        last: MessageComplete | None = None
+        async for event in adapter.stream(self.request(messages)):
+            if isinstance(event, ToolUseStart | ToolUseInputDelta):
+                await adapter.cancel("req_1")
+            if isinstance(event, MessageComplete):
+                last = event
+        assert last is not None
+        return Message(Role.ASSISTANT, last.final_content, id="msg_cut")
+
+    def reply(self, text: str, calls: int = 0) -> Json:
+        """A reply with reasoning, text and calls."""
+        calls = calls if self.capabilities.supports_tools else 0
+        return self.wire.reasoned(f"thinking of {text}", text, calls, "tools" if calls else "end")
+
+
+def answers(reply: Message, text: str) -> list[Message]:
+    """A result for each call of a reply: the first one fails, the others have an image too."""
+    results = [
+        ToolResultBlock(call.id, f"{text} failed", is_error=True)
+        if number == 0
+        else ToolResultBlock(call.id, (TextBlock(f"{text} worked"), SHOT))
+        for number, call in enumerate(reply.tool_uses)
+    ]
+    return [Message(Role.TOOL, tuple(results), id=f"msg_{text}")] if results else []
+
+
+async def at_home(side: Side) -> list[Message]:
+    """A session with everything: media, reasoning, parallel calls, a failed one, and a turn that was cancelled."""
+    asked: list[ContentBlock] = [TextBlock("asked-at-home"), PICTURE, LINKED, REPORT, SPEECH]
+    history = [Message(Role.USER, tuple(asked), id="msg_asked")]
+    response, _ = await side.ask(history, side.reply("looking-around", calls=2))
+    history.append(Message(Role.ASSISTANT, response.content, id="msg_called"))
+    history += answers(history[-1], "home-tool")
+    response, _ = await side.ask(history, side.reply("answered-at-home"))
+    history.append(Message(Role.ASSISTANT, response.content, id="msg_answered"))
+    history.append(Message(Role.USER, (TextBlock("asked-in-vain"),), id="msg_vain"))
+    history.append(await side.cancelled(history, side.wire.chunks("cut-off-here", 1, "tools")))
+    return history
+
+
+def missing(history: Sequence[Message], body: str, side: Side) -> Iterator[str]:
+    """The types of the blocks that a request doesn't hold. None may be missing that the model can take."""
+    can = side.capabilities
+    for message in history:
+        for block in message.content:
+            if isinstance(block, ThinkingBlock):
+                continue  # compared by what it carries, not by what it shows
+            for kind, mark, expressible in marks(block, can):
+                if mark not in body:
+                    assert not expressible, f"{kind} {mark} is not in the request to {side.name}"
+                    yield kind
+
+
+def marks(block: ContentBlock, can: AdapterCapabilities) -> Iterator[tuple[str, str, bool]]:
+    """What of a block can be found in a request: its type, the text to look for, whether it must be there."""
+    match block:
+        case TextBlock():
+            yield "text", block.text, True
+        case ImageBlock(url=str(url)):
+            yield "image", url, False  # some take pictures as data only
+        case ImageBlock():
+            yield "image", b64encode(block.data or b"").decode(), can.supports_images
+        case DocumentBlock():
+            yield "document", b64encode(block.data or b"").decode(), can.supports_documents
+        case AudioBlock():
+            yield "audio", b64encode(block.data or b"").decode(), can.supports_audio
+        case ToolUseBlock():
+            yield "tool_use", block.name, can.supports_tools
+            for value in block.input.values():
+                yield "tool_use", str(value).lower(), can.supports_tools
+        case ToolResultBlock(content=str(text)):
+            yield "tool_result", text, can.supports_tools
+        case ToolResultBlock():
+            for part in block.content:
+                for kind, mark, _ in marks(part, can):
+                    yield kind, mark, kind == "text" and can.supports_tools
+        case _:
+            pass
+
+
+def losses(response: CanonicalResponse) -> Counter[str]:
+    found = [warning.message for warning in response.warnings if warning.code == "content_dropped"]
+    return Counter(message.partition(" was not sent")[0] for message in found)
+
+
+def check_request(body: bytes, response: CanonicalResponse, history: Sequence[Message], side: Side) -> None:
+    """It is valid, holds all that the target can express, and what is missing is in the report, and no more."""
+    assert side.wire.faults(body) == []
+    text = body.decode()
+    assert SYSTEM in text
+    gone, reported = Counter(missing(history, text, side)), losses(response)
+    assert gone <= reported, f"missing: {gone}; reported: {reported}"
+    changed = reported - gone
+    own = {"thinking", "redacted_thinking"}
+    cut = [call for message in history for call in message.tool_uses if call.raw_arguments]
+    assert set(changed) <= own | {"tool_use"}
+    assert changed["tool_use"] <= len(cut)
+
+
+def conversation(body: bytes, wire: Wire) -> tuple[bytes, bytes, bytes]:
+    """A request's bytes before the end of its conversation, the end itself being left out, and those after it."""
+    said = msgspec.json.encode(msgspec.json.decode(body)[wire.history])
+    start = body.index(said)
+    return body[:start], said[:-1], body[start + len(said) :]
+
+
+PAIRS = [
+    *itertools.permutations(((wire, wire.name) for wire in WIRES), 2),
+    *(((wire, wire.name), (wire, f"other-{wire.name}")) for wire in WIRES),
+]
+
+
+@pytest.mark.parametrize(
+    ("home", "abroad"),
+    [(Side(*home), Side(*abroad)) for home, abroad in PAIRS],
+    ids=lambda side: side.name,
+)
+def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abroad: Side) -> None:
+    """Both requests are valid; nothing that can be said is missing; and back home nothing has changed."""
+
+    async def swap() -> None:
+        history = await at_home(home)
+        assert any(call.incomplete for call in history[-1].tool_uses) or not home.capabilities.supports_tools
+        asked = [*history, Message(Role.USER, (TextBlock("asked-abroad"),), id="msg_swap")]
+        response, never_left = await home.ask(asked, home.reply("stayed"))
+        check_request(never_left, response, asked, home)
+
+        response, body = await abroad.ask(asked, abroad.reply("hello-from-abroad", calls=2))
+        check_request(body, response, asked, abroad)
+        assert not [secret for secret in home.wire.secrets if secret in body.decode()]
+        content = [block for message in history for block in message.content]
+        for kind in (ThinkingBlock, RedactedThinkingBlock):
+            thought = [block for block in content if isinstance(block, kind)]
+            assert losses(response)[str(kind.__struct_config__.tag)] == len(thought)
+        if home.capabilities.supports_tools and abroad.capabilities.supports_tools:
+            assert NOT_EXECUTED in body.decode()
+        asked.append(Message(Role.ASSISTANT, response.content, id="msg_abroad"))
+        asked += answers(asked[-1], "foreign-tool")
+        response, body = await abroad.ask(asked, abroad.reply("done-abroad"))
+        check_request(body, response, asked, abroad)
+        asked.append(Message(Role.ASSISTANT, response.content, id="msg_done"))
+
+        asked.append(Message(Role.USER, (TextBlock("asked-back-home"),), id="msg_back"))
+        response, came_back = await home.ask(asked, home.reply("welcome"))
+        check_request(came_back, response, asked, home)
+        assert not [secret for secret in abroad.wire.secrets if secret in came_back.decode()] or (
+            abroad.wire is home.wire
+        )
+        for secret in home.wire.secrets:
+            assert secret in came_back.decode()
+        before, said, after = conversation(never_left, home.wire)
+        before_again, said_again, after_again = conversation(came_back, home.wire)
+        assert said_again.startswith(said)
+        assert (before_again, after_again) == (before, after)
+        assert response.stop_reason is StopReason.END_TURN
+
+    run_virtual(swap)

@@ -1,0 +1,184 @@
+"""The vendors' own types as judges of what we send: one function for each protocol.
+
+A judge gives the faults of a request's body, each with its place; none for a good one. It reads the TypedDicts of
+the vendors' SDKs more strictly than the SDKs do: a key that no type has is a fault, an integer is no string, and
+what may be one of several things has to be one of them altogether. A vendor's reply types, which its SDKs take
+back as input as well, don't count: their servers refuse some of what those hold.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import types
+import typing
+from typing import Any, Union
+
+import msgspec
+import typing_extensions as te
+
+from bus.json_types import Json, JsonObject
+
+_OPTIONAL = frozenset(
+    {
+        ("ResponseOutputMessageParam", "id"),
+        ("ResponseOutputMessageParam", "status"),
+        ("ResponseReasoningItemParam", "id"),
+    }
+)
+"""Required by the types, but not by the API: a stateless call has nothing that these could name."""
+
+_OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
+"""Known to version 2023-06-01 of the Messages API, which we speak; the SDK's types are of a later one."""
+
+
+def messages_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Anthropic's Messages API."""
+    from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
+
+    value = _decoded(body)
+    older = [(key, value.pop(key)) for key in _OLDER_SAMPLING if key in value]
+    found = [fault for key, sent in older for fault in faults(sent, _OLDER_SAMPLING[key], f"$.{key}")]
+    return found + _judge(value, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
+
+
+def responses_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for OpenAI's Responses API."""
+    from openai.types.responses.response_create_params import (
+        ResponseCreateParamsNonStreaming,
+        ResponseCreateParamsStreaming,
+    )
+
+    return _judge(body, ResponseCreateParamsNonStreaming, ResponseCreateParamsStreaming)
+
+
+def chat_faults(body: bytes | JsonObject, *, extensions: frozenset[str] = frozenset()) -> list[str]:
+    """Faults of a body for Chat Completions. extensions: keys of the body that only some servers know."""
+    from openai.types.chat.completion_create_params import (
+        CompletionCreateParamsNonStreaming,
+        CompletionCreateParamsStreaming,
+    )
+
+    value = _decoded(body)
+    known: JsonObject = {key: inner for key, inner in value.items() if key not in extensions}
+    return _judge(known, CompletionCreateParamsNonStreaming, CompletionCreateParamsStreaming)
+
+
+def _judge(body: bytes | JsonObject, whole: Any, streamed: Any) -> list[str]:
+    value = _decoded(body)
+    return faults(value, streamed if value.get("stream") is True else whole)
+
+
+def _decoded(body: bytes | JsonObject) -> JsonObject:
+    value: JsonObject = msgspec.json.decode(body if isinstance(body, bytes) else msgspec.json.encode(body))
+    return value
+
+
+def faults(value: Json, kind: Any, place: str = "$") -> list[str]:
+    """What is wrong with a JSON value as a value of a type, as far as JSON can hold such a value."""
+    kind = _bare(kind)
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any or kind is object:
+        return []
+    if te.is_typeddict(kind):
+        return _object_faults(value, kind, place)
+    if origin is typing.Literal:
+        allowed = any(value == choice and type(value) is type(choice) for choice in inner)
+        return [] if allowed else [f"{place}: {value!r} is none of {', '.join(map(repr, inner))}"]
+    if origin in (Union, types.UnionType):
+        return _union_faults(value, inner, place)
+    if _is_list(kind, origin):
+        if not isinstance(value, list):
+            return [f"{place}: not a list but {_short(value)}"]
+        item = inner[0] if inner else object
+        return [fault for n, part in enumerate(value) for fault in faults(part, item, f"{place}[{n}]")]
+    if origin in (dict, collections.abc.Mapping) or kind is dict:
+        if not isinstance(value, dict):
+            return [f"{place}: not an object but {_short(value)}"]
+        item = inner[1] if inner else object
+        return [fault for key, part in value.items() for fault in faults(part, item, f"{place}.{key}")]
+    return [] if _is_plain(value, kind) else [f"{place}: not {kind!r} but {_short(value)}"]
+
+
+def _is_plain(value: Json, kind: Any) -> bool:
+    if kind is None or kind is type(None):
+        return value is None
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return kind in (str, int, bool) and type(value) is kind
+
+
+def _object_faults(value: Json, kind: Any, place: str) -> list[str]:
+    if not isinstance(value, dict):
+        return [f"{place}: not an object but {_short(value)}"]
+    fields = _fields(kind)
+    found = [f"{place}: no key {key!r} in {kind.__name__}" for key in value if key not in fields]
+    for key, (required, inner) in fields.items():
+        if key in value:
+            found += faults(value[key], inner, f"{place}.{key}")
+        elif required and (kind.__name__, key) not in _OPTIONAL:
+            found.append(f"{place}: {kind.__name__} needs the key {key!r}")
+    return found
+
+
+def _union_faults(value: Json, kinds: tuple[Any, ...], place: str) -> list[str]:
+    """None if one kind fits; else those of the kind that is meant, as its constants (`type`, `role`) tell."""
+    best: tuple[bool, int, list[str]] | None = None
+    for kind in kinds:
+        found = faults(value, kind, place)
+        if not found:
+            return []
+        rank = (not _is_meant(value, kind), len(found), found)
+        if best is None or rank[:2] < best[:2]:
+            best = rank
+    assert best is not None
+    return best[2]
+
+
+def _is_meant(value: Json, kind: Any) -> bool:
+    kind = _bare(kind)
+    if isinstance(value, list):
+        return _is_list(kind, typing.get_origin(kind))
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        return any(_is_meant(value, inner) for inner in typing.get_args(kind))
+    if not isinstance(value, dict) or not te.is_typeddict(kind):
+        return False
+    constants = {
+        key: typing.get_args(_bare(inner))
+        for key, (_, inner) in _fields(kind).items()
+        if typing.get_origin(_bare(inner)) is typing.Literal and key in ("type", "role")
+    }
+    return bool(constants) and all(value.get(key) in choices for key, choices in constants.items() if key in value)
+
+
+@functools.cache
+def _fields(kind: Any) -> dict[str, tuple[bool, Any]]:
+    """The keys of a TypedDict: whether each is required, and its type.
+
+    The class alone doesn't know what is required: its annotations are strings.
+    """
+    found: dict[str, tuple[bool, Any]] = {}
+    for name, hint in te.get_type_hints(kind, include_extras=True).items():
+        required = name in kind.__required_keys__
+        while te.get_origin(hint) in (te.Required, te.NotRequired, te.Annotated):
+            if te.get_origin(hint) is not te.Annotated:
+                required = te.get_origin(hint) is te.Required
+            hint = te.get_args(hint)[0]
+        found[name] = (required, hint)
+    return found
+
+
+def _bare(kind: Any) -> Any:
+    while te.get_origin(kind) in (te.Required, te.NotRequired, te.Annotated):
+        kind = te.get_args(kind)[0]
+    return kind
+
+
+def _is_list(kind: Any, origin: Any) -> bool:
+    listed = (list, collections.abc.Iterable, collections.abc.Sequence)
+    return origin in listed or getattr(origin, "__name__", getattr(kind, "__name__", "")) == "SequenceNotStr"
+
+
+def _short(value: Json) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
