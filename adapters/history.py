@@ -278,7 +278,8 @@ class _Fitter:
             else:
                 kept.append(block)
         answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
-        self.homes[id(answer)] = message.id or ""
+        for home in (answer, *kept):
+            self.homes[id(home)] = message.id or ""
         return answer
 
     def _refused_in_result(self, block: ImageBlock | DocumentBlock) -> str | None:
