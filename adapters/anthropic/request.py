@@ -22,7 +22,7 @@ from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
 from . import wire
-from .messages import open_container, write_messages
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _NEAREST_EFFORT = {"none": "low", "minimal": "low"}
@@ -45,6 +45,8 @@ def write_request(
         model=request.wire_model,
         tool_ids=TOOL_IDS,
         accepts_documents=True,
+        image_types=IMAGE_MEDIA_TYPES,
+        document_types=(PDF, *TEXT_MEDIA_TYPES),
         results_carry=("image", "document"),
         replays_thinking=True,
         adopts_signatures=True,

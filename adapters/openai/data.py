@@ -46,6 +46,8 @@ FAMILIES = (
 )
 
 
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 DOCUMENT_TYPES = (
     "application/pdf",
