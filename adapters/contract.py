@@ -89,7 +89,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: the caller's, passed to `cancel()`. model: with or without its ``provider:`` prefix; a name with
     a colon of its own needs it (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
-    message_id: of the reply, for its stream events; made up if empty. session_id: only for logs.
+    message_id: of the reply, for its stream events; made up if empty. session_id: for logs, and so that
+    what follows in a session finds its prompt cached; never sent as it is.
     tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
     configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
     out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.

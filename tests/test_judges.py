@@ -58,6 +58,11 @@ def test_what_the_vendor_requires_is_required_though_its_annotations_are_strings
     ]
 
 
+def test_sampling_is_known_to_the_version_that_is_spoken_and_must_be_a_number() -> None:
+    assert messages_faults({**MESSAGES, "temperature": 1, "top_p": 0.5, "top_k": 3}) == []
+    assert messages_faults({**MESSAGES, "temperature": "1"}) == ["$.temperature: not <class 'float'> but '1'"]
+
+
 def test_keys_that_only_some_servers_know_can_be_allowed_by_name() -> None:
     assert chat_faults({**CHAT, "thinking": {}}, extensions=frozenset({"thinking"})) == []
     assert len(chat_faults({**CHAT, "thinking": {}})) == 1

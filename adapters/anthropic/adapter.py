@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 
 from . import wire
-from .data import REPAIRS
+from .data import REPAIRS, find_model
 from .errors import ERROR_CODES
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
 from .request import write_request
@@ -21,9 +23,10 @@ from .stream import MessagesNormaliser
 class AnthropicAdapter(HttpAdapter):
     """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
 
-    `config.options`: ``beta_headers``, a list of names for the `anthropic-beta` header. A request's
-    ``provider_options["anthropic"]`` (or under the adapter's own name) is merged into the body; its
-    ``beta_headers`` join the header.
+    `config.options`: ``beta_headers``, a list of names for the `anthropic-beta` header; ``auto_cache``, false to
+    place no breakpoints of the prompt cache (see `caching`); ``cache_ttl``, how long it keeps a prompt, ``5m`` or
+    ``1h``. A request's ``provider_options["anthropic"]`` (or under the adapter's own name) is merged into the
+    body; its ``beta_headers`` join the header, and its ``auto_cache`` and ``cache_ttl`` go first.
     """
 
     default_name = "anthropic"
@@ -38,11 +41,25 @@ class AnthropicAdapter(HttpAdapter):
         supports_structured_output=True,
         supports_streaming_tool_calls=True,
         supports_parallel_tool_calls=True,
+        supports_prompt_caching=True,
         max_context_tokens=200_000,
         max_output_tokens=64_000,
         accepted_image_media_types=IMAGE_MEDIA_TYPES,
         accepted_document_media_types=(PDF, *TEXT_MEDIA_TYPES),
     )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        row = find_model(model)
+        if row is None:
+            return self.capabilities
+        return msgspec.structs.replace(
+            self.capabilities,
+            supports_thinking=bool(row.thinking),
+            supports_structured_output=row.structured,
+            supports_tool_choice=row.forced_tools,
+            max_context_tokens=row.max_context_tokens,
+            max_output_tokens=row.max_output_tokens,
+        )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return write_request(request, provider=self.name, options=self.config.options, stream=stream)

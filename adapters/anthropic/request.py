@@ -1,10 +1,8 @@
 """From a canonical request to the body of a Messages API request. Pure.
 
-Here is what surrounds the messages: tools, sampling, the form of the reply, and the headers of beta features.
-`messages` writes the history, which `adapters.history` has fitted first.
-
-Prompt caching is to come: breakpoints belong on the last of `tools`, on `system` (then a list of blocks) and on
-the last block of a message that stays the same from call to call. `_body` is the place.
+Here is what surrounds the messages: tools, the form of the reply, and the headers of beta features. `messages`
+writes the history, which `adapters.history` has fitted first; `tuning` sampling and thinking; `caching` marks what
+the provider may keep of the prompt.
 """
 
 from __future__ import annotations
@@ -16,18 +14,23 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
-from adapters.surrogates import mend_json_value
-from bus.errors import UnsupportedToolChoiceError
+from adapters.surrogates import encode_body
+from bus.content import OpaqueBlock
+from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
-from bus.messages import ToolDefinition
+from bus.messages import Role, ToolDefinition
 
 from . import wire
+from .caching import TTLS, mark
+from .data import find_model
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
+from .tuning import Tuning, check_choice, output_limit
 
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
-_NEAREST_EFFORT = {"none": "low", "minimal": "low"}
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
 BETA_HEADERS = "beta_headers"
+AUTO_CACHE = "auto_cache"
+CACHE_TTL = "cache_ttl"
+_CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
 _OPTIONS = "anthropic"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
 
@@ -37,8 +40,8 @@ def write_request(
 ) -> WireCall:
     """The request on the wire. options: the adapter's configured ones.
 
-    Raises InvalidRequestError for a request without messages and UnsupportedToolChoiceError for a choice among no
-    tools, or of one that isn't there.
+    Raises InvalidRequestError for a request without messages, UnsupportedToolChoiceError for a choice among no
+    tools, of one that isn't there, or that the model refuses, and CapabilityError for a schema that it refuses.
     """
     target = Target(
         provider=provider,
@@ -60,6 +63,7 @@ class _Writer:
 
     def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
         self.request = request
+        self.model = find_model(request.wire_model)
         self.target = target
         self.stream = stream
         self.history = fit_history(request, target)
@@ -69,14 +73,27 @@ class _Writer:
     def write(self, options: Mapping[str, Json]) -> WireCall:
         extra = self._provider_options()
         betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
+        auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
+        ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
+        if ttl not in TTLS:
+            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
         body = self._body(extra)
+        if auto_cache is not False:
+            minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
+            mark(
+                body,
+                minimum=minimum,
+                ttl=str(ttl),
+                conversation="messages" not in extra and self._goes_on(),
+                hosts=bool(self.request.provider_options) or self._replays_opaque(),
+            )
         headers = {"anthropic-version": wire.VERSION}
         if betas:
             headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
         history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
         history.log()
         warnings = history.warnings + tuple(self.warnings)
-        return WireCall(wire.PATH, _encode(body), headers, warnings, history.tool_ids)
+        return WireCall(wire.PATH, encode_body(body), headers, warnings, history.tool_ids)
 
     def _provider_options(self) -> JsonObject:
         merged: JsonObject = {}
@@ -86,10 +103,23 @@ class _Writer:
                 merged.update(options)
         return merged
 
+    def _goes_on(self) -> bool:
+        """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""
+        request = self.request
+        return bool(request.session_id or request.tools) or any(
+            message.role is Role.ASSISTANT for message in request.messages
+        )
+
+    def _replays_opaque(self) -> bool:
+        messages = self.request.messages
+        return any(isinstance(block, OpaqueBlock) for message in messages for block in message.content)
+
     def _body(self, extra: JsonObject) -> JsonObject:
         """The body, in the order in which the provider's cache reads it: tools, system, messages."""
         request = self.request
-        body: JsonObject = {"model": request.wire_model, "max_tokens": request.max_output_tokens}
+        check_choice(request, self.model, extra.get("thinking"))
+        limit, warnings = output_limit(request, self.model, self.target.provider)
+        body: JsonObject = {"model": request.wire_model, "max_tokens": limit}
         extra_tools = extra.pop("tools", None)
         tools: list[Json] = [_tool(tool) for tool in request.tools]
         tools += extra_tools if isinstance(extra_tools, list) else []
@@ -104,16 +134,25 @@ class _Writer:
         container = open_container(self.history)
         if container is not None:
             body["container"] = container
-        body.update(self._sampling())
-        output = self._output_config()
-        given = extra.pop("output_config", None)
-        if isinstance(given, Mapping):
-            output.update(given)
+        tuning = Tuning(request, self.target.provider, self.model, extra)
+        tuning.write(body)
+        self.warnings += [*warnings, *tuning.warnings]
+        output = {
+            **_object(body.pop("output_config", None)),
+            **self._format(),
+            **_object(extra.pop("output_config", None)),
+        }
         if output:
             body["output_config"] = output
+        if "metadata" in body:
+            body["metadata"] = {**_object(body["metadata"]), **_object(extra.pop("metadata", None))}
         body["stream"] = self.stream
         body.update(extra)
         return body
+
+    def _format(self) -> JsonObject:
+        schema = self.request.output_schema
+        return {} if schema is None else {"format": {"type": "json_schema", "schema": close_objects(schema)}}
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
@@ -142,42 +181,6 @@ class _Writer:
         if parallel is False:
             wire_choice["disable_parallel_tool_use"] = True
         return wire_choice
-
-    def _sampling(self) -> JsonObject:
-        request = self.request
-        fields: JsonObject = {}
-        stops = [stop for stop in request.stop_sequences if stop.strip()]
-        if len(stops) < len(request.stop_sequences):
-            self._warn("stop_sequence_dropped", "stop sequences of white space only are not accepted")
-        if stops:
-            fields["stop_sequences"] = list(stops)
-        if request.temperature is not None:
-            fields["temperature"] = min(request.temperature, 1.0)
-            if request.temperature > 1.0:
-                self._warn(
-                    "temperature_lowered", f"temperature {request.temperature:g} was sent as the highest, 1"
-                )
-        if request.top_p is not None:
-            fields["top_p"] = request.top_p
-        return fields
-
-    def _output_config(self) -> JsonObject:
-        output: JsonObject = {}
-        asked = self.request.reasoning_effort
-        if asked is not None:
-            effort = _NEAREST_EFFORT.get(asked, asked)
-            if effort in EFFORTS:
-                output["effort"] = effort
-                if effort != asked:
-                    self._warn("effort_changed", f"reasoning effort {asked!r} was sent as {effort!r}, the nearest")
-            else:
-                self._warn("effort_dropped", f"reasoning effort {asked!r} is unknown and was not sent")
-        if self.request.output_schema is not None:
-            output["format"] = {"type": "json_schema", "schema": close_objects(self.request.output_schema)}
-        return output
-
-    def _warn(self, code: str, message: str) -> None:
-        self.warnings.append(CallWarning(code, message))
 
 
 # -- pieces
@@ -216,14 +219,11 @@ def _closed(value: Json) -> Json:
     return close_objects(value) if isinstance(value, dict) else value
 
 
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
 def _names(value: Json) -> list[str]:
     """Names from a list, or from one string with commas."""
     given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
     return [name.strip() for name in given if isinstance(name, str) and name.strip()]
-
-
-def _encode(body: JsonObject) -> bytes:
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:  # half a surrogate pair somewhere, which a tool's output may well hold
-        return msgspec.json.encode(mend_json_value(body))

@@ -12,6 +12,7 @@ from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
+from adapters.surrogates import encode_body
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
@@ -27,7 +28,9 @@ class OpenAIAdapter(HttpAdapter):
     """Speaks the Responses API.
 
     `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
-    `adapters.openai.quirks`), by default judged by the address. Raises ConfigurationError for an unknown name.
+    `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
+    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
+    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     default_name = "openai"
@@ -82,7 +85,7 @@ class OpenAIAdapter(HttpAdapter):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
         built.history.log()
-        body, ids = msgspec.json.encode(built.body), built.history.tool_ids
+        body, ids = encode_body(built.body), built.history.tool_ids
         return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:

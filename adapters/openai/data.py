@@ -17,7 +17,7 @@ class Family(msgspec.Struct, frozen=True):
     """A family of models. pattern: of the name's beginning, first match wins.
 
     efforts: what it accepts, weakest first; none at all if it can't reason. default: what it does unasked.
-    Limits are in tokens.
+    verbosity: it takes `text.verbosity`. Limits are in tokens.
     """
 
     pattern: str
@@ -25,25 +25,29 @@ class Family(msgspec.Struct, frozen=True):
     default: str | None = None
     max_context_tokens: int = 400_000
     max_output_tokens: int = 128_000
+    verbosity: bool = True
 
 
 FAMILIES = (
-    Family(r"gpt-4\.1", (), None, 1_047_576, 32_768),
-    Family(r"(?:gpt-4o|chatgpt-4o|gpt-5-chat)", (), None, 128_000, 16_384),
-    Family(r"(?:gpt-4|gpt-3\.5)", (), None, 128_000, 4_096),
-    Family(r"o\d", ("low", "medium", "high"), "medium", 200_000, 100_000),
-    Family(r"gpt-\d[\d.]*-chat", ("medium",), "medium", 128_000, 16_384),
-    Family(r"gpt-5-pro", ("high",), "high", 400_000, 272_000),
-    Family(r"gpt-\d[\d.]*-pro", ("medium", "high", "xhigh"), "medium"),
+    Family(r"gpt-4\.1", (), None, 1_047_576, 32_768, verbosity=False),
+    Family(r"(?:gpt-4o|chatgpt-4o|gpt-5-chat)", (), None, 128_000, 16_384, verbosity=False),
+    Family(r"(?:gpt-4|gpt-3\.5)", (), None, 128_000, 4_096, verbosity=False),
+    Family(r"o\d", ("low", "medium", "high"), "medium", 200_000, 100_000, verbosity=False),
+    Family(r"gpt-\d[\d.]*-chat", ("medium",), "medium", 128_000, 16_384, verbosity=False),
+    Family(r"gpt-5-pro", ("high",), "high", 400_000, 272_000, verbosity=False),
+    Family(r"gpt-\d[\d.]*-pro", ("medium", "high", "xhigh"), "medium", verbosity=False),
     Family(r"gpt-5\.\d-codex", ("low", "medium", "high", "xhigh"), "medium"),
     Family(r"gpt-5(?:-|$)", ("minimal", "low", "medium", "high"), "medium"),
     Family(r"gpt-5\.1", ("none", "low", "medium", "high"), "none"),
     Family(r"gpt-5\.[2-4]", ("none", "low", "medium", "high", "xhigh"), "none", 1_050_000),
     Family(r"gpt-5\.5", ("none", "low", "medium", "high", "xhigh"), "medium", 1_050_000),
-    Family(r"gpt-5\.6", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
+    Family(r"gpt-5\.(?:[6-9]|\d\d)", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
     Family(r"(?:gpt-6-astra|gpt-6\.1-sol)", ("low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
-    Family(r"gpt-6", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
+    Family(r"gpt-(?:[6-9]|\d\d)", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
 )
+"""From wire-facts 2.5, for effort and sampling; the rest from OpenAI's pages of each model. The last rows are the
+newest, and stand for what will come after them.
+"""
 
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")

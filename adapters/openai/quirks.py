@@ -17,7 +17,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     `include`. reasoning: takes reasoning options, and its own reasoning items back. keeps_developer: knows the
     developer role. images, documents: takes them. structured_output: obeys `text.format`. completed_at_limit: says
     ``completed`` where the reply was cut off at the token limit. late_ends: sends the ends of all items last, and
-    never interleaves items. min_output_tokens: the smallest limit that it accepts.
+    never interleaves items. min_output_tokens: the smallest limit that it accepts. user: what it calls the id of
+    an end user. cache_key: takes one, which leads the calls of a session to where their prompt is cached.
     """
 
     strict_tools: bool = False
@@ -31,9 +32,11 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     completed_at_limit: bool = False
     late_ends: bool = False
     min_output_tokens: int = 16
+    user: str = "user"
+    cache_key: bool = False
 
 
-OPENAI = Quirks(strict_tools=True, documents=True)
+OPENAI = Quirks(strict_tools=True, documents=True, user="safety_identifier", cache_key=True)
 COMPATIBLE = Quirks()
 
 QUIRKS: Mapping[str, Quirks] = {

@@ -6,6 +6,7 @@ reasoning comes back encrypted. What only tunes the reply and isn't taken is lef
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.settings import write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
@@ -26,6 +28,12 @@ from .response import output_limit
 
 OPTIONS = "openai"
 """The key of `provider_options` that is merged into the body."""
+
+AUTO_CACHE = "auto_cache"
+"""In `provider_options`: false sends no key for the prompt cache."""
+
+LONGEST_ID = 64
+"""Characters of an id that OpenAI takes."""
 
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 
@@ -70,12 +78,16 @@ class _Builder:
         self._tools(body)
         self._format(body)
         self._reasoning(body)
-        self._sampling(body)
+        self._settings(body)
         if self.request.stop_sequences:
             self._warn("parameter_dropped", "stop_sequences don't exist in the Responses API")
         if stream:
             body["stream"] = True
-        _merge(body, self._options())
+        options = self._options()
+        auto_cache = options.pop(AUTO_CACHE, True)
+        if auto_cache is not False and self.quirks.cache_key and self.request.session_id:
+            body["prompt_cache_key"] = _digest(self.request.session_id)
+        _merge(body, options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _warn(self, code: str, message: str) -> None:
@@ -173,14 +185,22 @@ class _Builder:
             )
         body["reasoning"] = {"effort": effort}
 
-    def _sampling(self, body: JsonObject) -> None:
-        for name, value in (("temperature", self.request.temperature), ("top_p", self.request.top_p)):
-            if value is None:
-                continue
-            if _refuses_sampling(self.family, body):
-                self._warn("parameter_dropped", f"{self.request.wire_model} refuses {name} while it reasons")
-            else:
-                body[name] = value
+    def _settings(self, body: JsonObject) -> None:
+        model, refused = self.request.wire_model, {}
+        if _refuses_sampling(self.family, body):
+            refused = dict.fromkeys(("temperature", "top_p"), f"{model} refuses it while it reasons")
+        if self.family is not None and not self.family.verbosity:
+            refused["verbosity"] = f"{model} has none"
+        paths = {
+            "temperature": "temperature",
+            "top_p": "top_p",
+            "verbosity": "text.verbosity",
+            "user": self.quirks.user,
+        }
+        self.warnings += write_settings(body, self.request, paths, self.provider, refused=refused)
+        user = body.get(self.quirks.user)
+        if isinstance(user, str) and len(user) > LONGEST_ID:
+            body[self.quirks.user] = _digest(user)
 
 
 def _refuses_sampling(row: Family | None, body: JsonObject) -> bool:
@@ -189,6 +209,11 @@ def _refuses_sampling(row: Family | None, body: JsonObject) -> bool:
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default
     return effort != "none"
+
+
+def _digest(text: str) -> str:
+    """An id for something that has another one, which may be long, or nobody else's business."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LONGEST_ID]
 
 
 def _tool_choice(choice: ToolChoice) -> Json:

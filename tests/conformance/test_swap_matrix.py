@@ -39,6 +39,9 @@ from ..support.scripted import adapter_type
 from ..support.virtual_time import FakeClock, run_virtual
 from .wires import CALLS, WIRES, Wire
 
+OPTIONS: dict[str, Json] = {"auto_cache": False}
+"""The marks of a prompt cache move on with each turn; what is marked stays the same."""
+
 SYSTEM = "You are in a swap."
 TOOLS = tuple(
     ToolDefinition(name, "", {"type": "object", "properties": {key: {} for key in given}}) for name, given in CALLS
@@ -67,7 +70,7 @@ class Side:
         kind = self.wire.adapter
         named = self.wire.name if self.wire.name in ADAPTER_TYPES else f"{kind.__module__}:{kind.__name__}"
         transport = FakeTransport(reply)
-        config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url)
+        config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url, options=OPTIONS)
         made = create_adapter(named, config, name=self.name, clock=self.clock, transport=transport)
         assert isinstance(made, HttpAdapter)
         return made, transport
@@ -264,7 +267,9 @@ def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
         return side.wire.adapter(config, name=name, clock=clock, transport=transport)
 
-    return AdapterEntry(name=side.name, type=adapter_type(made), config=AdapterConfig(api_key="sk-conformance"))
+    return AdapterEntry(
+        name=side.name, type=adapter_type(made), config=AdapterConfig(api_key="sk-conformance", options=OPTIONS)
+    )
 
 
 def as_reply(body: Json) -> FakeReply:

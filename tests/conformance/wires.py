@@ -251,11 +251,7 @@ class ResponsesWire(Wire):
         return history_faults("/v1/responses", msgspec.json.decode(body))
 
     def judged(self, body: bytes) -> list[str]:
-        value: JsonObject = msgspec.json.decode(body)
-        for item in value["input"]:  # the types are of replies, which all have ids; the API doesn't ask for one
-            if item.get("type") == "message":
-                item |= {"id": item.get("id", "msg"), "status": "completed"}
-        return responses_faults(value)
+        return responses_faults(body)
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         number = -1

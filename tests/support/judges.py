@@ -19,12 +19,27 @@ import typing_extensions as te
 
 from bus.json_types import Json, JsonObject
 
+_OPTIONAL = frozenset(
+    {
+        ("ResponseOutputMessageParam", "id"),
+        ("ResponseOutputMessageParam", "status"),
+        ("ResponseReasoningItemParam", "id"),
+    }
+)
+"""Required by the types, but not by the API: a stateless call has nothing that these could name."""
+
+_OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
+"""Known to version 2023-06-01 of the Messages API, which we speak; the SDK's types are of a later one."""
+
 
 def messages_faults(body: bytes | JsonObject) -> list[str]:
     """Faults of a body for Anthropic's Messages API."""
     from anthropic.types.message_create_params import MessageCreateParamsNonStreaming, MessageCreateParamsStreaming
 
-    return _judge(body, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
+    value = _decoded(body)
+    older = [(key, value.pop(key)) for key in _OLDER_SAMPLING if key in value]
+    found = [fault for key, sent in older for fault in faults(sent, _OLDER_SAMPLING[key], f"$.{key}")]
+    return found + _judge(value, MessageCreateParamsNonStreaming, MessageCreateParamsStreaming)
 
 
 def responses_faults(body: bytes | JsonObject) -> list[str]:
@@ -101,7 +116,7 @@ def _object_faults(value: Json, kind: Any, place: str) -> list[str]:
     for key, (required, inner) in fields.items():
         if key in value:
             found += faults(value[key], inner, f"{place}.{key}")
-        elif required:
+        elif required and (kind.__name__, key) not in _OPTIONAL:
             found.append(f"{place}: {kind.__name__} needs the key {key!r}")
     return found
 

@@ -44,7 +44,7 @@ def write(*messages: Message, **changes: object) -> WireCall:
     asked: CanonicalRequest = request(
         model="anthropic:claude-test", messages=messages or (Message.user("Hi"),), **changes
     )
-    return write_request(asked, provider="anthropic", options={}, stream=False)
+    return write_request(asked, provider="anthropic", options={"auto_cache": False}, stream=False)
 
 
 def messages_of(wire: WireCall) -> list[Json]:

@@ -1,0 +1,341 @@
+"""Breakpoints of the prompt cache: where they go, and what they are worth in a conversation.
+
+`PrefixCache` does what the provider's documentation says of its cache, block by block.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.anthropic import AnthropicAdapter
+from adapters.anthropic.request import write_request
+from adapters.contract import AdapterConfig, CanonicalRequest
+from bus.content import (
+    ContentBlock,
+    ImageBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.errors import InvalidRequestError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, ToolDefinition
+
+from ...support.fake_http import request
+from ...support.judges import messages_faults
+
+LONG = "All work and no play. " * 1000
+"""Some 5,500 tokens: more than any model's minimum."""
+
+TOOLS = (ToolDefinition("read", "Reads."), ToolDefinition("write", LONG))
+CONTROL: Json = {"type": "ephemeral"}
+
+
+def written(*messages: Message, options: JsonObject | None = None, **changes: object) -> JsonObject:
+    asked: CanonicalRequest = request(
+        model="anthropic:claude-sonnet-4-5", messages=messages or (Message.user("Hi"),), **changes
+    )
+    wire = write_request(asked, provider="anthropic", options=options or {}, stream=False)
+    body: JsonObject = msgspec.json.decode(wire.body)
+    assert messages_faults(body) == []
+    return body
+
+
+def prompt(body: JsonObject) -> list[tuple[str, Json]]:
+    """The blocks of a prompt in the order in which the cache reads them, each with where it stands."""
+    blocks: list[tuple[str, Json]] = [("tools", tool) for tool in _list(body.get("tools"))]
+    system = body.get("system")
+    blocks += [("system", block) for block in _list([system] if isinstance(system, str) else system)]
+    for number, message in enumerate(_list(body["messages"])):
+        assert isinstance(message, dict)
+        blocks += [(f"{number} {message['role']}", block) for block in _list(message["content"])]
+    return blocks
+
+
+def _list(value: Json) -> list[Json]:
+    return value if isinstance(value, list) else []
+
+
+def marks(body: JsonObject) -> list[int]:
+    """The places in the prompt that have a breakpoint."""
+    return [n for n, (_, block) in enumerate(prompt(body)) if isinstance(block, dict) and "cache_control" in block]
+
+
+class PrefixCache:
+    """What Anthropic keeps: the prefix before each breakpoint, found again within 20 blocks."""
+
+    def __init__(self) -> None:
+        self.kept: set[bytes] = set()
+
+    def send(self, body: JsonObject) -> tuple[int, int]:
+        """How many blocks of the prompt were read from the cache, of how many."""
+        blocks = prompt(copy.deepcopy(body))
+        places = marks(body)
+        assert len(places) <= 4
+        prefixes: list[bytes] = []
+        sofar = b""
+        for where, block in blocks:
+            if isinstance(block, dict):
+                block.pop("cache_control", None)
+            sofar += msgspec.json.encode([where, block])
+            prefixes.append(sofar)
+        read = 0
+        for place in places:
+            for back in range(place, max(-1, place - 20), -1):
+                if prefixes[back] in self.kept:
+                    read = max(read, back + 1)
+                    break
+        self.kept |= {prefixes[place] for place in places}
+        return read, len(blocks)
+
+
+# -- where
+
+
+def test_tools_system_and_the_conversation_get_one_each_and_the_last_turn_another() -> None:
+    body = written(
+        Message.user("One"),
+        Message.assistant("Two"),
+        Message.user("Three"),
+        tools=TOOLS,
+        system_prompt="You are brief.",
+    )
+    assert [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)] == [
+        "tools",
+        "system",
+        "0 user",
+        "2 user",
+    ]
+    assert body["system"] == [{"type": "text", "text": "You are brief.", "cache_control": CONTROL}]
+    assert _list(body["tools"])[1] == {
+        "name": "write",
+        "description": LONG,
+        "input_schema": {"type": "object", "properties": {}},
+        "cache_control": CONTROL,
+    }
+
+
+@pytest.mark.parametrize(
+    ("model", "minimum"),
+    [
+        ("claude-sonnet-4-5-20250929", 1024),
+        ("claude-haiku-4-5", 4096),
+        ("claude-opus-4-6", 4096),
+        ("claude-sonnet-4-6", 2048),
+        ("claude-fable-5", 2048),
+        ("claude-opus-5-5", 512),
+    ],
+)
+def test_a_prompt_below_the_models_minimum_is_left_as_it_is(model: str, minimum: int) -> None:
+    """A token is taken for three bytes: there are hardly fewer, so nothing that could be cached is missed."""
+    for size, marked in ((3 * minimum - 50, False), (3 * minimum + 50, True)):
+        asked = request(model=f"anthropic:{model}", system_prompt="x" * size)
+        body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
+        assert isinstance(body["system"], list) is marked
+        assert bool(marks(body)) is marked
+
+
+def test_what_is_asked_once_is_not_written_to_the_cache_but_what_others_share_is() -> None:
+    """To write costs more than to read: without a session, tools or a reply nothing says that there is more."""
+    assert marks(written(Message.user(LONG))) == []
+    assert marks(written(Message.user(LONG), system_prompt=LONG)) == [0]
+    assert marks(written(Message.user(LONG), session_id="ses_1")) == [0]
+    assert marks(written(Message.user(LONG), tools=TOOLS)) == [1, 2]
+
+
+def test_blocks_that_cant_carry_one_are_passed_over() -> None:
+    """Reasoning, and text that is nothing but white space."""
+    raw = ProviderRaw("anthropic", {})
+    reply: tuple[ContentBlock, ...] = (TextBlock("So far"), ThinkingBlock("Hm", "sig", raw))
+    body = written(
+        Message.user(LONG), Message.assistant((*reply, RedactedThinkingBlock("x", raw))), session_id="ses_1"
+    )
+    assert marks(body) == [0, 1]
+
+
+def test_a_picture_can_carry_one() -> None:
+    png = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": png}}
+    body = written(Message.user((TextBlock(LONG), ImageBlock(data=b"\x89PNG\r\n\x1a\n"))), session_id="ses_1")
+    assert marks(body) == [1]
+    assert prompt(body)[1][1] == {**image, "cache_control": CONTROL}
+
+
+# -- the host's own
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [({"auto_cache": False}, {}), ({}, {"auto_cache": False}), ({"auto_cache": True}, {"auto_cache": False})],
+)
+def test_it_can_be_switched_off(options: JsonObject, asked: JsonObject) -> None:
+    body = written(
+        options=options, provider_options={"anthropic": asked}, system_prompt=LONG, tools=TOOLS, session_id="s"
+    )
+    assert marks(body) == []
+    assert body["system"] == LONG
+    assert "auto_cache" not in body
+
+
+def test_the_lifetime_can_be_chosen() -> None:
+    body = written(options={"cache_ttl": "1h"}, system_prompt=LONG)
+    assert body["system"] == [{"type": "text", "text": LONG, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
+    body = written(
+        options={"cache_ttl": "1h"}, provider_options={"anthropic": {"cache_ttl": "5m"}}, system_prompt=LONG
+    )
+    assert body["system"] == [{"type": "text", "text": LONG, "cache_control": CONTROL}]
+    with pytest.raises(InvalidRequestError, match="cache_ttl '2h' is none of 5m, 1h"):
+        written(options={"cache_ttl": "2h"})
+
+
+def host_tool(name: str, ttl: str | None = None) -> JsonObject:
+    control: JsonObject = {"type": "ephemeral"} if ttl is None else {"type": "ephemeral", "ttl": ttl}
+    return {"name": name, "input_schema": {"type": "object"}, "cache_control": control}
+
+
+@pytest.mark.parametrize(("hosts", "ours"), [(1, 3), (2, 2), (3, 1), (4, 0), (5, 0)])
+def test_the_hosts_breakpoints_count_and_go_first(hosts: int, ours: int) -> None:
+    """There may be four; a fifth of the host's is its own affair. The conversation's are the last to go."""
+    tools: list[Json] = [host_tool(f"t{n}") for n in range(hosts)]
+    given = copy.deepcopy(tools)
+    asked = request(
+        model="anthropic:claude-test",
+        messages=(Message.user(LONG), Message.assistant("Two"), Message.user("Three")),
+        system_prompt="Be brief.",
+        provider_options={"anthropic": {"tools": tools}},
+    )
+    body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
+    assert len(marks(body)) == hosts + min(ours, 2)  # the system text stands before too little
+    assert tools == given
+    if ours == 1:
+        assert [where for n, (where, _) in enumerate(prompt(body)) if n in marks(body)][-1] == "2 user"
+
+
+def test_the_hosts_own_system_blocks_are_marked_in_a_copy() -> None:
+    system: list[Json] = [{"type": "text", "text": LONG}, {"type": "text", "text": "Be brief."}]
+    given = copy.deepcopy(system)
+    body = written(provider_options={"anthropic": {"system": system}})
+    assert marks(body) == [1]
+    assert system == given
+
+
+def test_the_providers_own_automatic_breakpoint_takes_the_place_of_the_conversations() -> None:
+    body = written(
+        Message.user(LONG),
+        Message.assistant("Two"),
+        Message.user("Three"),
+        system_prompt=LONG,
+        provider_options={"anthropic": {"cache_control": CONTROL}},
+    )
+    assert body["cache_control"] == CONTROL
+    assert marks(body) == [0]
+
+
+@pytest.mark.parametrize(
+    ("ttl", "host_ttl", "kept"), [("5m", "1h", True), ("5m", None, True), ("1h", "1h", True), ("1h", None, False)]
+)
+def test_a_longer_lived_one_never_comes_after_a_shorter_lived(ttl: str, host_ttl: str | None, kept: bool) -> None:
+    """Which the provider refuses. The host's stands on a tool, before ours."""
+    body = written(
+        options={"cache_ttl": ttl},
+        provider_options={"anthropic": {"tools": [host_tool("t", host_ttl)]}},
+        system_prompt=LONG,
+    )
+    assert marks(body) == ([0, 1] if kept else [0])
+
+
+def test_a_short_lived_one_never_comes_before_the_hosts_long_lived_one() -> None:
+    body = written(
+        system_prompt=LONG,
+        tools=TOOLS,
+        provider_options={"anthropic": {"cache_control": {"type": "ephemeral", "ttl": "1h"}}},
+    )
+    assert marks(body) == []
+
+
+# -- what it is worth
+
+
+def _turn(number: int, calls: int, results: str) -> list[Message]:
+    """A question, a reply that calls tools, their results, and the reply to those."""
+    thought = ThinkingBlock("", f"sig{number}", ProviderRaw("anthropic", {}))
+    uses = tuple(ToolUseBlock(f"tu_{number}_{n}", "read", {"path": str(n)}) for n in range(calls))
+    messages = [Message.user(f"Question {number}?")]
+    if calls:
+        messages.append(Message.assistant((thought, *uses)))
+        messages += [Message.tool_result(use.id, f"{results} {use.id}") for use in uses]
+    return [*messages, Message.assistant((thought, TextBlock(f"Answer {number}.")))]
+
+
+def _requests(turns: list[list[Message]]) -> list[tuple[Message, ...]]:
+    """The histories of all calls of a conversation: one whenever it is the model's turn."""
+    history = [message for turn in turns for message in turn]
+    return [tuple(history[:n]) for n, message in enumerate(history) if message.role == "assistant"]
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 5, 30]), min_size=2, max_size=8),
+    st.sampled_from(["claude-sonnet-4-5", "claude-opus-4-8", "claude-opus-5-5", "claude-of-tomorrow"]),
+    st.booleans(),
+)
+@settings(max_examples=40, deadline=None)
+def test_each_call_reads_all_of_the_former_calls_prompt_from_the_cache(
+    calls: list[int], model: str, with_tools: bool
+) -> None:
+    """However many blocks a turn has: the search goes back 20 only."""
+    cache = PrefixCache()
+    former = 0
+    for messages in _requests([_turn(n, count, "Result") for n, count in enumerate(calls)]):
+        asked = request(
+            model=f"anthropic:{model}",
+            messages=messages,
+            system_prompt=LONG,
+            tools=TOOLS if with_tools else (),
+            session_id="ses_1",
+        )
+        body = msgspec.json.decode(write_request(asked, provider="anthropic", options={}, stream=False).body)
+        read, blocks = cache.send(body)
+        assert read >= former
+        former = blocks
+
+
+def test_from_the_fifth_turn_on_most_of_the_prompt_comes_from_the_cache() -> None:
+    cache = PrefixCache()
+    shares = []
+    for messages in _requests([_turn(n, 2, "Result") for n in range(7)]):
+        read, blocks = cache.send(written(*messages, system_prompt=LONG, tools=TOOLS, session_id="ses_1"))
+        shares.append(read / blocks)
+    assert len(shares) == 14
+    assert min(shares[8:]) > 0.8
+
+
+def test_the_simulated_cache_forgets_nothing_and_invents_nothing() -> None:
+    """Without breakpoints nothing is read; a changed prefix, or a place too far back, is not found."""
+    cache = PrefixCache()
+    plain: JsonObject = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
+    assert cache.send(plain) == (0, 1)
+    assert cache.send(plain) == (0, 1)
+    marked: JsonObject = copy.deepcopy(plain)
+    _list(_list(marked["messages"])[0]["content"])[0]["cache_control"] = CONTROL  # type: ignore[index,call-overload]
+    assert cache.send(marked) == (0, 1)
+    assert cache.send(marked) == (1, 1)
+    assert cache.send({**marked, "system": "new"}) == (0, 2)
+    far: JsonObject = copy.deepcopy(plain)
+    more: list[Json] = [{"type": "text", "text": str(n)} for n in range(20)]
+    _list(_list(far["messages"])[0]["content"]).extend(more)  # type: ignore[index,call-overload]
+    _list(_list(far["messages"])[0]["content"])[-1]["cache_control"] = CONTROL  # type: ignore[index,call-overload]
+    assert cache.send(far)[0] == 0
+
+
+def test_the_adapter_says_that_it_caches() -> None:
+    adapter = AnthropicAdapter(AdapterConfig())
+    assert adapter.capabilities.supports_prompt_caching
+    assert adapter.get_capabilities("anthropic:claude-opus-5-5").supports_prompt_caching

@@ -1,0 +1,101 @@
+"""Portable settings, the prompt cache's key, and what is known of the models, on the Responses API."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.openai.data import FAMILIES, family
+from adapters.openai.quirks import COMPATIBLE, OPENAI, Quirks
+from adapters.openai.request import BuiltRequest, build_request
+from bus.json_types import JsonObject
+from bus.messages import Message
+
+from ...support.judges import responses_faults
+from .wire_events import request
+
+
+def build(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: object) -> BuiltRequest:
+    asked = request(Message.user("Hi"), model=f"openai:{model}", **changes)
+    built = build_request(asked, provider="openai", quirks=quirks, stream=False)
+    assert responses_faults(built.body) == []
+    return built
+
+
+def test_settings_that_the_protocol_has_not_are_refused_with_a_warning_each() -> None:
+    built = build(frequency_penalty=0.5, presence_penalty=0.5, seed=1, user="u_1", verbosity="low")
+    assert [warning.code for warning in built.warnings] == ["parameter_dropped"] * 3
+    assert {name: built.body[name] for name in ("safety_identifier", "text")} == {
+        "safety_identifier": "u_1",
+        "text": {"verbosity": "low"},
+    }
+    assert not {"frequency_penalty", "presence_penalty", "seed", "user", "verbosity"} & built.body.keys()
+
+
+def test_verbosity_stands_beside_the_replys_form() -> None:
+    schema: JsonObject = {"type": "object", "properties": {}, "additionalProperties": False}
+    text = build(verbosity="high", output_schema=schema).body["text"]
+    assert isinstance(text, dict)
+    assert text.keys() == {"format", "verbosity"}
+
+
+@pytest.mark.parametrize(("model", "taken"), [("gpt-5.5", True), ("gpt-4.1", False), ("o3", False)])
+def test_verbosity_is_sent_only_to_models_that_have_it(model: str, taken: bool) -> None:
+    built = build(model, verbosity="low")
+    assert ("text" in built.body) is taken
+    assert len(built.warnings) == (0 if taken else 1)
+
+
+def test_an_id_that_is_too_long_becomes_one_that_is_not_and_stays_the_same() -> None:
+    first, second = (build(user="u" * 65).body["safety_identifier"] for _ in range(2))
+    assert first == second != "u" * 65
+    assert isinstance(first, str)
+    assert len(first) == 64
+    assert build(user="u" * 64).body["safety_identifier"] == "u" * 64
+
+
+def test_servers_that_are_only_compatible_know_the_older_name_and_no_cache_key() -> None:
+    body = build(quirks=COMPATIBLE, user="u_1", session_id="ses_1").body
+    assert body["user"] == "u_1"
+    assert not {"safety_identifier", "prompt_cache_key"} & body.keys()
+
+
+def test_the_calls_of_a_session_share_a_key_of_the_prompt_cache_which_is_not_its_id() -> None:
+    first, again, other = (build(session_id=name).body["prompt_cache_key"] for name in ("ses_1", "ses_1", "ses_2"))
+    assert first == again != other
+    assert isinstance(first, str)
+    assert len(first) <= 64
+    assert "ses_1" not in first
+    assert "prompt_cache_key" not in build().body
+
+
+def test_the_cache_key_can_be_chosen_or_left_out() -> None:
+    own = build(session_id="ses_1", provider_options={"openai": {"prompt_cache_key": "mine"}})
+    assert own.body["prompt_cache_key"] == "mine"
+    off = build(session_id="ses_1", provider_options={"openai": {"auto_cache": False}})
+    assert not {"prompt_cache_key", "auto_cache"} & off.body.keys()
+
+
+@pytest.mark.parametrize("name", ["gpt-6.2-sol", "gpt-7", "gpt-7.3-luna", "gpt-12"])
+def test_a_newer_name_inherits_the_newest_row(name: str) -> None:
+    assert family(name) is FAMILIES[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "efforts"),
+    [
+        ("gpt-5.7", ("none", "low", "medium", "high", "xhigh", "max")),
+        ("gpt-5.1-2025-11-13", ("none", "low", "medium", "high")),
+        ("gpt-6.1-sol", ("low", "medium", "high", "xhigh", "max")),
+        ("gpt-7-chat", ("medium",)),
+        ("openai/gpt-4o-mini", ()),
+    ],
+)
+def test_a_family_is_known_by_its_names_beginning(name: str, efforts: tuple[str, ...]) -> None:
+    row = family(name)
+    assert row is not None
+    assert row.efforts == efforts
+
+
+def test_what_is_no_such_model_is_not_guessed_at() -> None:
+    assert family("gpt-oss-120b") is None
+    assert family("llama-4") is None

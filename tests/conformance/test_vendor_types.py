@@ -1,0 +1,92 @@
+"""What the adapters send is what the vendors' own types say a request is, whatever a host asks for."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from adapters.anthropic import AnthropicAdapter
+from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.http_adapter import HttpAdapter
+from adapters.openai import OpenAIAdapter
+from adapters.openai_compatible import OpenAICompatibleAdapter
+from bus.errors import InvalidRequestError
+from bus.json_types import JsonObject
+
+from ..support.canonical_requests import canonical_requests
+from ..support.judges import chat_faults, messages_faults, responses_faults
+from ..support.wire_history import history_faults
+
+CLAUDES = [
+    "claude-3-5-haiku-latest",
+    "claude-sonnet-4-5",
+    "claude-opus-4-5",
+    "claude-opus-4-8",
+    "claude-sonnet-5",
+    "claude-opus-5-5",
+    "claude-of-tomorrow",
+]
+GPTS = ["gpt-4.1", "o3", "gpt-5-mini", "gpt-5.1", "gpt-5.6", "gpt-6-astra", "gpt-of-tomorrow"]
+ANTHROPIC = AnthropicAdapter(AdapterConfig())
+RESPONSES = OpenAIAdapter(AdapterConfig())
+CHAT = OpenAICompatibleAdapter(AdapterConfig())
+PATHS = {ANTHROPIC.name: "/v1/messages", RESPONSES.name: "/v1/responses", CHAT.name: "/v1/chat/completions"}
+
+examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> JsonObject | None:
+    """The body; None for what is refused before anything is sent."""
+    try:
+        wire = adapter.write_request(asked, stream=stream)
+    except InvalidRequestError as error:
+        event(f"refused: {type(error).__name__}")
+        return None
+    event("sent")
+    body: JsonObject = msgspec.json.decode(wire.body)
+    return body
+
+
+@given(canonical_requests([f"anthropic:{name}" for name in CLAUDES]), st.booleans())
+@examples
+def test_every_messages_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
+    body = body_of(ANTHROPIC, asked, stream=stream)
+    if body is not None:
+        assert messages_faults(body) == []
+        marked = msgspec.json.encode(body).count(b'"cache_control":{"type":"ephemeral"}')
+        assert marked <= 4
+
+
+@given(canonical_requests([f"openai:{name}" for name in GPTS]), st.booleans())
+@examples
+def test_every_responses_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
+    body = body_of(RESPONSES, asked, stream=stream)
+    if body is not None:
+        assert responses_faults(body) == []
+        assert history_faults("/v1/responses", body) == []
+
+
+@given(canonical_requests([f"openai_compatible:{name}" for name in GPTS]), st.booleans())
+@examples
+def test_every_chat_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
+    body = body_of(CHAT, asked, stream=stream)
+    if body is not None:
+        assert chat_faults(body) == []
+        assert history_faults("/v1/chat/completions", body) == []
+
+
+@pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT], ids=lambda adapter: adapter.name)
+def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAdapter) -> None:
+    """Else the judges would have little to judge."""
+    sent = 0
+
+    @given(canonical_requests([f"{adapter.name}:of-tomorrow"]))
+    @settings(examples, max_examples=60, database=None)
+    def count(asked: CanonicalRequest) -> None:
+        nonlocal sent
+        sent += body_of(adapter, asked, stream=False) is not None
+
+    count()
+    assert sent > 10
