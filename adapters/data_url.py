@@ -24,6 +24,15 @@ def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, by
     return found[0] or block.media_type or "", found[1]
 
 
+def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
+    """A block's media type by its proper name; "" if it has none, None if an address hides it."""
+    media_type = block.media_type
+    if media_type is None and block.url is not None and not is_remote(block.url):
+        head = block.url.partition(",")[0].partition(";")[0].lower()
+        media_type = head.removeprefix("data:") if head.startswith("data:") else ""
+    return "image/jpeg" if media_type == "image/jpg" else media_type
+
+
 def read_data_url(url: str) -> tuple[str, bytes] | None:
     """The media type and bytes of a data URL; None if it is none."""
     head, comma, body = url.partition(",")

@@ -50,7 +50,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     model: the wire's name of the model, where reasoning goes back only to the very model that issued it; None
     where it goes back to any of the provider's.
-    accepts_*: in user messages. results_carry: which media may stand in a tool's result, of those accepted.
+    accepts_*: in user messages. *_types: the media types of those; None is any, and one that isn't known passes.
+    results_carry: which media may stand in a tool's result, of those accepted.
     replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
     adopts_signatures: a signature of unstated origin is taken to be its own.
     begins_with_user: it refuses a history whose first message is an assistant's.
@@ -62,6 +63,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     accepts_images: bool = True
     accepts_audio: bool = False
     accepts_documents: bool = False
+    image_types: tuple[str, ...] | None = None
+    audio_types: tuple[str, ...] | None = None
+    document_types: tuple[str, ...] | None = None
     results_carry: tuple[Literal["image", "document"], ...] = ("image",)
     replays_thinking: bool = False
     keeps_developer: bool = False

@@ -45,6 +45,7 @@ from bus.content import (
 from bus.messages import Message, Role
 
 from .contract import CanonicalRequest
+from .data_url import media_type_of
 from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
 from .surrogates import mend_object, mend_text
 
@@ -155,14 +156,20 @@ class _Fitter:
 
     def _refused(self, block: ContentBlock) -> str | None:
         match block:
-            case ImageBlock() if not self.target.accepts_images:
-                return "the model takes no images"
-            case AudioBlock() if not self.target.accepts_audio:
-                return "the model takes no audio"
-            case DocumentBlock() if not self.target.accepts_documents:
-                return "the model takes no documents"
+            case ImageBlock():
+                kind, accepts, types = "images", self.target.accepts_images, self.target.image_types
+            case AudioBlock():
+                kind, accepts, types = "audio", self.target.accepts_audio, self.target.audio_types
+            case DocumentBlock():
+                kind, accepts, types = "documents", self.target.accepts_documents, self.target.document_types
             case _:
                 return None
+        if not accepts:
+            return f"the model takes no {kind}"
+        media_type = media_type_of(block)
+        if types is None or media_type is None or media_type in types:
+            return None
+        return f"{media_type or 'no media type'} is none of {', '.join(types)}"
 
     def _mend(self, message: Message, block: TextBlock) -> TextBlock:
         text = mend_text(block.text)
@@ -279,6 +286,8 @@ class _Fitter:
                 kept.append(block)
         answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
         self.homes[id(answer)] = message.id or ""
+        for part in kept:
+            self.homes.setdefault(id(part), message.id or "")
         return answer
 
     def _refused_in_result(self, block: ImageBlock | DocumentBlock) -> str | None:

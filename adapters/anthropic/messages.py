@@ -19,7 +19,7 @@ from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from typing import assert_never
 
-from adapters.data_url import is_remote, media_bytes
+from adapters.data_url import is_remote, media_bytes, media_type_of
 from adapters.fitted import FittedHistory, Loss, left_out
 from adapters.surrogates import mend_text
 from bus.content import (
@@ -217,12 +217,8 @@ class _Writer:
         if found is None:
             self._lose(home, "its url is neither http(s) nor a data url", kind="image")
             return
-        media_type, data = found
-        media_type = "image/jpeg" if media_type == "image/jpg" else media_type
-        if media_type not in IMAGE_MEDIA_TYPES:
-            reason = f"{media_type or 'no media type'} is none of {', '.join(IMAGE_MEDIA_TYPES)}"
-            self._lose(home, reason, kind="image")
-            return
+        data = found[1]
+        media_type = media_type_of(image)
         encoded = b64encode(data).decode()
         yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}}
 
@@ -253,8 +249,6 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
     media_type, data = found
     if media_type == PDF:
         return {"type": "base64", "media_type": PDF, "data": b64encode(data).decode()}
-    if media_type not in TEXT_MEDIA_TYPES:
-        return f"{media_type or 'no media type'} is neither PDF nor text"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:

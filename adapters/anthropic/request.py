@@ -23,7 +23,7 @@ from bus.messages import Role, ToolDefinition
 from . import wire
 from .caching import TTLS, mark
 from .data import find_model
-from .messages import open_container, write_messages
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
 from .tuning import Tuning, check_choice, output_limit
 
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
@@ -48,6 +48,8 @@ def write_request(
         model=request.wire_model,
         tool_ids=TOOL_IDS,
         accepts_documents=True,
+        image_types=IMAGE_MEDIA_TYPES,
+        document_types=(PDF, *TEXT_MEDIA_TYPES),
         results_carry=("image", "document"),
         replays_thinking=True,
         adopts_signatures=True,

@@ -17,13 +17,11 @@ from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import DOCUMENT_TYPES, REPAIRS, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, family
 from .errors import CODES
 from .quirks import choose_quirks
 from .request import build_request
 from .stream import ResponsesNormaliser
-
-IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 class OpenAIAdapter(HttpAdapter):

@@ -50,6 +50,8 @@ newest, and stand for what will come after them.
 """
 
 
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
 _OFFICE = "application/vnd.openxmlformats-officedocument."
 DOCUMENT_TYPES = (
     "application/pdf",

@@ -21,7 +21,7 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice, ToolDefinition
 
-from .data import Family, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, Family, family
 from .items import write_items
 from .quirks import Quirks
 from .response import output_limit
@@ -103,6 +103,8 @@ class _Builder:
             model=self.request.wire_model,
             accepts_images=self.quirks.images,
             accepts_documents=self.quirks.documents,
+            image_types=IMAGE_TYPES,
+            document_types=DOCUMENT_TYPES,
             results_carry=("image", "document"),
             replays_thinking=self._reasons(),
             keeps_developer=self.quirks.keeps_developer,

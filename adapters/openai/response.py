@@ -22,17 +22,16 @@ from adapters.contract import CanonicalRequest
 from adapters.surrogates import mend_json
 from bus.errors import AdapterError, StreamError
 from bus.json_types import JsonObject
-from bus.usage import StopReason, TokenUsage
+from bus.usage import StopReason
 
 from .errors import error_in_reply
 from .quirks import Quirks
+from .usage import read_usage
 from .wire import (
     IncompleteDetails,
     Item,
     Part,
     Response,
-    Usage,
-    UsageDetails,
     as_arguments,
     as_object,
     elements,
@@ -335,28 +334,6 @@ def error_of(response: Response, provider: str) -> AdapterError | None:
             {"code": "server_error", "message": "the response failed without a reason"}, provider
         )
     return None
-
-
-def read_usage(data: msgspec.Raw) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if nothing was reported."""
-    usage = read_or_default(Usage, data)
-    if usage.input_tokens is None and usage.output_tokens is None:
-        return None
-    read_in = read_or_default(UsageDetails, usage.input_tokens_details)
-    cached, written = _count(read_in.cached_tokens), _count(read_in.cache_write_tokens)
-    reasoning = read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens
-    return TokenUsage(
-        input_tokens=max(0, _count(usage.input_tokens) - cached - written),
-        output_tokens=_count(usage.output_tokens),
-        cached_input_tokens=cached,
-        cache_creation_input_tokens=written,
-        reasoning_tokens=None if reasoning is None else min(_count(reasoning), _count(usage.output_tokens)),
-        raw=msgspec.Raw(bytes(data)),
-    )
-
-
-def _count(number: float | None) -> int:
-    return max(0, int(number or 0))
 
 
 def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:

@@ -291,6 +291,27 @@ def test_a_document_in_a_result_stays_where_results_may_hold_one() -> None:
     assert [loss.block_type for loss in fitted.losses] == ["document"]
 
 
+@pytest.mark.parametrize(
+    ("image", "taken"),
+    [
+        (PNG, True),
+        (ImageBlock(data=b"<svg/>", media_type="image/svg+xml"), False),
+        (ImageBlock(data=b"x", media_type="image/jpg"), True),
+        (ImageBlock(url="data:image/png;base64,AA=="), True),
+        (ImageBlock(url="data:IMAGE/BMP,x"), False),
+        (ImageBlock(url="https://x.test/a"), True),
+        (ImageBlock(url="file:///etc/passwd"), False),
+    ],
+)
+def test_media_of_a_type_that_is_not_taken_are_left_out(image: ImageBlock, taken: bool) -> None:
+    """One bad image in the history would break every later request; what an address hides can't be judged."""
+    target = Target(provider="home", image_types=("image/png", "image/jpeg"))
+    fitted = fit(Message.user([TextBlock("look"), image]), target=target)
+    assert fitted.messages[0].content == (TextBlock("look"), image)[: 1 + taken]
+    assert [loss.block_type for loss in fitted.losses] == ["image"] * (not taken)
+    assert not any("passwd" in loss.reason for loss in fitted.losses)
+
+
 def test_a_users_message_comes_first_where_the_provider_insists() -> None:
     """Also where what came first was left out."""
     insists = Target(provider="home", begins_with_user=True)

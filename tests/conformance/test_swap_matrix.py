@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import anyio
 import msgspec
 import pytest
 
@@ -15,6 +16,7 @@ from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalReque
 from adapters.history import NOT_EXECUTED
 from adapters.http_adapter import HttpAdapter
 from adapters.registry import ADAPTER_TYPES
+from bus.clock import Clock
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -30,10 +32,15 @@ from bus.json_types import Json
 from bus.messages import Message, Role, ToolDefinition
 from bus.stream_events import MessageComplete, ToolUseInputDelta, ToolUseStart
 from bus.usage import StopReason
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 
 from ..support.fake_http import FakeReply, FakeTransport
+from ..support.scripted import adapter_type
 from ..support.virtual_time import FakeClock, run_virtual
 from .wires import CALLS, WIRES, Wire
+
+OPTIONS: dict[str, Json] = {"auto_cache": False}
+"""The marks of a prompt cache move on with each turn; what is marked stays the same."""
 
 SYSTEM = "You are in a swap."
 TOOLS = tuple(
@@ -63,11 +70,7 @@ class Side:
         kind = self.wire.adapter
         named = self.wire.name if self.wire.name in ADAPTER_TYPES else f"{kind.__module__}:{kind.__name__}"
         transport = FakeTransport(reply)
-        config = AdapterConfig(
-            api_key="sk-conformance",
-            base_url=self.wire.base_url,
-            options={"auto_cache": False},  # breakpoints move on with each turn
-        )
+        config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url, options=OPTIONS)
         made = create_adapter(named, config, name=self.name, clock=self.clock, transport=transport)
         assert isinstance(made, HttpAdapter)
         return made, transport
@@ -184,7 +187,7 @@ def losses(response: CanonicalResponse) -> Counter[str]:
 
 def check_request(body: bytes, response: CanonicalResponse, history: Sequence[Message], side: Side) -> None:
     """It is valid, holds all that the target can express, and what is missing is in the report, and no more."""
-    assert side.wire.faults(body) == []
+    assert side.wire.faults(body) + side.wire.judged(body) == []
     text = body.decode()
     assert SYSTEM in text
     gone, reported = Counter(missing(history, text, side)), losses(response)
@@ -247,6 +250,8 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
         )
         for secret in home.wire.secrets:
             assert secret in came_back.decode()
+        if home.capabilities.supports_tools:
+            assert home.wire.ids(msgspec.json.decode(came_back))[0][:2] == home.wire.ids_issued(2)
         before, said, after = conversation(never_left, home.wire)
         before_again, said_again, after_again = conversation(came_back, home.wire)
         assert said_again.startswith(said)
@@ -254,3 +259,70 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
         assert response.stop_reason is StopReason.END_TURN
 
     run_virtual(swap)
+
+
+def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
+    """An engine's entry for a provider that gives these replies."""
+
+    def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
+        return side.wire.adapter(config, name=name, clock=clock, transport=transport)
+
+    return AdapterEntry(
+        name=side.name, type=adapter_type(made), config=AdapterConfig(api_key="sk-conformance", options=OPTIONS)
+    )
+
+
+def as_reply(body: Json) -> FakeReply:
+    return FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
+
+
+async def work(arguments: dict[str, Json]) -> str:
+    return f"worked on {sorted(arguments)}"
+
+
+def test_an_engines_session_survives_the_swap_too() -> None:
+    """Its own turns, tools and cancellation make the history that the adapters carry from one to the other."""
+    home, abroad = Side(WIRES[0], WIRES[0].name), Side(WIRES[1], WIRES[1].name)
+    at_home = FakeTransport(
+        as_reply(home.reply("looking-around", calls=2)),
+        as_reply(home.reply("answered-at-home")),
+        FakeReply(*home.wire.chunks("cut-off-here", 1, "tools")),
+        as_reply(home.reply("welcome")),
+    )
+    elsewhere = FakeTransport(
+        as_reply(abroad.reply("hello-from-abroad", 1)), as_reply(abroad.reply("done-abroad"))
+    )
+    sides = {home.name: scripted(home, at_home), abroad.name: scripted(abroad, elsewhere)}
+    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in sides}
+
+    async def swap() -> None:
+        async with Engine(models=ModelRegistry(sides, models), trace=False) as engine:
+            tools = [Tool(tool, work) for tool in TOOLS]  # type: ignore[arg-type]
+            session = engine.session(f"{home.name}:m", system_prompt=SYSTEM, tools=tools)
+            await session.send([TextBlock("asked-at-home"), PICTURE], max_output_tokens=64)
+            async with session.stream("asked-in-vain", max_output_tokens=64) as turn:
+                async for event in turn:
+                    if isinstance(event, ToolUseStart):
+                        break
+            before = session.messages
+            assert any(call.incomplete for call in before[-1].tool_uses)
+            session.model = f"{abroad.name}:m"
+            await session.send("asked-abroad", max_output_tokens=64)
+            session.model = f"{home.name}:m"
+            reply = await session.send("asked-back-home", max_output_tokens=64)
+            assert reply.text == "welcome"
+            assert session.messages[: len(before)] == before
+
+    anyio.run(swap)
+    requests = [request.body for request in at_home.requests]
+    for wire, sent in ((home.wire, at_home), (abroad.wire, elsewhere)):
+        assert [wire.faults(request.body) + wire.judged(request.body) for request in sent.requests] == [
+            [] for _ in sent.replies
+        ]
+    said = [conversation(request, home.wire)[1] for request in requests]
+    assert [later.startswith(earlier) for earlier, later in itertools.pairwise(said)] == [True] * 3
+    for request in elsewhere.requests:
+        text = request.body.decode()
+        assert not [secret for secret in home.wire.secrets if secret in text]
+        for mark in ("asked-at-home", "answered-at-home", "worked on", "cut-off-here", NOT_EXECUTED):
+            assert mark in text

@@ -75,13 +75,17 @@ class Wire(ABC):
         return self.body(text, calls, stop)
 
     def faults(self, body: bytes) -> list[str]:
-        """What the provider would refuse in a request; the least is that calls and results are pairs."""
+        """What the provider would refuse in a request's history; the least is that calls and results are pairs."""
         calls, results = self.ids(msgspec.json.decode(body))
         return [] if sorted(calls) == sorted(results) else [f"calls {calls} and results {results} are no pairs"]
 
     def says(self, calls: int) -> bool:
         """Whether it can say so many calls."""
         return self.calls_tools or not calls
+
+    def judged(self, body: bytes) -> list[str]:
+        """What the vendor's own types find wrong with a request."""
+        return []
 
     def ids_issued(self, calls: int) -> list[str]:
         """The ids that it gives its first calls."""
@@ -155,7 +159,10 @@ class AnthropicWire(Wire):
         }
 
     def faults(self, body: bytes) -> list[str]:
-        return [*messages_faults(body), *history_faults("/v1/messages", msgspec.json.decode(body))]
+        return history_faults("/v1/messages", msgspec.json.decode(body))
+
+    def judged(self, body: bytes) -> list[str]:
+        return messages_faults(body)
 
     def _message(self) -> JsonObject:
         return {"id": "msg_01", "type": "message", "role": "assistant", "model": "claude-served"}
@@ -269,11 +276,10 @@ class ResponsesWire(Wire):
         return {**body, "output": [item, *body["output"]]}
 
     def faults(self, body: bytes) -> list[str]:
-        value: JsonObject = msgspec.json.decode(body)
-        for item in value["input"]:  # the types are of replies, which all have ids; the API doesn't ask for one
-            if item.get("type") == "message":
-                item |= {"id": item.get("id", "msg"), "status": "completed"}
-        return [*responses_faults(value), *history_faults("/v1/responses", value)]
+        return history_faults("/v1/responses", msgspec.json.decode(body))
+
+    def judged(self, body: bytes) -> list[str]:
+        return responses_faults(body)
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         number = -1
@@ -356,7 +362,10 @@ class ChatWire(Wire):
         return body
 
     def faults(self, body: bytes) -> list[str]:
-        return [*chat_faults(body), *history_faults("/v1/chat/completions", msgspec.json.decode(body))]
+        return history_faults("/v1/chat/completions", msgspec.json.decode(body))
+
+    def judged(self, body: bytes) -> list[str]:
+        return chat_faults(body)
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:

@@ -219,12 +219,12 @@ def scripted_type(
     return adapter_type(type("Scripted", (base,), {"script": list(replies), "capabilities": capabilities}))
 
 
-def adapter_type(made: type) -> str:
-    """A type name for an adapter's class."""
+def adapter_type(made: Callable[..., object]) -> str:
+    """A type name for an adapter's class, or for what makes one."""
     name = f"Scripted{len(_TYPES)}"
     _TYPES[name] = made
     globals()[name] = made
     return f"{__name__}:{name}"
 
 
-_TYPES: dict[str, type] = {}
+_TYPES: dict[str, Callable[..., object]] = {}
