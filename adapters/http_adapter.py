@@ -39,9 +39,17 @@ from .http_stream import HttpStream
 from .normaliser import StreamNormaliser
 from .repair import Repair, RepairRules, edited, find_repair
 from .surrogates import mend_json
-from .transport import HttpReply, HttpRequest, HttpxTransport, Transport, close_reply, read_body
+from .transport import (
+    ERROR_BODY_BYTES,
+    HttpReply,
+    HttpRequest,
+    HttpxTransport,
+    Transport,
+    close_reply,
+    exchange,
+    read_body,
+)
 
-ERROR_BODY_BYTES = 1024 * 1024
 HEALTH_SECONDS = 5.0
 
 
@@ -107,6 +115,9 @@ class HttpAdapter(ABC):
     def auth_headers(self) -> Mapping[str, str]:
         """The headers that carry the key; none if there is no key."""
 
+    async def prepare(self, call: HttpCall) -> None:  # noqa: B027 (most need nothing)
+        """Find out, under `call.wait`, what the request can't be written without. For most that is nothing."""
+
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         """What the reply's headers say about limits."""
         return None
@@ -159,11 +170,11 @@ class HttpAdapter(ABC):
             call.ended = True
 
     async def _complete_once(self, call: HttpCall) -> CanonicalResponse:
-        wire, reply = await self.send(call)
-        try:
-            body = await call.wait(lambda: read_body(reply), what="the reply's body")
-        finally:
-            await close_reply(reply)
+        wire = await self._written(call)
+        request = self._request(call, wire)
+        reply, body = await call.wait(lambda: exchange(self._transport, request), what="the reply")
+        if reply.status >= 300:
+            raise self._error(body, reply, call.request.request_id)
         self.read_whole(body, call.assembler, reply)
         call.first_event()
         return self.response_of(call, wire, reply)
@@ -196,11 +207,7 @@ class HttpAdapter(ABC):
         request = self._question(wire, min(self.config.connect_timeout, seconds))
         with anyio.move_on_after(seconds):
             try:
-                reply = await self._transport.send(request)
-                try:
-                    body = await read_body(reply)
-                finally:
-                    await close_reply(reply)
+                reply, body = await exchange(self._transport, request)
                 return msgspec.json.decode(body) if reply.status < 300 else None
             except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
                 return None
@@ -235,9 +242,21 @@ class HttpAdapter(ABC):
     # -- one attempt
 
     async def send(self, call: HttpCall) -> tuple[WireCall, HttpReply]:
-        """Send the request; raise what an error reply means. The caller closes the reply."""
-        wire = self._write(call)
-        http = HttpRequest(
+        """Send the request of a stream; raise what an error reply means. The caller closes the reply."""
+        wire = await self._written(call)
+        http = self._request(call, wire)
+        limit = self.config.first_event_timeout
+        reply = await call.wait(lambda: self._transport.send(http), limit, what="the reply")
+        if reply.status < 300:
+            return wire, reply
+        try:
+            body = await call.wait(lambda: read_body(reply, ERROR_BODY_BYTES), limit, what="the error's body")
+        finally:
+            await close_reply(reply)
+        raise self._error(body, reply, call.request.request_id)
+
+    def _request(self, call: HttpCall, wire: WireCall) -> HttpRequest:
+        return HttpRequest(
             "POST",
             self.base_url + wire.path,
             {
@@ -251,19 +270,11 @@ class HttpAdapter(ABC):
             wire.body,
             self.config.connect_timeout,
         )
-        limit = self.config.first_event_timeout if call.streamed else None
-        reply = await call.wait(lambda: self._transport.send(http), limit, what="the reply")
-        if reply.status < 300:
-            return wire, reply
-        try:
-            body = await call.wait(lambda: read_body(reply, ERROR_BODY_BYTES), limit, what="the error's body")
-        finally:
-            await close_reply(reply)
-        raise self._error(body, reply, call.request.request_id)
 
-    def _write(self, call: HttpCall) -> WireCall:
+    async def _written(self, call: HttpCall) -> WireCall:
         if call.wire is not None:
             return call.wire  # every attempt sends the same, but after a repair
+        await self.prepare(call)
         try:
             wire = self.write_request(call.request, stream=call.streamed)
             call.wire = self._mended(wire, call.repairs) if call.repairs else wire

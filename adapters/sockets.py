@@ -1,6 +1,6 @@
-"""Sockets on asyncio itself, for the connection pool under httpx.
+"""Sockets on asyncio itself, for httpcore's connection pool.
 
-Below httpx stands httpcore, which on asyncio reads and writes through anyio's streams. What those add to each read
+On asyncio httpcore reads and writes through anyio's streams. What those add to each read
 (cancel scopes, locks, checkpoints) is a third of what a token costs when it comes alone; we scope our reads
 ourselves, so we need none of it. Here the event loop hands the bytes over, and what httpcore writes piece by piece
 (a request's head, then its body) leaves as one packet. On trio, httpcore's own way stays as it is.
@@ -39,16 +39,15 @@ def on_asyncio() -> bool:
         return False
 
 
-def connection_pool(
-    context: ssl.SSLContext | None, max_keepalive_connections: int | None, keepalive_expiry: float | None
-) -> httpcore.AsyncConnectionPool:
-    """A pool without a limit of its own for connections at once. context: None if it is never for https."""
+def connection_pool(context: ssl.SSLContext | None, idle: int) -> httpcore.AsyncConnectionPool:
+    """A pool without a limit for connections at once. context: None if it is never for https. idle: so many are
+    kept for later, for 5 s each."""
     return httpcore.AsyncConnectionPool(
         ssl_context=context,
         max_connections=None,
-        max_keepalive_connections=max_keepalive_connections,
-        keepalive_expiry=keepalive_expiry,
-        network_backend=AsyncioSockets(),
+        max_keepalive_connections=idle,
+        keepalive_expiry=5.0,
+        network_backend=AsyncioSockets() if on_asyncio() else None,
     )
 
 

@@ -1,4 +1,9 @@
-"""HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError. The only home of httpx.
+"""HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError.
+
+Requests go to httpcore's connection pools, on which httpx itself stands: what a client adds above them (cookies,
+redirects, authentication, defaults to be merged) is of no use here and costs as much as the request itself. Where
+the environment names proxies there is a whole httpx client, which knows which of them is for whom. Addresses,
+certificates and compressed bodies are httpx's everywhere.
 
 A transport knows no endpoint. Time limits other than the connection's are the caller's, who scopes each read.
 """
@@ -6,7 +11,7 @@ A transport knows no endpoint. Time limits other than the connection's are the c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
@@ -14,18 +19,29 @@ from urllib.parse import urlsplit
 import anyio
 import msgspec
 
-from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
+from bus.errors import NetworkError, StreamError
+
+from .http_errors import harmless, is_drop, translate
 
 if TYPE_CHECKING:
     import ssl
 
+    import httpcore
     import httpx
 
 CALLS_PER_CLIENT = 16
 """One connection pool serves this many calls at once; httpcore's bookkeeping is quadratic in its connections."""
 
+IDLE_PER_CLIENT = 20
+"""So many of a pool's connections are kept for later."""
+
+_ACCEPTED = {"accept-encoding": "gzip, deflate"}
+
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """The largest whole reply that is read into memory."""
+
+ERROR_BODY_BYTES = 1024 * 1024
+"""The same, of an error."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
@@ -59,8 +75,8 @@ class HttpReply(Protocol):
 class TransportStatistics(msgspec.Struct, frozen=True):
     """clients: connection pools that are open. in_use: connections with a request or a reply on them.
 
-    Not counted are connections kept alive for later, at most 20 in each pool, and the second try after one of
-    those turned out to be dead.
+    Not counted are connections kept alive for later, at most IDLE_PER_CLIENT in each pool, and the second try
+    after one of those turned out to be dead.
     """
 
     clients: int
@@ -77,6 +93,15 @@ class Transport(Protocol):
     async def aclose(self) -> None: ...
 
 
+async def exchange(transport: Transport, request: HttpRequest) -> tuple[HttpReply, bytes]:
+    """Send, read the whole reply, and close it. Raises AdapterError; an error's body has a lower limit."""
+    reply = await transport.send(request)
+    try:
+        return reply, await read_body(reply, MAX_BODY_BYTES if reply.status < 300 else ERROR_BODY_BYTES)
+    finally:
+        await close_reply(reply)
+
+
 async def read_body(reply: HttpReply, limit: int = MAX_BODY_BYTES) -> bytes:
     """The whole body. Raises StreamError if it is larger than `limit` bytes."""
     parts: list[bytes] = []
@@ -91,19 +116,18 @@ async def read_body(reply: HttpReply, limit: int = MAX_BODY_BYTES) -> bytes:
 
 async def close_reply(reply: HttpReply) -> None:
     """Close a reply whatever is being cancelled, but not for ever."""
+    if isinstance(reply, _Reply) and reply.closed:
+        return
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
         await reply.aclose()
 
 
 class _Client:
-    """A connection pool and how many calls use it now. single_use: it is closed with its one reply.
+    """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
 
-    pool: where the environment names proxies, a whole client, which knows which of them is for whom; otherwise
-    only what a client has below it, because what the client adds (cookies, redirects, authentication, defaults to
-    be merged) is of no use here and costs as much as the request itself.
-    """
-
-    def __init__(self, pool: httpx.AsyncClient | httpx.AsyncHTTPTransport, *, single_use: bool = False) -> None:
+    def __init__(
+        self, pool: httpx.AsyncClient | httpcore.AsyncConnectionPool, *, single_use: bool = False
+    ) -> None:
         self.pool = pool
         self.calls = 0
         self.single_use = single_use
@@ -123,14 +147,23 @@ def _kind_of(url: str) -> _Kind:
     return _Kind(parts.scheme == "https", host in ("localhost", "::1") or host.startswith("127."))
 
 
+class _Address(NamedTuple):
+    """A URL as the pool takes it, and the header that repeats its host."""
+
+    url: httpcore.URL
+    host: tuple[bytes, bytes]
+
+
 @lru_cache(maxsize=128)
-def _parsed(url: str) -> httpx.URL:
+def _address_of(url: str) -> _Address:
+    import httpcore
     import httpx
 
     parsed = httpx.URL(url)
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise httpx.UnsupportedProtocol("the URL needs http:// or https://, and a host")
-    return parsed
+    target = httpcore.URL(scheme=parsed.raw_scheme, host=parsed.raw_host, port=parsed.port, target=parsed.raw_path)
+    return _Address(target, (b"Host", parsed.netloc))
 
 
 class HttpxTransport:
@@ -147,20 +180,20 @@ class HttpxTransport:
         return TransportStatistics(clients=len(homes), in_use=sum(home.calls for home in homes))
 
     async def send(self, request: HttpRequest) -> HttpReply:
-        import httpx
-
         if self._closed:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             kind = _kind_of(request.url)
             try:
                 return await self._send_on(self._pick(kind), request)
-            except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            except Exception as error:
+                if not is_drop(error):
+                    raise
                 # The server dropped a kept-alive connection before a byte of the reply came: once more, on a
                 # connection of its own, because the pool may hold several that are just as dead.
                 return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
         except Exception as error:
-            failure, cause = translate(error), _harmless(error)
+            failure, cause = translate(error), harmless(error)
         raise failure from cause  # out here, or the original would stay attached as its context
 
     async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
@@ -168,21 +201,42 @@ class HttpxTransport:
 
         home.calls += 1
         try:
-            built = httpx.Request(
-                request.method,
-                _parsed(request.url),
-                headers={"accept-encoding": "gzip, deflate", **request.headers},
-                content=request.body,
-                extensions={"timeout": {"connect": request.connect_timeout}},
-            )
+            address = _address_of(request.url)
+            timeouts = {"timeout": {"connect": request.connect_timeout}}
             if isinstance(home.pool, httpx.AsyncClient):
-                return _HttpxReply(await home.pool.send(built, stream=True), home)
-            response = await home.pool.handle_async_request(built)
-            response.request = built
-            return _HttpxReply(response, home)
+                built = httpx.Request(
+                    request.method,
+                    request.url,
+                    headers={**_ACCEPTED, **request.headers},
+                    content=request.body,
+                    extensions=timeouts,
+                )
+                response = await home.pool.send(built, stream=True)
+                return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
+            return await self._send_to_pool(home, home.pool, request, address, timeouts)
         except BaseException:
             await _release(home)
             raise
+
+    async def _send_to_pool(
+        self,
+        home: _Client,
+        pool: httpcore.AsyncConnectionPool,
+        request: HttpRequest,
+        address: _Address,
+        timeouts: dict[str, dict[str, float]],
+    ) -> HttpReply:
+        import httpcore
+
+        headers = [address.host, (b"Content-Length", b"%d" % len(request.body))]
+        for name, value in (*_ACCEPTED.items(), *request.headers.items()):
+            headers.append((name.encode("ascii"), value.encode("ascii")))
+        response = await pool.handle_async_request(
+            httpcore.Request(
+                request.method, address.url, headers=headers, content=request.body, extensions=timeouts
+            )
+        )
+        return _Reply(response.status, response.headers, response.stream, response, home)
 
     def _pick(self, kind: _Kind) -> _Client:
         clients = self._clients.setdefault(kind, [])
@@ -193,19 +247,20 @@ class HttpxTransport:
         clients.append(home)
         return home
 
-    def _open_client(self, kind: _Kind) -> httpx.AsyncClient | httpx.AsyncHTTPTransport:
+    def _open_client(self, kind: _Kind) -> httpx.AsyncClient | httpcore.AsyncConnectionPool:
         from urllib.request import getproxies
 
         import httpx
 
-        secure, loopback = kind
-        if secure and self._context is None:
+        from .sockets import connection_pool
+
+        if kind.secure and self._context is None:
             self._context = httpx.create_ssl_context()
-        verify = self._context if secure and self._context is not None else False
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        if getproxies() and not loopback:  # no proxy can reach this machine's own servers
+        if getproxies() and not kind.loopback:  # no proxy can reach this machine's own servers
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_PER_CLIENT)
+            verify = self._context if kind.secure and self._context is not None else False
             return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
-        return _on_own_sockets(httpx.AsyncHTTPTransport(verify=verify, limits=limits), verify, limits)
+        return connection_pool(self._context if kind.secure else None, IDLE_PER_CLIENT)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -215,23 +270,6 @@ class HttpxTransport:
             await home.pool.aclose()
 
 
-def _on_own_sockets(
-    transport: httpx.AsyncHTTPTransport, context: ssl.SSLContext | bool, limits: httpx.Limits
-) -> httpx.AsyncHTTPTransport:
-    """The transport with a pool like its own, over our sockets; httpx has no parameter for that.
-
-    Where httpx keeps its pool elsewhere one day, or on trio, it stays as it was: slower, and otherwise alike.
-    """
-    from . import sockets
-
-    if sockets.on_asyncio() and hasattr(transport, "_pool"):
-        secured = context if not isinstance(context, bool) else None
-        transport._pool = sockets.connection_pool(
-            secured, limits.max_keepalive_connections, limits.keepalive_expiry
-        )
-    return transport
-
-
 async def _release(home: _Client) -> None:
     home.calls -= 1
     if home.single_use:
@@ -239,33 +277,58 @@ async def _release(home: _Client) -> None:
             await home.pool.aclose()
 
 
-class _HttpxReply:
-    def __init__(self, response: httpx.Response, home: _Client) -> None:
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class _Reply:
+    def __init__(
+        self,
+        status: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        stream: object,
+        response: _Closable,
+        home: _Client,
+    ) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = _as_dict(headers)
+        self._raw_headers = headers
+        self._stream = cast("AsyncIterable[bytes]", stream)
         self._response = response
         self._home = home
         self._body: AsyncIterator[bytes] | None = None
-        self._closed = False
-        self.status = response.status_code
-        self.headers: Mapping[str, str] = _as_dict(response.headers.raw)
+        self.closed = False
 
     async def chunk(self) -> bytes | None:
-        if self._body is None:
-            encoded = "content-encoding" in self.headers
-            stream = cast("AsyncIterable[bytes]", self._response.stream)
-            self._body = self._response.aiter_bytes() if encoded else aiter(stream)
         try:
-            return await anext(self._body, None)
+            if self._body is None:
+                encoded = "content-encoding" in self.headers
+                self._body = _decompressed(self._raw_headers, self._stream) if encoded else aiter(self._stream)
+            data = await anext(self._body, None)
         except Exception as error:
             raise translate(error) from error
+        if data is None:
+            await self.aclose()  # now, when it costs nothing: whoever closes it later need not wait
+        return data
 
     async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self.closed:
+            self.closed = True
             try:
                 with contextlib.suppress(Exception):  # a connection that fails while it is closed is closed
                     await self._response.aclose()
             finally:
                 await _release(self._home)
+
+
+def _decompressed(headers: Sequence[tuple[bytes, bytes]], stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    import httpx
+
+    class Body(httpx.AsyncByteStream):
+        def __aiter__(self) -> AsyncIterator[bytes]:
+            return aiter(stream)
+
+    return httpx.Response(200, headers=list(headers), stream=Body()).aiter_bytes()
 
 
 def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
@@ -275,37 +338,3 @@ def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
         key, text = name.decode("latin-1").lower(), value.decode("latin-1")
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return headers
-
-
-def _harmless(error: Exception) -> Exception | None:
-    """The error as the cause to show, unless its text may quote a header, and with it a key."""
-    import httpx
-
-    return None if isinstance(error, httpx.LocalProtocolError | UnicodeError | ValueError) else error
-
-
-def translate(error: Exception) -> AdapterError:
-    """The AdapterError for whatever the HTTP library raised; most specific first. Never holds request headers."""
-    import httpx
-
-    if isinstance(error, AdapterError):
-        return error
-    said = str(error) or type(error).__name__
-    match error:
-        case httpx.ConnectTimeout() | httpx.PoolTimeout():
-            return RequestTimeoutError("no connection to the provider within the connect timeout")
-        case httpx.TimeoutException():
-            return RequestTimeoutError(f"the provider took too long: {said}")
-        case httpx.ConnectError():
-            return NetworkError(f"could not connect to the provider: {said}")
-        case httpx.RemoteProtocolError():
-            return StreamError(f"the connection broke: {said}")
-        case httpx.LocalProtocolError() | httpx.UnsupportedProtocol() | httpx.InvalidURL() | UnicodeError():
-            reason = "base_url, api_key or extra_headers can't be sent as they are"
-            return InvalidRequestError(f"{reason} ({type(error).__name__})")
-        case httpx.DecodingError():
-            return StreamError(f"the reply's compression is broken: {said}")
-        case httpx.TransportError() | httpx.StreamError() | OSError():
-            return NetworkError(f"the connection failed: {said}")
-        case _:
-            return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")

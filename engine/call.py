@@ -34,6 +34,7 @@ from bus import (
     Bus,
     Clock,
     Cost,
+    CostSource,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -292,7 +293,9 @@ class Call:
         )
 
     def _price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """Under the table in force when the attempt started."""
+        """What the provider says it cost, else under the table in force when the attempt started."""
+        if usage.reported_cost_nano_usd is not None:
+            return Cost(usage.reported_cost_nano_usd, CostSource.PROVIDER)
         prices = self._prices or self.scene.prices()
         return prices.price(self.scene.routing.model, usage, self._attempt_us, served_model=served)
 

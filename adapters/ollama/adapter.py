@@ -123,11 +123,10 @@ class OllamaAdapter(EmulatingAdapter):
     def _seconds(self) -> float:
         return self.clock.monotonic_ns() / 1e9
 
-    async def send(self, call: HttpCall) -> tuple[WireCall, HttpReply]:
+    async def prepare(self, call: HttpCall) -> None:
         model = call.request.wire_model
-        if call.wire is None and self.options.discover and self._catalogue.wants(model, self._seconds()):
+        if self.options.discover and self._catalogue.wants(model, self._seconds()):
             await call.wait(lambda: self._ask_about(model), what="what the server says of the model")
-        return await super().send(call)
 
     # -- what goes over the wire
 

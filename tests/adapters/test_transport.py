@@ -13,15 +13,16 @@ from contextlib import asynccontextmanager
 
 import anyio
 import anyio.abc
+import httpcore
 import httpx
 import pytest
 
+from adapters.http_errors import translate
 from adapters.transport import (
     CALLS_PER_CLIENT,
     HttpRequest,
     HttpxTransport,
     read_body,
-    translate,
 )
 from bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
@@ -423,18 +424,19 @@ async def test_a_body_larger_than_the_limit_is_refused() -> None:
         await reply.aclose()
 
 
-def test_every_exception_of_the_http_library_has_a_translation() -> None:
-    """All of httpx's classes, and only two of their kinds say that the request itself is wrong."""
-    classes = [kind for _, kind in inspect.getmembers(httpx, inspect.isclass) if issubclass(kind, Exception)]
-    assert len(classes) > 20
+def test_every_exception_of_the_http_libraries_has_a_translation() -> None:
+    """All classes of both, and only two of their kinds say that the request itself is wrong."""
+    found = [kind for library in (httpx, httpcore) for _, kind in inspect.getmembers(library, inspect.isclass)]
+    classes = [kind for kind in found if issubclass(kind, Exception)]
+    assert len(classes) > 35
+    unheard = (httpx.TransportError, httpcore.TimeoutException, httpcore.NetworkError, httpcore.RemoteProtocolError)
+    own_fault = httpx.LocalProtocolError | httpx.UnsupportedProtocol
     for kind in classes:
         error = kind.__new__(kind)
         error.args = ("said",)
         translated = translate(error)
         assert isinstance(translated, AdapterError), kind
-        if issubclass(kind, httpx.TransportError) and not issubclass(
-            kind, httpx.LocalProtocolError | httpx.UnsupportedProtocol
-        ):
+        if issubclass(kind, unheard) and not issubclass(kind, own_fault):
             assert translated.error_class is ErrorClass.NETWORK, kind
             assert translated.retryable, kind
     for other in (OSError("x"), RuntimeError("x"), ValueError("x"), KeyError("x")):

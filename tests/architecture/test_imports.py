@@ -17,8 +17,8 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """In the order in which each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httpx": ("adapters/transport.py",),
-    "httpcore": ("adapters/sockets.py",),
+    "httpx": ("adapters/transport.py", "adapters/http_errors.py"),
+    "httpcore": ("adapters/transport.py", "adapters/http_errors.py", "adapters/sockets.py"),
     "sqlite3": ("tracestore/database.py",),
     "aiosqlite": ("tracestore/database.py",),
 }

@@ -1,0 +1,72 @@
+"""What the HTTP libraries raise, as AdapterErrors. httpx and httpcore name the same failures alike."""
+
+from __future__ import annotations
+
+from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
+
+
+def translate(error: Exception) -> AdapterError:
+    """The AdapterError for whatever was raised; most specific first. Never holds request headers."""
+    import httpcore
+    import httpx
+
+    if isinstance(error, AdapterError):
+        return error
+    said = str(error) or type(error).__name__
+    match error:
+        case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
+            return RequestTimeoutError("no connection to the provider within the connect timeout")
+        case httpx.TimeoutException() | httpcore.TimeoutException():
+            return RequestTimeoutError(f"the provider took too long: {said}")
+        case httpx.ConnectError() | httpcore.ConnectError():
+            return NetworkError(f"could not connect to the provider: {said}")
+        case httpx.RemoteProtocolError() | httpcore.RemoteProtocolError():
+            return StreamError(f"the connection broke: {said}")
+        case (
+            httpx.LocalProtocolError()
+            | httpcore.LocalProtocolError()
+            | httpx.UnsupportedProtocol()
+            | httpcore.UnsupportedProtocol()
+            | httpx.InvalidURL()
+            | UnicodeError()
+        ):
+            reason = "base_url, api_key or extra_headers can't be sent as they are"
+            return InvalidRequestError(f"{reason} ({type(error).__name__})")
+        case httpx.DecodingError():
+            return StreamError(f"the reply's compression is broken: {said}")
+        case (
+            httpx.TransportError()
+            | httpx.StreamError()
+            | httpcore.NetworkError()
+            | httpcore.ProxyError()
+            | httpcore.ConnectionNotAvailable()
+            | OSError()
+        ):
+            return NetworkError(f"the connection failed: {said}")
+        case _:
+            return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
+
+
+def harmless(error: Exception) -> Exception | None:
+    """The error as the cause to show, unless its text may quote a header, and with it a key."""
+    import httpcore
+    import httpx
+
+    quoting = httpx.LocalProtocolError | httpcore.LocalProtocolError | UnicodeError | ValueError
+    return None if isinstance(error, quoting) else error
+
+
+def is_drop(error: Exception) -> bool:
+    """Whether the server let go of a connection before it replied."""
+    import httpcore
+    import httpx
+
+    return isinstance(
+        error,
+        httpx.RemoteProtocolError
+        | httpx.ReadError
+        | httpx.WriteError
+        | httpcore.RemoteProtocolError
+        | httpcore.ReadError
+        | httpcore.WriteError,
+    )
