@@ -71,7 +71,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     batch_events: int = 256
-    batch_seconds: float = 0.02
+    batch_seconds: float = 0.05
     first_retry: float = 1.0
     longest_retry: float = 30.0
     spill_after: int = 3
