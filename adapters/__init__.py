@@ -90,12 +90,14 @@ from .registry import create_adapter
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicAdapter
+    from .gemini import GeminiAdapter
     from .local import LocalAdapter
     from .openai import OpenAIAdapter
     from .openai_compatible import OpenAICompatibleAdapter
 
 _ADAPTERS = {
     "AnthropicAdapter": ".anthropic",
+    "GeminiAdapter": ".gemini",
     "LocalAdapter": ".local",
     "OpenAIAdapter": ".openai",
     "OpenAICompatibleAdapter": ".openai_compatible",
@@ -135,6 +137,7 @@ __all__ = [
     "ContextOverflowError",
     "DocumentBlock",
     "ErrorClass",
+    "GeminiAdapter",
     "ImageBlock",
     "InvalidRequestError",
     "LocalAdapter",

@@ -14,11 +14,10 @@ The history is fitted by `adapters.history` first. What remains are this wire's 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Iterable, Iterator
-from urllib.parse import unquote_to_bytes
 
 from adapters.contract import CanonicalRequest
+from adapters.data_urls import read_data_url
 from adapters.history import FittedHistory, Loss
 from bus.content import (
     ContentBlock,
@@ -149,7 +148,7 @@ class _Writer:
         if image.url is not None and image.url.startswith(("https://", "http://")):
             yield {"type": "image", "source": {"type": "url", "url": image.url}}
             return
-        found = _from_data_url(image.url) if image.url is not None else (image.media_type or "", image.data or b"")
+        found = read_data_url(image.url) if image.url is not None else (image.media_type or "", image.data or b"")
         if found is None:
             self._lose(home, "image", "its url is neither http(s) nor a data url")
             return
@@ -201,17 +200,3 @@ def _trim_end(content: list[Json]) -> None:
 def _without_nulls(data: JsonObject) -> JsonObject:
     """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
     return {name: value for name, value in data.items() if value is not None or name == "content"}
-
-
-def _from_data_url(url: str) -> tuple[str, bytes] | None:
-    head, comma, body = url.partition(",")
-    if not comma or not head.lower().startswith("data:"):
-        return None
-    media_type, *parameters = head[len("data:") :].lower().split(";")
-    data = unquote_to_bytes(body)
-    if "base64" not in parameters:
-        return media_type, data
-    try:
-        return media_type, base64.b64decode(data, validate=False)
-    except binascii.Error:
-        return None

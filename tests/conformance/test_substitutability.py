@@ -152,6 +152,9 @@ async def test_the_same_reply_is_the_same_events(text: str, calls: int, stop: st
                 for event in events
             ]
         )
+    sequences = [
+        [event for event, _ in itertools.groupby(sequence)] for sequence in sequences
+    ]  # pieces of arguments
     for one, other in itertools.pairwise(sequences):
         assert one == other
 
@@ -166,7 +169,7 @@ async def test_fragments_are_the_providers_own(wire: Wire) -> None:
             for event in events
             if isinstance(event, ToolUseInputDelta) and event.content_block_index == number
         ]
-        assert len(fragments) == 2
+        assert len(fragments) == wire.argument_pieces
         assert "".join(fragments) == arguments(number)
     assert [event.final_input for event in events if isinstance(event, ToolUseEnd)] == [
         given for _, given in CALLS
@@ -323,7 +326,7 @@ async def test_a_conversation_with_tools_survives_a_swap(here: Wire, there: Wire
     assert calls[:2] == here.ids_issued(2)
 
 
-@each
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.argument_pieces > 1], ids=lambda wire: wire.name)
 async def test_an_interrupted_call_is_answered_before_it_is_sent(wire: Wire) -> None:
     """A cancelled reply in the history never makes the next request invalid."""
     cut = FakeTransport(FakeReply(*wire.chunks("", 1, "tools")[:4], HANG), wire.whole("Sorry."))
@@ -379,8 +382,6 @@ async def test_the_request_says_what_was_asked(wire: Wire) -> None:
     check_stream([event async for event in adapter.stream(asked)])
     body = sent(transport)
     text = msgspec.json.encode(body).decode()
-    assert body["model"] == "some-model"
-    assert body["stream"] is True
-    assert 77 in body.values()
+    assert wire.asked(transport.requests[-1].url, body) == ("some-model", True, 77)
     for part in ("Be brief.", "Hello", "read_file", "list_files"):
         assert part in text

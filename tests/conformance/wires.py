@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from adapters import AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
+from adapters import AnthropicAdapter, GeminiAdapter, OpenAIAdapter, OpenAICompatibleAdapter
 from adapters.contract import AdapterConfig
 from adapters.http_adapter import HttpAdapter
 from adapters.transport import Transport
@@ -23,12 +23,16 @@ CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": 
 
 
 class Wire(ABC):
-    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens."""
+    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens.
+
+    argument_pieces: in how many a call's arguments are streamed; of one, a call is whole as soon as it begins.
+    """
 
     name: str
     adapter: type[HttpAdapter]
     base_url: str
     id_prefix = "call_"
+    argument_pieces = 2
 
     def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
         settings = AdapterConfig(**{"api_key": "sk-conformance", "base_url": self.base_url, **config})  # type: ignore[arg-type]
@@ -40,7 +44,7 @@ class Wire(ABC):
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
-        """The same as a stream; names may be empty. Text and arguments come in two pieces."""
+        """The same as a stream; names may be empty. Text comes in two pieces, arguments in `argument_pieces`."""
 
     @abstractmethod
     def error_body(self, condition: str) -> tuple[int, Json]:
@@ -53,6 +57,11 @@ class Wire(ABC):
     @abstractmethod
     def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
         """The ids of the calls and of the results in a request."""
+
+    def asked(self, url: str, body: JsonObject) -> tuple[Json, Json, Json]:
+        """What a request asks for: the model, whether it is to be streamed, and the limit of output tokens."""
+        limits = [body.get(name) for name in ("max_tokens", "max_output_tokens", "max_completion_tokens")]
+        return body["model"], body.get("stream"), next(limit for limit in limits if limit is not None)
 
     def ids_issued(self, calls: int) -> list[str]:
         """The ids that it gives its first calls."""
@@ -332,4 +341,81 @@ def openai_error(condition: str) -> tuple[int, Json]:
     return status, {"error": {"type": kind, "code": code, "message": message, "param": None}}
 
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire())
+class GeminiWire(Wire):
+    name = "gemini"
+    adapter = GeminiAdapter
+    base_url = "https://generativelanguage.googleapis.com"
+    argument_pieces = 1
+    _stops = {"end": "STOP", "tools": "STOP", "length": "MAX_TOKENS"}  # noqa: RUF012
+    _usage = {  # noqa: RUF012
+        "promptTokenCount": 10,
+        "cachedContentTokenCount": 4,
+        "toolUsePromptTokenCount": 2,
+        "candidatesTokenCount": 5,
+        "thoughtsTokenCount": 2,
+        "totalTokenCount": 19,
+    }
+
+    def _chunk(self, *parts: JsonObject, stop: str | None = None, usage: Json = None) -> JsonObject:
+        candidate: JsonObject = {"content": {"parts": list(parts), "role": "model"}, "index": 0}
+        if stop is not None:
+            candidate["finishReason"] = self._stops[stop]
+        counted = usage or {"promptTokenCount": 10, "totalTokenCount": 10}
+        return {"candidates": [candidate], "usageMetadata": counted, **self._identity()}
+
+    def _identity(self) -> JsonObject:
+        return {"modelVersion": "gemini-served", "responseId": "reply-1"}
+
+    def _calls(self, calls: int) -> list[JsonObject]:
+        return [
+            {"functionCall": {"id": f"call_{number}", "name": name, "args": given}}
+            for number, (name, given) in enumerate(CALLS[:calls])
+        ]
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        said: list[JsonObject] = [{"text": text}] if text else []
+        return self._chunk(*said, *self._calls(calls), stop=stop, usage=self._usage)
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        for half in halves(text) if text else ():
+            yield "", self._chunk({"text": half})
+        for call in self._calls(calls):
+            yield "", self._chunk(call)
+        yield "", self._chunk({"text": ""}, stop=stop)
+        yield "", {"usageMetadata": self._usage, **self._identity()}
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        google = "type.googleapis.com/google.rpc."
+        per_day: Json = {"@type": google + "QuotaFailure", "violations": [{"quotaId": "RequestsPerDayPerProject"}]}
+        bad_key: Json = {"@type": google + "ErrorInfo", "reason": "API_KEY_INVALID"}
+        quota = "You exceeded your current quota, please check your plan and billing details."
+        overflow = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
+        cases: dict[str, tuple[int, str, str, list[Json]]] = {
+            "rate limit": (429, "RESOURCE_EXHAUSTED", quota, []),
+            "overload": (503, "UNAVAILABLE", "The model is overloaded. Please try again later.", []),
+            "quota": (429, "RESOURCE_EXHAUSTED", quota, [per_day]),
+            "bad key": (400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key.", [bad_key]),
+            "forbidden": (403, "PERMISSION_DENIED", "Your API key was reported as leaked.", []),
+            "no model": (404, "NOT_FOUND", "models/gemini-none is not found for API version v1beta", []),
+            "overflow": (400, "INVALID_ARGUMENT", overflow, []),
+            "bad request": (400, "INVALID_ARGUMENT", "Request contains an invalid argument.", []),
+            "server": (500, "INTERNAL", "An internal error has occurred.", []),
+        }
+        status, canonical, message, details = cases[condition]
+        return status, {"error": {"code": status, "message": message, "status": canonical, "details": details}}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        parts = [part for content in body["contents"] for part in content["parts"]]
+        calls = [part["functionCall"]["id"] for part in parts if "functionCall" in part]
+        return calls, [part["functionResponse"]["id"] for part in parts if "functionResponse" in part]
+
+    def asked(self, url: str, body: JsonObject) -> tuple[Json, Json, Json]:
+        model, _, method = url.rpartition("/")[2].partition(":")
+        streamed = method == "streamGenerateContent?alt=sse"
+        return model, streamed, body["generationConfig"]["maxOutputTokens"]
+
+
+WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire(), GeminiWire())
