@@ -178,7 +178,7 @@ class _Writer:
                 case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
                     self._lose(block, "it has no signature")
                 case ThinkingBlock():
-                    parts.append({"text": block.text, "thought": True, "thoughtSignature": block.signature})
+                    parts.append(self._thought(block))
                 case OpaqueBlock() if block.kind in REPLY_KINDS:
                     pass  # about the reply, and no part of it
                 case OpaqueBlock():
@@ -187,7 +187,12 @@ class _Writer:
                     self._lose(block, "this protocol has no such part")
         return parts
 
-    def _own(self, block: TextBlock | ToolUseBlock) -> JsonObject:
+    def _thought(self, block: ThinkingBlock) -> JsonObject:
+        start = self._own(block).get("start")
+        said = block.text[start:] if isinstance(start, int) else block.text
+        return {"text": said, "thought": True, "thoughtSignature": block.signature}
+
+    def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
         raw = block.provider_raw
         return raw.data if raw is not None and raw.provider == self.provider else {}
 

@@ -6,7 +6,7 @@ the cuts. What makes that delicate are thought signatures, which are only good i
 * Of a call, the signature stands in the block's `provider_raw`.
 * Of text, `provider_raw` says which piece of the block's text was signed, be it empty, so that the same parts can
   be sent again.
-* Of reasoning, it is the block's signature, and ends the block.
+* Of reasoning, it is the block's signature, and ends the block; `provider_raw` says where the signed part starts.
 * A signature in a part with nothing else, and no text before it, is kept as that part.
 
 Parts of other kinds (code that was run, images, the provider's own tools) are kept word for word, and so is what
@@ -106,31 +106,30 @@ class ReplyReader:
         if chunk.error != wire.ABSENT:
             raise error_of(wire.decode_json(data), provider=self.assembler.provider)
         candidate: wire.Candidate | None = None
+        parts: list[wire.Part] | None = None
+        raw_parts: Sequence[Json] = ()
         if chunk.candidates:
             candidate = chunk.candidates[0]
             if candidate.index or len(chunk.candidates) > 1:
                 candidate = self._first(chunk.candidates)
-        parts = candidate.content.parts if candidate is not None and candidate.content is not None else None
-        raw_parts: Sequence[Json] = ()
-        if parts:
-            for part in parts:
-                if part.text is None and part.functionCall is None:
-                    raw_parts = _raw_parts(data, candidate)
-                    break
+            if candidate is not None and candidate.content is not None:
+                parts = candidate.content.parts
+                if parts and _has_others(parts):
+                    raw_parts = _raw_parts(data)
         if not self._begun:
             self._begin(chunk)
-        if chunk.usageMetadata is not None and self._usage.add(chunk.usageMetadata, data):
-            self.assembler.usage = self._usage.total()
+        if chunk.usageMetadata is not None:
+            self._usage.add(chunk.usageMetadata, data)
+        if parts:
+            for position, part in enumerate(parts):
+                if part.functionCall is not None:
+                    self._call(part, part.functionCall)
+                elif part.text is not None:
+                    self._text(part, part.text)
+                else:
+                    self._other(raw_parts[position] if position < len(raw_parts) else None)
         if candidate is not None:
             self.saw_candidate = True
-            if parts:
-                for position, part in enumerate(parts):
-                    if part.text is not None and part.functionCall is None:
-                        self._text(part, part.text)
-                    elif part.functionCall is not None:
-                        self._call(part, part.functionCall)
-                    else:
-                        self._other(raw_parts[position] if position < len(raw_parts) else None)
             if candidate.finishReason is not None:
                 self._end(candidate)
             self._note(candidate)
@@ -165,6 +164,7 @@ class ReplyReader:
 
     def _begin(self, chunk: wire.Chunk) -> None:
         self._begun = True
+        self.assembler.usage_from(self._usage.total)
         if isinstance(chunk.modelVersion, str) and chunk.modelVersion:
             self.assembler.model = chunk.modelVersion
         if isinstance(chunk.responseId, str):
@@ -209,11 +209,10 @@ class ReplyReader:
         return self._key
 
     def _text(self, part: wire.Part, text: str) -> None:
-        signature = part.thoughtSignature
         if part.thought:
-            self._thinking(text, signature)
-        elif signature:
-            self._signed_text(text, signature)
+            self._thinking(text, part.thoughtSignature)
+        elif part.thoughtSignature:
+            self._signed_text(text, part.thoughtSignature)
         elif text:
             if self._kind != "text":
                 self._begin_text()
@@ -227,10 +226,13 @@ class ReplyReader:
         if not text and not signature:
             return
         key = self._key if self._kind == "thinking" else self._next("thinking")
+        if not signature:
+            self.assembler.thinking(key, text, implicit_end=True)
+            return
+        start = len(self.assembler.block_text(key))
         self.assembler.thinking(key, text, implicit_end=True)
-        if signature:
-            self.assembler.signature(key, signature)
-            self._kind = ""
+        self.assembler.signature(key, signature, raw={"start": start} if start else None)
+        self._kind = ""
 
     def _signed_text(self, text: str, signature: str) -> None:
         if self._kind != "text":
@@ -301,7 +303,15 @@ class ReplyReader:
             self.assembler.warn(code, message)
 
 
-def _raw_parts(data: bytes, candidate: wire.Candidate | None) -> Sequence[Json]:
+def _has_others(parts: Sequence[wire.Part]) -> bool:
+    """Whether a part is neither text nor a call."""
+    for part in parts:  # noqa: SIM110  (a generator costs more than the loop, and this is done for every delta)
+        if part.text is None and part.functionCall is None:
+            return True
+    return False
+
+
+def _raw_parts(data: bytes) -> Sequence[Json]:
     """The first candidate's parts as plain JSON."""
     value = wire.decode_json(data)
     candidates = value.get("candidates") if isinstance(value, dict) else None

@@ -57,8 +57,8 @@ class _Fitter:
         else:
             words: list[str] = []
             fitted = {}
-            for name, value in schema.items():
-                self._keyword(name, value, schema, fitted, words)
+            for name, value in _with_inclusive_bounds(schema).items():
+                self._keyword(name, value, fitted, words)
             _describe(fitted, schema.get("description"), words)
         if at_root and self._definitions:
             fitted["$defs"] = {name: self._fit(value) for name, value in self._definitions.items()}
@@ -69,7 +69,7 @@ class _Fitter:
             return self.fit(value)
         return {} if value is True else value
 
-    def _keyword(self, name: str, value: Json, schema: JsonObject, fitted: JsonObject, words: list[str]) -> None:
+    def _keyword(self, name: str, value: Json, fitted: JsonObject, words: list[str]) -> None:
         match name, value:
             case "description" | "$defs" | "definitions", _:
                 pass  # each has its own place
@@ -85,14 +85,8 @@ class _Fitter:
                 fitted["prefixItems"] = [self._fit(inner) for inner in value]
             case "const", str() | int() if not isinstance(value, bool):
                 fitted["enum"] = [value]
-            case "exclusiveMinimum" | "exclusiveMaximum", int() if schema.get("type") == "integer":
-                lower = name == "exclusiveMinimum"
-                bound: int | float = value + (1 if lower else -1)
-                inner = "minimum" if lower else "maximum"
-                given = schema.get(inner)
-                if isinstance(given, int | float):
-                    bound = max(bound, given) if lower else min(bound, given)
-                fitted[inner] = bound
+            case "exclusiveMinimum" | "exclusiveMaximum", True:  # as it was before draft 6
+                words.append("without the bound itself")
             case "uniqueItems", True:
                 words.append("no item twice")
             case _ if name in _WITHOUT_MEANING or value is None or value is False:
@@ -120,6 +114,23 @@ class _Fitter:
             _describe(around, around.pop("description", None), [f"$ref: {_json(target)}"])
             return around
         return {**self.fit(beside), "anyOf": [{"$ref": target}]}
+
+
+def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
+    """Of integers, bounds that are excluded are as good as the next number included."""
+    if schema.get("type") != "integer":
+        return schema
+    bounded = dict(schema)
+    for name, bound, step in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        value, given = schema.get(name), schema.get(bound)
+        if type(value) is int:
+            del bounded[name]
+            nearest = value + step
+            if isinstance(given, int | float) and (given - nearest) * step > 0:
+                bounded[bound] = given
+            else:
+                bounded[bound] = nearest
+    return bounded
 
 
 def _merged(schema: JsonObject) -> JsonObject:

@@ -13,27 +13,25 @@ class UsageCounts:
     """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts."""
 
     def __init__(self) -> None:
-        self._prompt: int | None = None
-        self._cached: int | None = None
-        self._candidates: int | None = None
-        self._thoughts: int | None = None
-        self._tool_use: int | None = None
+        self._last = wire.Usage()
         self._chunk = b""  # the last that had counts
 
-    def add(self, usage: wire.Usage, data: bytes) -> bool:
-        """Take in what a chunk reports; False if that is nothing. data: the chunk's JSON."""
-        prompt, candidates = _count(usage.promptTokenCount), _count(usage.candidatesTokenCount)
-        cached, thoughts = _count(usage.cachedContentTokenCount), _count(usage.thoughtsTokenCount)
-        tool_use = _count(usage.toolUsePromptTokenCount)
-        if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
-            return False
-        self._prompt = self._prompt if prompt is None else prompt
-        self._candidates = self._candidates if candidates is None else candidates
-        self._cached = self._cached if cached is None else cached
-        self._thoughts = self._thoughts if thoughts is None else thoughts
-        self._tool_use = self._tool_use if tool_use is None else tool_use
-        self._chunk = data
-        return True
+    def add(self, usage: wire.Usage, data: bytes) -> None:
+        """Take in what a chunk reports. data: the chunk's JSON."""
+        last = self._last
+        if usage.promptTokenCount is None:
+            usage.promptTokenCount = last.promptTokenCount
+        else:
+            self._chunk = data
+        if usage.cachedContentTokenCount is None:
+            usage.cachedContentTokenCount = last.cachedContentTokenCount
+        if usage.candidatesTokenCount is None:
+            usage.candidatesTokenCount = last.candidatesTokenCount
+        if usage.thoughtsTokenCount is None:
+            usage.thoughtsTokenCount = last.thoughtsTokenCount
+        if usage.toolUsePromptTokenCount is None:
+            usage.toolUsePromptTokenCount = last.toolUsePromptTokenCount
+        self._last = usage
 
     def total(self, *, final: bool = False) -> TokenUsage | None:
         """The counts in disjoint buckets; None if there are none.
@@ -41,17 +39,19 @@ class UsageCounts:
         The prompt includes what was read from a cache, and not what the provider's own tools put in; candidates
         don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
         """
-        if not self._chunk:
+        last = self._last
+        prompt, cached = _count(last.promptTokenCount), _count(last.cachedContentTokenCount)
+        candidates, thoughts = _count(last.candidatesTokenCount), _count(last.thoughtsTokenCount)
+        tool_use = _count(last.toolUsePromptTokenCount)
+        if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
-        prompt, cached = self._prompt or 0, self._cached or 0
-        thoughts = self._thoughts or 0
         return TokenUsage(
-            input_tokens=max(0, prompt - cached) + (self._tool_use or 0),
-            output_tokens=(self._candidates or 0) + thoughts,
-            cached_input_tokens=cached,
-            reasoning_tokens=self._thoughts,
-            source=UsageSource.REPORTED if final and self._prompt is not None else UsageSource.PARTIAL,
-            raw=wire.decode_usage(self._chunk).usageMetadata.copy() if final else None,
+            input_tokens=max(0, (prompt or 0) - (cached or 0)) + (tool_use or 0),
+            output_tokens=(candidates or 0) + (thoughts or 0),
+            cached_input_tokens=cached or 0,
+            reasoning_tokens=thoughts,
+            source=UsageSource.REPORTED if final and prompt is not None else UsageSource.PARTIAL,
+            raw=wire.decode_usage(self._chunk).usageMetadata.copy() if self._chunk else None,
         )
 
 
