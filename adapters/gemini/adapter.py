@@ -9,6 +9,7 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.estimate import TokenRates
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 from adapters.surrogates import mend_json
@@ -23,19 +24,21 @@ from .request import build_request
 from .response import read_reply
 from .stream import GeminiNormaliser
 
-VERSION = "/v1beta"
+VERSION = "v1beta"
 
 
 class GeminiAdapter(HttpAdapter):
     """Google's Gemini API: generateContent, and its stream.
 
-    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``. A request's
-    ``provider_options["gemini"]`` (or under the adapter's own name) is merged into the body.
+    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
+    `config.options`: ``api_version``, ``v1beta`` if it isn't given. A request's ``provider_options["gemini"]`` (or
+    under the adapter's own name) is merged into the body.
     """
 
     default_name = "gemini"
     default_base_url = "https://generativelanguage.googleapis.com"
     error_codes = CODES
+    token_rates = TokenRates(per_image=258)
     capabilities = AdapterCapabilities(
         supports_images=True,
         supports_audio=True,
@@ -74,14 +77,18 @@ class GeminiAdapter(HttpAdapter):
         return {"x-goog-api-key": self.config.api_key} if self.config.api_key else {}
 
     def health_request(self) -> WireCall:
-        return WireCall(f"{VERSION}/models?pageSize=1", b"")
+        return WireCall(f"/{self._version}/models?pageSize=1", b"")
+
+    @property
+    def _version(self) -> str:
+        given = self.config.options.get("api_version")
+        return given if isinstance(given, str) and given else VERSION
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)
         built.history.log()
-        return WireCall(
-            _path(request.wire_model, stream=stream), msgspec.json.encode(built.body), warnings=built.warnings
-        )
+        path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
+        return WireCall(path, msgspec.json.encode(built.body), warnings=built.warnings)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         read_reply(body, assembler)
@@ -104,6 +111,6 @@ class GeminiAdapter(HttpAdapter):
         )
 
 
-def _path(model: str, *, stream: bool) -> str:
+def _method(model: str, *, stream: bool) -> str:
     name = quote(model if "/" in model else f"models/{model}", safe="/-._~@")
-    return f"{VERSION}/{name}:" + ("streamGenerateContent?alt=sse" if stream else "generateContent")
+    return f"{name}:streamGenerateContent?alt=sse" if stream else f"{name}:generateContent"

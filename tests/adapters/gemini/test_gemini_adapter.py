@@ -97,6 +97,22 @@ async def test_addresses(base_url: str, model: str, url: str) -> None:
 
 
 @pytest.mark.anyio
+async def test_another_version_and_its_own_authorization() -> None:
+    """As Vertex AI has them: a folder before the model's name, and a token in a header of the host's."""
+    transport = FakeTransport(whole(text("Hi")))
+    config = AdapterConfig(
+        base_url="https://h", extra_headers={"authorization": "Bearer t"}, options={"api_version": "v1beta1"}
+    )
+    gemini = GeminiAdapter(config, transport=transport, clock=FakeClock())
+    await gemini.complete(request(model="gemini:projects/p/locations/l/publishers/google/models/gemini-9"))
+    (sent,) = transport.requests
+    assert sent.url == (
+        "https://h/v1beta1/projects/p/locations/l/publishers/google/models/gemini-9:generateContent"
+    )
+    assert "x-goog-api-key" not in sent.headers
+
+
+@pytest.mark.anyio
 async def test_a_list_in_reply_to_a_streamed_request() -> None:
     """A proxy that loses `alt=sse`; the events come all the same."""
     reply = FakeReply(msgspec.json.encode([chunk(text("A")), chunk(call("a")), END]), headers=JSON)
