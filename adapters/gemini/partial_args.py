@@ -14,9 +14,13 @@ _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"
 
 
 class PartialArguments:
-    """Arguments as they grow. broken: a piece of them could not be placed; what there is must not be executed."""
+    """Arguments as they grow. key: of their call's block.
 
-    def __init__(self) -> None:
+    broken: a piece of them could not be placed; what there is must not be executed.
+    """
+
+    def __init__(self, key: int) -> None:
+        self.key = key
         self.value: JsonObject = {}
         self.broken = False
 

@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from adapters.assembler import Assembler, parse_object
-from adapters.surrogates import mend_json
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason
 
@@ -187,7 +186,7 @@ class ReplyReader:
             self._note_one("logprobsResult", candidate.logprobsResult)
 
     def _note_one(self, kind: str, raw: msgspec.Raw) -> None:
-        value = wire.decode_json(mend_json(bytes(raw)))
+        value = wire.decode_json(raw)
         if not value:
             return
         before = self._about.get(kind)
@@ -276,7 +275,7 @@ class ReplyReader:
         key = self._next("call")
         self.assembler.tool_start(key, name, raw=raw)
         if call.willContinue or call.partialArgs:
-            self._partial = PartialArguments()
+            self._partial = PartialArguments(key)
             self._continue(self._partial, call, started=True)
             return
         if call.args != wire.ABSENT:
@@ -294,8 +293,8 @@ class ReplyReader:
     def _end_partial(self) -> None:
         partial, self._partial = self._partial, None
         if partial is not None:
-            self.assembler.tool_arguments(self._key, msgspec.json.encode(partial.value).decode())
-            self.assembler.end(self._key, incomplete=partial.broken)
+            self.assembler.tool_arguments(partial.key, msgspec.json.encode(partial.value).decode())
+            self.assembler.end(partial.key, incomplete=partial.broken)
 
     def _warn_once(self, code: str, message: str) -> None:
         if code not in self._warned:

@@ -136,6 +136,14 @@ def test_a_call_in_pieces_may_lack_its_end() -> None:
     assert reading.calls == [("one", {"a": 1, "b": 1}, False)]
 
 
+def test_text_between_the_pieces_of_a_call_waits_for_its_end() -> None:
+    """Neither gets what is the other's."""
+    a: JsonObject = {"jsonPath": "$.a", "stringValue": "x"}
+    reading = read(begin("one"), chunk(text("Hi")), partial(a), chunk(thought("Hm")), partial(a), TERMINATOR, END)
+    assert reading.calls == [("one", {"a": "xx"}, False)]
+    assert reading.content[1:] == (TextBlock("Hi"), ThinkingBlock("Hm", None, own()))
+
+
 @pytest.mark.parametrize("path", ["city", "$", "$.a..b", "$[0]", "$.a[7]", "$.a[99999999999]", "$.x.y", "", None])
 def test_a_piece_that_has_no_place_makes_the_call_incomplete(path: str | None) -> None:
     """Rather that than to run a tool with the wrong arguments."""
