@@ -42,6 +42,7 @@ from .surrogates import mend_text
 _log = Log("adapters.history")
 
 NOT_EXECUTED = "This tool call was interrupted and not executed."
+FAILED_SILENTLY = "The tool failed without saying why."
 
 
 class ToolIdRule(msgspec.Struct, frozen=True):
@@ -65,6 +66,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
     adopts_signatures: a signature of unstated origin is taken to be its own.
+    keeps_own_blanks: it wants text of white space alone back, if it marked it with data of its own.
     """
 
     provider: str
@@ -75,6 +77,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     replays_thinking: bool = False
     keeps_developer: bool = False
     adopts_signatures: bool = False
+    keeps_own_blanks: bool = False
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -204,7 +207,7 @@ class _Fitter:
         for block in message.content:
             match block:
                 case TextBlock():
-                    if block.text.strip():
+                    if block.text.strip() or self._keeps_blank(block):
                         kept.append(self._mend(message, block))
                 case ToolUseBlock():
                     if block.id in self.tool_ids:
@@ -226,6 +229,10 @@ class _Fitter:
                 case _:
                     pass
         return kept
+
+    def _keeps_blank(self, block: TextBlock) -> bool:
+        raw = block.provider_raw
+        return self.target.keeps_own_blanks and raw is not None and raw.provider == self.target.provider
 
     def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
         origin = block.provider_raw.provider if block.provider_raw is not None else None

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 from adapters.contract import CanonicalRequest
 from adapters.data_urls import read_data_url
-from adapters.history import FittedHistory, Loss
+from adapters.history import FAILED_SILENTLY, FittedHistory, Loss
 from bus.content import (
     ContentBlock,
     ImageBlock,
@@ -34,7 +34,6 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
 IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
-FAILED_SILENTLY = "The tool failed without saying why."
 
 
 def write_messages(

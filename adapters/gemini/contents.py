@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.data_urls import read_data_url
-from adapters.history import FittedHistory, Loss
+from adapters.history import FAILED_SILENTLY, FittedHistory, Loss
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -41,17 +41,15 @@ from .response import REPLY_KINDS
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif")
 AUDIO_TYPES = (
-    "audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac", "audio/m4a",
+    "audio/wav", "audio/mp3", "audio/mpeg", "audio/aiff", "audio/aac", "audio/ogg", "audio/flac",
 )  # fmt: skip
 DOCUMENT_TYPES = (
     "application/pdf", "application/json", "text/plain", "text/markdown", "text/html", "text/css", "text/csv",
-    "text/xml", "text/rtf", "text/javascript",
+    "text/xml", "text/md", "text/x-python", "text/rtf", "text/javascript",
 )  # fmt: skip
 
 NO_SIGNATURE = b64encode(b"skip_thought_signature_validator").decode()
 """Stands for the signature of a call that Gemini did not make."""
-
-FAILED_SILENTLY = "The tool failed without saying why."
 
 _ALIASES = {
     "image/jpg": "image/jpeg",
@@ -60,8 +58,6 @@ _ALIASES = {
     "audio/mpeg": "audio/mp3",
     "audio/x-aiff": "audio/aiff",
     "audio/x-flac": "audio/flac",
-    "audio/x-m4a": "audio/m4a",
-    "audio/mp4": "audio/m4a",
     "application/json": "text/plain",
 }
 

@@ -85,6 +85,7 @@ class _Builder:
             accepts_audio=self.row.media,
             accepts_documents=self.row.media,
             replays_thinking=True,
+            keeps_own_blanks=True,
         )
 
     def _options(self) -> JsonObject:

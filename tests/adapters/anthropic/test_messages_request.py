@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic.messages import FAILED_SILENTLY
 from adapters.anthropic.request import close_objects, write_request
 from adapters.contract import CanonicalRequest
-from adapters.history import NOT_EXECUTED
+from adapters.history import FAILED_SILENTLY, NOT_EXECUTED
 from adapters.http_adapter import WireCall
 from bus.content import (
     ContentBlock,

@@ -7,7 +7,8 @@ import pytest
 
 from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.gemini import GeminiAdapter
-from bus.content import TextBlock
+from adapters.history import NOT_EXECUTED
+from bus.content import TextBlock, ToolUseBlock
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -26,9 +27,10 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message
 from bus.usage import StopReason
 
-from ...support.fake_http import FakeReply, FakeTransport, request
+from ...support.fake_http import HANG, FakeReply, FakeTransport, request
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
+from ...support.wire_history import history_faults
 from .wire_chunks import END, USAGE, body, call, chunk, text
 
 JSON = {"content-type": "application/json; charset=UTF-8"}
@@ -239,6 +241,26 @@ async def test_health_asks_for_the_list_of_models() -> None:
     (sent,) = transport.requests
     assert (sent.method, sent.headers["x-goog-api-key"]) == ("GET", "secret-key")
     assert sent.url == "https://generativelanguage.googleapis.com/v1beta/models?pageSize=1"
+
+
+@pytest.mark.anyio
+async def test_an_interrupted_call_is_answered_before_it_is_sent() -> None:
+    """A call that came in pieces, the last of which never did."""
+    begun = chunk({"functionCall": {"name": "a", "id": "c1", "willContinue": True}})
+    gemini, transport = adapter(FakeReply(body([begun]), HANG), whole(text("Sorry.")))
+    stream = gemini.stream(request())
+    events = [await anext(stream), await anext(stream)]
+    assert await gemini.cancel("req_1")
+    events += [event async for event in stream]
+    content = check_stream(events).final_content
+    assert isinstance(content[0], ToolUseBlock)
+    assert content[0].incomplete
+    await gemini.complete(
+        request(messages=(Message.user("Hi"), Message.assistant(content), Message.user("Again")))
+    )
+    sent = msgspec.json.decode(transport.requests[1].body)
+    assert history_faults(transport.requests[1].url, sent) == []
+    assert sent["contents"][2]["parts"][0]["functionResponse"]["response"] == {"error": NOT_EXECUTED}
 
 
 @pytest.mark.anyio

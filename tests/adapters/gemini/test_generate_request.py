@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.gemini.contents import FAILED_SILENTLY, NO_SIGNATURE
+from adapters.gemini.contents import NO_SIGNATURE
 from adapters.gemini.request import BuiltRequest, build_request
-from adapters.history import NOT_EXECUTED
+from adapters.history import FAILED_SILENTLY, NOT_EXECUTED
 from bus.content import (
     AudioBlock,
     ContentBlock,
