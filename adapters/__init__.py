@@ -90,6 +90,7 @@ from .registry import create_adapter
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicAdapter
+    from .gemini import GeminiAdapter
     from .local import LocalAdapter
     from .ollama import OllamaAdapter
     from .openai import OpenAIAdapter
@@ -98,6 +99,7 @@ if TYPE_CHECKING:
 
 _ADAPTERS = {
     "AnthropicAdapter": ".anthropic",
+    "GeminiAdapter": ".gemini",
     "LocalAdapter": ".local",
     "OllamaAdapter": ".ollama",
     "OpenAIAdapter": ".openai",
@@ -139,6 +141,7 @@ __all__ = [
     "ContextOverflowError",
     "DocumentBlock",
     "ErrorClass",
+    "GeminiAdapter",
     "ImageBlock",
     "InvalidRequestError",
     "LocalAdapter",

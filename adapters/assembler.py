@@ -103,7 +103,8 @@ class Assembler:
         self.clean_input: Callable[[str, JsonObject], JsonObject] | None = None
         self.model = requested_model
         self.response_id: str | None = None
-        self.usage: TokenUsage | None = None
+        self._usage: TokenUsage | None = None
+        self._count_usage: Callable[[], TokenUsage | None] | None = None
         self.stop_reason: StopReason | None = None
         self.raw_stop_reason: str | None = None
         self.warnings: list[CallWarning] = []
@@ -213,6 +214,19 @@ class Assembler:
             block.ended = True
             block.incomplete = incomplete
             self._settle()
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The usage as far as it has been reported."""
+        return self._usage if self._count_usage is None else self._count_usage()
+
+    @usage.setter
+    def usage(self, usage: TokenUsage | None) -> None:
+        self._usage, self._count_usage = usage, None
+
+    def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
+        """Ask `count` for the usage when it is wanted; for providers that report it with every delta."""
+        self._count_usage = count
 
     def warn(self, code: str, message: str) -> None:
         self.warnings.append(CallWarning(code, message))

@@ -32,6 +32,7 @@ from bus.json_types import Json, JsonObject
 
 from .error_details import USED_UP, detail_delay, detail_reason
 from .retry import retry_after_seconds
+from .surrogates import mend_json
 
 ErrorType: TypeAlias = type[AdapterError]
 
@@ -158,7 +159,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 def read_error(body: bytes) -> ErrorBody:
     """Find the error in a body of any known shape; a body of no known shape is the message itself."""
     try:
-        value: Json = msgspec.json.decode(body)
+        value: Json = msgspec.json.decode(mend_json(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = re.sub(rb"<[^>]*>|\s+", b" ", body[:4000]).decode("utf-8", "replace")
         return ErrorBody(message=" ".join(text.split())[:500])
@@ -195,9 +196,10 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
         message = f"{message}: {_text(metadata['raw'])}"
     if isinstance(metadata, dict) and metadata.get("reasons"):
         detail_code = "moderation"  # OpenRouter's, which has no other name for it
+    canonical = _canonical(error.get("status"))
     return ErrorBody(
-        type=_text(error.get("type")) or _canonical(error.get("status")),
-        code=_text(error.get("code")),
+        type=_text(error.get("type")) or canonical,
+        code="" if canonical else _text(error.get("code")),  # there it is but the HTTP status again
         message=message,
         param=_text(error.get("param")),
         detail_code=detail_code,

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode, b64encode
+from collections.abc import Iterable
 from urllib.parse import unquote_to_bytes
 
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 
+WEB = ("https", "http")
+"""The schemes of addresses that providers can fetch from, most of them."""
 
-def is_remote(url: str | None) -> bool:
+
+def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
     """Whether it is an address that a provider can fetch from."""
-    return url is not None and url.lower().startswith(("https://", "http://"))
+    return url is not None and url.lower().startswith(tuple(f"{scheme}://" for scheme in schemes))
 
 
 def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
@@ -24,10 +28,10 @@ def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, by
     return found[0] or block.media_type or "", found[1]
 
 
-def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock) -> str | None:
-    """A block's media type by its proper name; "" if it has none, None if an address hides it."""
+def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
+    """A block's media type by its proper name; "" if it has none, None if an address of such a scheme hides it."""
     media_type = block.media_type
-    if media_type is None and block.url is not None and not is_remote(block.url):
+    if media_type is None and block.url is not None and not is_remote(block.url, schemes):
         head = block.url.partition(",")[0].partition(";")[0].lower()
         media_type = head.removeprefix("data:") if head.startswith("data:") else ""
     return "image/jpeg" if media_type == "image/jpg" else media_type

@@ -15,6 +15,7 @@ from bus.log import Log
 from bus.messages import Message
 
 from .contract import CallWarning
+from .data_url import WEB
 
 _log = Log("adapters.history")
 
@@ -51,10 +52,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     model: the wire's name of the model, where reasoning goes back only to the very model that issued it; None
     where it goes back to any of the provider's.
     accepts_*: in user messages. *_types: the media types of those; None is any, and one that isn't known passes.
+    fetches: the schemes of addresses that it can fetch media from.
     results_carry: which media may stand in a tool's result, of those accepted.
     replays_thinking: it wants its own reasoning back. keeps_developer: it has that role.
     adopts_signatures: a signature of unstated origin is taken to be its own.
     begins_with_user: it refuses a history whose first message is an assistant's.
+    keeps_own_blanks: it wants text of white space alone back, if it marked it with data of its own.
     """
 
     provider: str
@@ -66,11 +69,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     image_types: tuple[str, ...] | None = None
     audio_types: tuple[str, ...] | None = None
     document_types: tuple[str, ...] | None = None
+    fetches: tuple[str, ...] = WEB
     results_carry: tuple[Literal["image", "document"], ...] = ("image",)
     replays_thinking: bool = False
     keeps_developer: bool = False
     adopts_signatures: bool = False
     begins_with_user: bool = False
+    keeps_own_blanks: bool = False
 
 
 class Loss(msgspec.Struct, frozen=True):

@@ -51,6 +51,7 @@ from .surrogates import mend_object, mend_text
 
 __all__ = [
     "BEGINNING",
+    "FAILED_SILENTLY",
     "NOT_EXECUTED",
     "OPTIONS",
     "FittedHistory",
@@ -61,6 +62,7 @@ __all__ = [
 ]
 
 NOT_EXECUTED = "This tool call was interrupted and not executed."
+FAILED_SILENTLY = "The tool failed without saying why."
 BEGINNING = "(The conversation begins with the assistant's message.)"
 OPTIONS = "history"
 """The key of `provider_options` for what this module can be told."""
@@ -166,7 +168,7 @@ class _Fitter:
                 return None
         if not accepts:
             return f"the model takes no {kind}"
-        media_type = media_type_of(block)
+        media_type = media_type_of(block, self.target.fetches)
         if types is None or media_type is None or media_type in types:
             return None
         return f"{media_type or 'no media type'} is none of {', '.join(types)}"
@@ -185,7 +187,7 @@ class _Fitter:
         for block in message.content:
             match block:
                 case TextBlock():
-                    if block.text.strip():
+                    if block.text.strip() or self._keeps_blank(block):
                         kept.append(self._mend(message, block))
                 case ToolUseBlock():
                     if block.id in self.tool_ids:
@@ -206,6 +208,10 @@ class _Fitter:
                 case _:
                     assert_never(block)
         return kept
+
+    def _keeps_blank(self, block: TextBlock) -> bool:
+        raw = block.provider_raw
+        return self.target.keeps_own_blanks and raw is not None and raw.provider == self.target.provider
 
     def _foreign(self, block: ThinkingBlock | RedactedThinkingBlock | OpaqueBlock) -> str | None:
         raw = block.provider_raw

@@ -15,6 +15,7 @@ from .transport import Transport
 ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
     "openai": "adapters.openai:OpenAIAdapter",
+    "gemini": "adapters.gemini:GeminiAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",
     "ollama": "adapters.ollama:OllamaAdapter",

@@ -12,7 +12,7 @@ from bus.errors import AdapterError
 
 from .contract import RetryPolicy
 
-_IN_TEXT = re.compile(r"try again in ((?:[\d.]+(?:h|ms|m|s))+)", re.IGNORECASE)
+_IN_TEXT = re.compile(r"(?:try again|retry) in ((?:[\d.]+(?:h|ms|m|s))+)", re.IGNORECASE)
 _DURATION = re.compile(r"([\d.]+)(h|ms|m|s)")
 _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 

@@ -15,6 +15,9 @@ from bus.errors import StreamError
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 """The largest event that is accepted; a longer one ends the stream in a StreamError."""
 
+MAX_STRAY_BYTES = 64 * 1024
+"""How much is kept of lines that belong to no event."""
+
 
 SseEvent: TypeAlias = tuple[bytes, bytes]
 """The `event:` field, empty if there was none; and the `data:` lines, joined by a line feed."""
@@ -31,6 +34,13 @@ class SseDecoder:
         self._name = b""
         self._data: list[bytes] = []
         self._data_size = 0
+        self._stray: list[bytes] = []
+        self._stray_size = 0
+
+    @property
+    def stray(self) -> bytes:
+        """Lines that belong to no event, the first 64 KiB of them: some servers end a stream in a bare error."""
+        return b"\n".join(self._stray)
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         if b"\r" in chunk or self._after_cr:
@@ -114,7 +124,9 @@ class SseDecoder:
                 self._name = b""
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
-            # comments (a leading colon), id:, retry: and unknown fields carry nothing that we need
+            elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
+                self._stray.append(line[:MAX_STRAY_BYTES])
+                self._stray_size += len(line)
         if self._data_size > MAX_EVENT_BYTES:
             raise StreamError(f"the provider sent an event of more than {MAX_EVENT_BYTES} bytes")
         return events

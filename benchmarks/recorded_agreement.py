@@ -44,7 +44,12 @@ from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
 from tests.support.invariants import check_stream
 
-PROTOCOLS = {"anthropic": "anthropic", "openai_responses": "openai", "openai_chat": "openai_compatible"}
+PROTOCOLS = {
+    "anthropic": "anthropic",
+    "openai_responses": "openai",
+    "openai_chat": "openai_compatible",
+    "gemini": "gemini",
+}
 """The file's name, and the type of the adapter."""
 
 THRESHOLD = 98.0

@@ -37,10 +37,15 @@ def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
-    """Anthropic and OpenAI if their keys are set, and the local model over its three protocols."""
+    """Anthropic, OpenAI and Gemini if their keys are set, and the local model over its three protocols.
+
+    Gemini's key may also be called GOOGLE_API_KEY.
+    """
     adapters: dict[str, AdapterEntry] = {}
-    for name, variable in (("anthropic", "ANTHROPIC"), ("openai", "OPENAI")):
+    for name, variable in (("anthropic", "ANTHROPIC"), ("openai", "OPENAI"), ("gemini", "GEMINI")):
         key = environ.get(f"{variable}_API_KEY")
+        if not key and name == "gemini":
+            key = environ.get("GOOGLE_API_KEY")
         config = AdapterConfig(api_key=key, base_url=environ.get(f"{variable}_BASE_URL"))
         missing = None if key else f"{variable}_API_KEY"
         adapters[name] = AdapterEntry(name=name, type=name, config=config, missing_key=missing)

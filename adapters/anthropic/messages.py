@@ -21,6 +21,7 @@ from typing import assert_never
 
 from adapters.data_url import is_remote, media_bytes, media_type_of
 from adapters.fitted import FittedHistory, Loss, left_out
+from adapters.history import FAILED_SILENTLY
 from adapters.surrogates import mend_text
 from bus.content import (
     AudioBlock,
@@ -56,7 +57,6 @@ TEXT_MEDIA_TYPES = (
 
 _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
-FAILED_SILENTLY = "The tool failed without saying why."
 
 
 def write_messages(history: FittedHistory) -> tuple[list[Json], list[Loss]]:

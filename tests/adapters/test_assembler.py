@@ -367,6 +367,24 @@ def test_usage_seen_before_the_break_is_partial() -> None:
     assert last.usage == TokenUsage(10, 1, source=UsageSource.PARTIAL)
 
 
+def test_usage_may_be_counted_when_it_is_wanted() -> None:
+    """What is asked for it goes until usage is given outright, and a fork asks no later than it ends."""
+    assembler = make()
+    reported = [TokenUsage(3, 1)]
+    assembler.usage_from(lambda: reported[-1])
+    assembler.text(0, "a")
+    reported.append(TokenUsage(3, 2))
+    fork = assembler.fork()
+    fork.abort(StopReason.CANCELLED)
+    assert fork.usage == TokenUsage(3, 2, source=UsageSource.PARTIAL)
+    reported.append(TokenUsage(3, 9))
+    assert fork.usage == TokenUsage(3, 2, source=UsageSource.PARTIAL)
+    assert assembler.usage == TokenUsage(3, 9)
+    assembler.usage = TokenUsage(5, 5)
+    assembler.finish(StopReason.END_TURN, "stop")
+    assert assembler.usage == TokenUsage(5, 5)
+
+
 def test_missing_usage_is_estimated_and_said_so() -> None:
     """An unknown count is marked, never zero."""
     assembler = make()

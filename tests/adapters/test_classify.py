@@ -53,7 +53,7 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
         {"type": "error", "error": {"type": "t", "message": "m", "details": {"error_code": "d"}}},
         ErrorBody(type="t", message="m", detail_code="d"),
     ),
-    "list": ([{"error": {"code": 429, "message": "m", "status": "X_Y"}}], ErrorBody("X_Y", "429", "m")),
+    "list": ([{"error": {"code": 429, "message": "m", "status": "X_Y"}}], ErrorBody("X_Y", message="m")),
     "google": (
         {
             "error": {
@@ -68,7 +68,7 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
                 ],
             }
         },
-        ErrorBody("RESOURCE_EXHAUSTED", "429", "m", detail_code="RATE_LIMIT_EXCEEDED", retry_after=34.4),
+        ErrorBody("RESOURCE_EXHAUSTED", message="m", detail_code="RATE_LIMIT_EXCEEDED", retry_after=34.4),
     ),
     "flat": (
         {"object": "error", "message": "m", "type": "t", "code": 400},

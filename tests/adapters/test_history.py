@@ -504,3 +504,13 @@ def test_audio_and_documents_are_left_out_where_the_model_takes_none_and_the_los
     assert [loss.block_type for loss in fitted.losses] == [kind]
     taken = fit_history(asked, Target(provider="p", accepts_audio=True, accepts_documents=True))
     assert taken.messages == asked.messages
+
+
+def test_blank_text_goes_back_to_who_marked_it() -> None:
+    """And is nothing to anybody else, nor without a mark, nor where nobody asks for it."""
+    own = TextBlock("\n", ProviderRaw("home", {"signature": "s"}))
+    said = Message.assistant([TextBlock("A"), own, TextBlock(" "), TextBlock("\n", ProviderRaw("abroad", {}))])
+    for keeps, provider, kept in ((True, "home", 2), (True, "elsewhere", 1), (False, "home", 1)):
+        target = Target(provider=provider, keeps_own_blanks=keeps)
+        (message,) = fit(said, target=target).messages
+        assert message.content == said.content[:kept]

@@ -108,3 +108,22 @@ def test_many_events_may_be_larger_than_one(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
     assert sum(len(decoder.feed(b"data: " + b"x" * 500 + b"\n\n")) for _ in range(10)) == 10
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_lines_of_no_event_are_kept_aside(size: int) -> None:
+    """A bare error at the end of a body can be read there; comments and other fields can't."""
+    body = b': ping\nid: 7\nretry: 1\nevent: a\ndata: 1\n\n{\n  "error": 3\n}\n\ndata: 2\n\n'
+    decoder = SseDecoder()
+    events = [event for at in range(0, len(body), size) for event in decoder.feed(body[at : at + size])]
+    assert events + decoder.close() == [(b"a", b"1"), (b"", b"2")]
+    assert decoder.stray == b'{\n  "error": 3\n}'
+
+
+def test_what_is_kept_aside_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much of it a server sends."""
+    monkeypatch.setattr(sse, "MAX_STRAY_BYTES", 1000)
+    decoder = SseDecoder()
+    for _ in range(100):
+        decoder.feed(b"x" * 700 + b"\n")
+    assert 1000 <= len(decoder.stray) < 2100

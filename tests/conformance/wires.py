@@ -10,7 +10,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from adapters import AnthropicAdapter, OllamaAdapter, OpenAIAdapter, OpenAICompatibleAdapter, TGIAdapter
+from adapters import (
+    AnthropicAdapter,
+    GeminiAdapter,
+    OllamaAdapter,
+    OpenAIAdapter,
+    OpenAICompatibleAdapter,
+    TGIAdapter,
+)
 from adapters.contract import AdapterConfig
 from adapters.http_adapter import HttpAdapter
 from adapters.transport import HttpReply, HttpRequest, Transport
@@ -27,9 +34,9 @@ CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": 
 class Wire(ABC):
     """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens.
 
-    What a protocol can't say, its wire says here: cached_tokens, of the 12; whether its replies have an id and its
-    requests name the model; into how many pieces it cuts a call's arguments; after how many events its text is
-    over; whether it calls tools at all (then emulated calls are tested with its adapter).
+    What a protocol can't say, its wire says here: cached_tokens, of the 12; whether its replies have an id; into
+    how many pieces it cuts a call's arguments; after how many events its text is over; whether it calls tools at
+    all (then emulated calls are tested with its adapter).
     """
 
     name: str
@@ -41,7 +48,6 @@ class Wire(ABC):
     """What the reasoning in `reasoned` carries that must come back to this provider, and go to nobody else."""
     cached_tokens = 4
     has_response_ids = True
-    names_model = True
     call_pieces = 2
     closing_events = 3
     calls_tools = True
@@ -103,14 +109,11 @@ class Wire(ABC):
         """One event as it stands in a body."""
         return write_event(name, data)
 
-    def limit(self, body: JsonObject) -> Json:
-        """The limit of output tokens in a request."""
+    def asked(self, request: HttpRequest) -> tuple[Json, bool, Json]:
+        """What a request asks for: the model if it can, whether to stream, the limit of output tokens."""
+        body = msgspec.json.decode(request.body)
         limits = ("max_tokens", "max_completion_tokens", "max_output_tokens")
-        return next(body[name] for name in limits if name in body)
-
-    def is_streamed(self, request: HttpRequest) -> bool:
-        """Whether a request asks for a stream."""
-        return msgspec.json.decode(request.body)["stream"] is True
+        return body["model"], body.get("stream") is True, next(body[name] for name in limits if name in body)
 
     def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
         return FakeReply(*self.chunks(text, calls, stop))
@@ -418,6 +421,89 @@ def openai_error(condition: str) -> tuple[int, Json]:
     return status, {"error": {"type": kind, "code": code, "message": message, "param": None}}
 
 
+class GeminiWire(Wire):
+    name = "gemini"
+    adapter = GeminiAdapter
+    base_url = "https://generativelanguage.googleapis.com"
+    call_pieces = 1
+    closing_events = 2
+    history = "contents"
+    secrets = ("Z2VtaW5pLXNpZ25lZA==",)
+    _stops = {"end": "STOP", "tools": "STOP", "length": "MAX_TOKENS"}  # noqa: RUF012
+    _usage = {  # noqa: RUF012
+        "promptTokenCount": 10,
+        "cachedContentTokenCount": 4,
+        "toolUsePromptTokenCount": 2,
+        "candidatesTokenCount": 5,
+        "thoughtsTokenCount": 2,
+        "totalTokenCount": 19,
+    }
+
+    def _chunk(self, *parts: JsonObject, stop: str | None = None, usage: Json = None) -> JsonObject:
+        candidate: JsonObject = {"content": {"parts": list(parts), "role": "model"}, "index": 0}
+        if stop is not None:
+            candidate["finishReason"] = self._stops[stop]
+        counted = usage or {"promptTokenCount": 10, "totalTokenCount": 10}
+        return {"candidates": [candidate], "usageMetadata": counted, **self._identity()}
+
+    def _identity(self) -> JsonObject:
+        return {"modelVersion": "gemini-served", "responseId": "reply-1"}
+
+    def _calls(self, calls: int) -> list[JsonObject]:
+        return [
+            {"functionCall": {"id": f"call_{number}", "name": name, "args": given}}
+            for number, (name, given) in enumerate(CALLS[:calls])
+        ]
+
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        said: list[JsonObject] = [{"text": text}] if text else []
+        return self._chunk(*said, *self._calls(calls), stop=stop, usage=self._usage)
+
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        for half in halves(text) if text else ():
+            yield "", self._chunk({"text": half})
+        for call in self._calls(calls):
+            yield "", self._chunk(call)
+        yield "", self._chunk({"text": ""}, stop=stop)
+        yield "", {"usageMetadata": self._usage, **self._identity()}
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        google = "type.googleapis.com/google.rpc."
+        per_day: Json = {"@type": google + "QuotaFailure", "violations": [{"quotaId": "RequestsPerDayPerProject"}]}
+        bad_key: Json = {"@type": google + "ErrorInfo", "reason": "API_KEY_INVALID"}
+        quota = "You exceeded your current quota, please check your plan and billing details."
+        overflow = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
+        cases: dict[str, tuple[int, str, str, list[Json]]] = {
+            "rate limit": (429, "RESOURCE_EXHAUSTED", quota, []),
+            "overload": (503, "UNAVAILABLE", "The model is overloaded. Please try again later.", []),
+            "quota": (429, "RESOURCE_EXHAUSTED", quota, [per_day]),
+            "bad key": (400, "INVALID_ARGUMENT", "API key not valid. Please pass a valid API key.", [bad_key]),
+            "forbidden": (403, "PERMISSION_DENIED", "Your API key was reported as leaked.", []),
+            "no model": (404, "NOT_FOUND", "models/gemini-none is not found for API version v1beta", []),
+            "overflow": (400, "INVALID_ARGUMENT", overflow, []),
+            "bad request": (400, "INVALID_ARGUMENT", "Request contains an invalid argument.", []),
+            "server": (500, "INTERNAL", "An internal error has occurred.", []),
+        }
+        status, canonical, message, details = cases[condition]
+        return status, {"error": {"code": status, "message": message, "status": canonical, "details": details}}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE"}}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        parts = [part for content in body["contents"] for part in content["parts"]]
+        calls = [part["functionCall"]["id"] for part in parts if "functionCall" in part]
+        return calls, [part["functionResponse"]["id"] for part in parts if "functionResponse" in part]
+
+    def faults(self, body: bytes) -> list[str]:
+        return history_faults("/v1beta/models/served:generateContent", msgspec.json.decode(body))
+
+    def asked(self, request: HttpRequest) -> tuple[Json, bool, Json]:
+        model, _, method = request.url.rpartition("/")[2].partition(":")
+        limit = msgspec.json.decode(request.body)["generationConfig"]["maxOutputTokens"]
+        return model, method == "streamGenerateContent?alt=sse", limit
+
+
 class Knowing:
     """A transport that answers by itself what Ollama's adapter asks about a model before it is first used."""
 
@@ -484,8 +570,9 @@ class OllamaWire(Wire):
     def event(self, name: str, data: Json) -> bytes:
         return msgspec.json.encode(data) + b"\n"
 
-    def limit(self, body: JsonObject) -> Json:
-        return body["options"]["num_predict"]
+    def asked(self, request: HttpRequest) -> tuple[Json, bool, Json]:
+        body = msgspec.json.decode(request.body)
+        return body["model"], body["stream"], body["options"]["num_predict"]
 
     def error_body(self, condition: str) -> tuple[int, Json]:
         status, message = {
@@ -516,7 +603,6 @@ class TGIWire(Wire):
     base_url = "http://localhost:8080"
     cached_tokens = 0
     has_response_ids = False
-    names_model = False
     closing_events = 1
     calls_tools = False
     _stops = {"end": "eos_token", "tools": "eos_token", "length": "length"}  # noqa: RUF012
@@ -537,11 +623,9 @@ class TGIWire(Wire):
         last = self._token("</s>", special=True)
         yield "", {**last, "generated_text": text, "details": self._details(stop)}
 
-    def limit(self, body: JsonObject) -> Json:
-        return body["parameters"]["max_new_tokens"]
-
-    def is_streamed(self, request: HttpRequest) -> bool:
-        return request.url.endswith("/generate_stream")
+    def asked(self, request: HttpRequest) -> tuple[Json, bool, Json]:
+        limit = msgspec.json.decode(request.body)["parameters"]["max_new_tokens"]
+        return None, request.url.endswith("/generate_stream"), limit
 
     def error_body(self, condition: str) -> tuple[int, Json]:
         status, message, kind = {
@@ -568,5 +652,5 @@ class TGIWire(Wire):
         return [], []
 
 
-WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire(), OllamaWire(), TGIWire())
+WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire(), GeminiWire(), OllamaWire(), TGIWire())
 CALLING_WIRES = tuple(wire for wire in WIRES if wire.calls_tools)

@@ -252,11 +252,30 @@ def test_a_key_written_into_the_file_works_and_is_warned_about(
 
 
 def test_without_a_file_the_environments_keys_make_the_registry() -> None:
-    """OpenAI and Anthropic from their variables, and the local model, which needs none."""
+    """OpenAI, Anthropic and Gemini from their variables, and the local model, which needs none."""
     registry = registry_from_env({"OPENAI_API_KEY": "x", "OPENAI_BASE_URL": "http://localhost:1/v1"})
     assert registry.adapters["openai"].config.base_url == "http://localhost:1/v1"
     assert registry.adapters["anthropic"].state == "not_configured"
     assert registry.resolve("local-messages").model.id == "local-messages:smollm2"
+
+
+@pytest.mark.parametrize(
+    ("environ", "key"),
+    [
+        ({"GEMINI_API_KEY": "one"}, "one"),
+        ({"GOOGLE_API_KEY": "two"}, "two"),
+        ({"GEMINI_API_KEY": "one", "GOOGLE_API_KEY": "two"}, "one"),
+        ({}, None),
+    ],
+)
+def test_geminis_key_has_two_names(environ: dict[str, str], key: str | None) -> None:
+    """Its own goes first."""
+    entry = registry_from_env({**environ, "GEMINI_BASE_URL": "http://localhost:1"}).adapters["gemini"]
+    assert (entry.config.api_key, entry.config.base_url) == (key, "http://localhost:1")
+    assert entry.state == (
+        "not_configured" if key is None else registry_from_env(environ).adapters["gemini"].state
+    )
+    assert entry.missing_key == (None if key else "GEMINI_API_KEY")
 
 
 def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ def history_faults(path: str, body: JsonObject) -> list[str]:
         return _messages(body["messages"])
     if path.endswith("/responses"):
         return _responses(body["input"])
+    if "enerateContent" in path:
+        return _contents(body["contents"])
     return _chat(body["messages"])
 
 
@@ -69,6 +71,28 @@ def _responses(items: Sequence[JsonObject]) -> list[str]:
         faults.append(f"a call id twice: {calls}")
     if sorted(calls) != sorted(results):
         faults.append(f"calls {calls} and results {results} are no pairs")
+    return faults
+
+
+def _contents(contents: Sequence[JsonObject]) -> list[str]:
+    faults = []
+    if contents[0]["role"] != "user" or contents[-1]["role"] != "user":
+        faults.append(f"it doesn't begin and end with the user: {[content['role'] for content in contents]}")
+    open_calls: list[Json] = []
+    for content in contents:
+        calls = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+        results = [part["functionResponse"] for part in content["parts"] if "functionResponse" in part]
+        if not content["parts"] or not all(content["parts"]):
+            faults.append(f"an empty content or part: {content}")
+        if results and len(results) != len(content["parts"]):
+            faults.append(f"results are not alone: {content}")
+        if [(result["id"], result["name"]) for result in results] != open_calls:
+            faults.append(f"calls {open_calls} are not answered at once, in order: {content}")
+        open_calls = [(call["id"], call["name"]) for call in calls]
+        if calls and content["role"] != "model":
+            faults.append(f"a call of the user: {content}")
+    if open_calls or len(set(open_calls)) != len(open_calls):
+        faults.append(f"calls {open_calls} are not answered")
     return faults
 
 

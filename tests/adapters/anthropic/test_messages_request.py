@@ -8,10 +8,9 @@ import msgspec
 import pytest
 import structlog.testing
 
-from adapters.anthropic.messages import FAILED_SILENTLY
 from adapters.anthropic.request import close_objects, write_request
 from adapters.contract import CanonicalRequest
-from adapters.history import BEGINNING, NOT_EXECUTED
+from adapters.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
 from adapters.http_adapter import WireCall
 from bus.content import (
     ContentBlock,

@@ -1,0 +1,5 @@
+"""Google's Gemini API."""
+
+from .adapter import GeminiAdapter
+
+__all__ = ["GeminiAdapter"]

@@ -1,0 +1,97 @@
+"""The Gemini API as an adapter: which pure function serves which step. All that waits is in HttpAdapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from adapters.assembler import Assembler
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.normaliser import StreamNormaliser
+from adapters.surrogates import encode_body
+
+from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
+from .data import family
+from .errors import CODES
+from .request import build_request
+from .response import read_reply
+from .stream import GeminiNormaliser
+
+VERSION = "v1beta"
+
+
+class GeminiAdapter(HttpAdapter):
+    """Google's Gemini API: generateContent, and its stream.
+
+    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
+    `config.options`: ``api_version``, ``v1beta`` if it isn't given. A request's ``provider_options["gemini"]`` (or
+    under the adapter's own name) is merged into the body.
+    """
+
+    default_name = "gemini"
+    default_base_url = "https://generativelanguage.googleapis.com"
+    error_codes = CODES
+    capabilities = AdapterCapabilities(
+        supports_images=True,
+        supports_audio=True,
+        supports_documents=True,
+        supports_thinking=True,
+        supports_tools=True,
+        supports_structured_output=True,
+        supports_streaming_tool_calls=False,  # they come whole
+        supports_parallel_tool_calls=True,
+        supports_prompt_caching=True,
+        max_context_tokens=1_048_576,
+        max_output_tokens=65_536,
+        accepted_image_media_types=IMAGE_TYPES,
+        accepted_audio_media_types=AUDIO_TYPES,
+        accepted_document_media_types=DOCUMENT_TYPES,
+    )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        row = family(model.removeprefix(f"{self.name}:"))
+        if row is None:
+            return self.capabilities
+        return msgspec.structs.replace(
+            self.capabilities,
+            supports_audio=row.media,
+            supports_documents=row.media,
+            supports_thinking=row.thinks,
+            supports_tools=row.tools,
+            supports_tool_choice=row.tools,
+            supports_parallel_tool_calls=row.tools,
+            supports_system_prompt=row.system,
+            max_context_tokens=row.max_context_tokens,
+            max_output_tokens=row.max_output_tokens,
+        )
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {"x-goog-api-key": self.config.api_key} if self.config.api_key else {}
+
+    def health_request(self) -> WireCall:
+        return WireCall(f"/{self._version}/models?pageSize=1", b"")
+
+    @property
+    def _version(self) -> str:
+        given = self.config.options.get("api_version")
+        return given if isinstance(given, str) and given else VERSION
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        built = build_request(request, provider=self.name)
+        built.history.log()
+        path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
+        return WireCall(path, encode_body(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        read_reply(body, assembler)
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        return GeminiNormaliser(assembler)
+
+
+def _method(model: str, *, stream: bool) -> str:
+    name = quote(model if "/" in model else f"models/{model}", safe="/-._~@")
+    return f"{name}:streamGenerateContent?alt=sse" if stream else f"{name}:generateContent"

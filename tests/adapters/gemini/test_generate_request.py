@@ -1,0 +1,565 @@
+"""Requests on the wire. Expected bodies are written by hand from wire facts."""
+
+from __future__ import annotations
+
+import base64
+
+import msgspec
+import pytest
+
+from adapters.contract import CanonicalRequest
+from adapters.gemini.contents import NO_SIGNATURE
+from adapters.gemini.request import BuiltRequest, build_request
+from adapters.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
+from bus.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.json_types import Json, JsonObject
+from bus.messages import Message, Role, ToolChoice, ToolDefinition
+
+from ...support.fake_http import request
+from .wire_chunks import call, read_whole, text, thought
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PNG_64 = base64.b64encode(PNG).decode()
+PATH: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}}
+READ_FILE = ToolDefinition("read_file", "Reads.", PATH)
+CHANGED = ["parameter_changed"]
+OLDER, NEWER = "gemini:gemini-2.5-flash", "gemini:gemini-3-flash-preview"
+
+
+def build(*messages: Message, **changes: object) -> BuiltRequest:
+    asked: CanonicalRequest = request(**{"model": NEWER, "messages": messages or (Message.user("Hi"),), **changes})
+    return build_request(asked, provider="gemini")
+
+
+def contents(*messages: Message, **changes: object) -> Json:
+    return build(*messages, **changes).body["contents"]
+
+
+def config(**changes: object) -> JsonObject:
+    found = build(**changes).body["generationConfig"]
+    assert isinstance(found, dict)
+    return {name: value for name, value in found.items() if name != "maxOutputTokens"}
+
+
+def codes(**changes: object) -> list[str]:
+    return [warning.code for warning in build(**changes).warnings]
+
+
+def user(*parts: JsonObject) -> JsonObject:
+    return {"role": "user", "parts": list(parts)}
+
+
+def model(*parts: JsonObject) -> JsonObject:
+    return {"role": "model", "parts": list(parts)}
+
+
+def ours(**data: Json) -> ProviderRaw:
+    return ProviderRaw("gemini", data, NEWER.removeprefix("gemini:"))
+
+
+def use(call_id: str, name: str = "read_file", raw: ProviderRaw | None = None, **arguments: Json) -> ToolUseBlock:
+    return ToolUseBlock(call_id, name, arguments, provider_raw=raw)
+
+
+def test_the_smallest_request() -> None:
+    """The model is in the address, and nothing is said that was not asked for."""
+    assert build().body == {"contents": [user(text("Hi"))], "generationConfig": {"maxOutputTokens": 64}}
+
+
+def test_roles() -> None:
+    """System and developer text go ahead; neighbours of one role become one turn."""
+    built = build(
+        Message.system("One."),
+        Message.user("Hi"),
+        Message.user("there"),
+        Message.assistant("Yes?"),
+        Message.developer("Two."),
+        Message.user("Go"),
+        system_prompt="Zero.",
+    )
+    assert built.body["systemInstruction"] == {"parts": [text("Zero.\n\nOne.\n\nTwo.")]}
+    assert built.body["contents"] == [user(text("Hi"), text("there")), model(text("Yes?")), user(text("Go"))]
+
+
+def test_a_conversation_begins_and_ends_with_the_user() -> None:
+    """A turn is added where it doesn't, and said to be."""
+    assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(""))]
+    assert codes(messages=(Message.assistant("Hello"),)) == ["content_dropped", "turn_added"]
+    messages = (Message.assistant("Hello"), Message.user("Hi"))
+    assert contents(*messages) == [user(text(BEGINNING)), model(text("Hello")), user(text("Hi"))]
+    assert codes(messages=messages) == ["content_dropped"]
+
+
+def test_nothing_to_send_is_refused() -> None:
+    """Before it is sent."""
+    with pytest.raises(InvalidRequestError, match="no message"):
+        build(Message.user("  "))
+
+
+def test_a_model_without_system_text_is_told_by_the_user() -> None:
+    """The same words, first of all."""
+    built = build(system_prompt="Be brief.", model="gemini:gemma-3-27b-it")
+    assert "systemInstruction" not in built.body
+    assert built.body["contents"] == [user(text("Be brief."), text("Hi"))]
+
+
+# -- media
+
+
+@pytest.mark.parametrize(
+    ("block", "part"),
+    [
+        (ImageBlock(data=PNG), {"inlineData": {"mimeType": "image/png", "data": PNG_64}}),
+        (
+            ImageBlock(data=b"x", media_type="image/jpg"),
+            {"inlineData": {"mimeType": "image/jpeg", "data": "eA=="}},
+        ),
+        (
+            ImageBlock(url=f"data:image/png;base64,{PNG_64}"),
+            {"inlineData": {"mimeType": "image/png", "data": PNG_64}},
+        ),
+        (
+            ImageBlock(url="https://x.test/a.webp?b=c"),
+            {"fileData": {"mimeType": "image/webp", "fileUri": "https://x.test/a.webp?b=c"}},
+        ),
+        (ImageBlock(url="https://x.test/files/abc"), {"fileData": {"fileUri": "https://x.test/files/abc"}}),
+        (
+            ImageBlock(url="gs://b/a", media_type="image/png"),
+            {"fileData": {"mimeType": "image/png", "fileUri": "gs://b/a"}},
+        ),
+        (AudioBlock(data=b"ID3"), {"inlineData": {"mimeType": "audio/mp3", "data": "SUQz"}}),
+        (
+            AudioBlock(data=b"x", media_type="audio/x-wav"),
+            {"inlineData": {"mimeType": "audio/wav", "data": "eA=="}},
+        ),
+        (DocumentBlock(data=b"%PDF-"), {"inlineData": {"mimeType": "application/pdf", "data": "JVBERi0="}}),
+        (
+            DocumentBlock(data=b"{}", media_type="application/json"),
+            {"inlineData": {"mimeType": "text/plain", "data": "e30="}},
+        ),
+    ],
+)
+def test_media(block: ContentBlock, part: JsonObject) -> None:
+    """Bytes inline, addresses as they are."""
+    assert contents(Message.user([TextBlock("See"), block])) == [user(text("See"), part)]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        ImageBlock(data=b"GIF89a"),
+        ImageBlock(url="data:image/gif;base64,R0lG"),
+        ImageBlock(url="data:image/png;base64,x"),
+        ImageBlock(url="file:///etc/passwd"),
+        AudioBlock(data=b"x", media_type="audio/midi"),
+        DocumentBlock(data=b"x", media_type="application/zip"),
+    ],
+)
+def test_media_that_are_not_taken_are_reported(block: ContentBlock) -> None:
+    """The rest of the message goes on without them."""
+    message = Message.user([TextBlock("See"), block])
+    assert contents(message) == [user(text("See"))]
+    assert codes(messages=(message,)) == ["content_dropped"]
+
+
+def test_media_for_a_model_that_takes_none() -> None:
+    """Only images, for Gemma."""
+    message = Message.user([ImageBlock(data=PNG), AudioBlock(data=b"ID3"), DocumentBlock(data=b"%PDF-")])
+    built = build(message, model="gemini:gemma-3-27b-it")
+    assert built.body["contents"] == [user({"inlineData": {"mimeType": "image/png", "data": PNG_64}})]
+    assert len(built.warnings) == 2
+
+
+# -- calls and results
+
+
+def test_results_stand_together_in_the_order_of_the_calls() -> None:
+    """Alone in their content, with the calls' ids and names; what the user says next is another content."""
+    found = contents(
+        Message.user("Hi"),
+        Message.assistant([TextBlock("So"), use("tu_1", path="a"), use("tu_2", "list", raw=ours(id="own"))]),
+        Message(Role.TOOL, (ToolResultBlock("tu_2", "two"), ToolResultBlock("tu_1", "gone", is_error=True))),
+        Message.user("And?"),
+        model=OLDER,
+    )
+    assert found == [
+        user(text("Hi")),
+        model(
+            text("So"),
+            {"functionCall": {"id": "tu_1", "name": "read_file", "args": {"path": "a"}}},
+            {"functionCall": {"id": "own", "name": "list", "args": {}}},
+        ),
+        user(
+            {"functionResponse": {"id": "tu_1", "name": "read_file", "response": {"error": "gone"}}},
+            {"functionResponse": {"id": "own", "name": "list", "response": {"output": "two"}}},
+        ),
+        user(text("And?")),
+    ]
+
+
+def test_a_result_is_never_missing_nor_silent() -> None:
+    """A call that was not executed, and one that failed without a word."""
+    found = contents(
+        Message.user("Hi"),
+        Message.assistant([use("a"), use("b")]),
+        Message.tool_result("b", "", is_error=True),
+        model=OLDER,
+    )
+    assert isinstance(found, list)
+    errors = [part["functionResponse"]["response"] for part in found[2]["parts"]]
+    assert errors == [{"error": NOT_EXECUTED}, {"error": FAILED_SILENTLY}]
+
+
+def test_images_in_results() -> None:
+    """Within them for newer models; after them, with what the user says, for others and for addresses."""
+    blocks = [TextBlock("Two."), ImageBlock(data=PNG), ImageBlock(url="https://x.test/b.png")]
+    messages = (
+        Message.user("Hi"),
+        Message.assistant([use("a")]),
+        Message.tool_result("a", blocks),
+        Message.user("And?"),
+    )
+    inline: JsonObject = {"inlineData": {"mimeType": "image/png", "data": PNG_64}}
+    linked: JsonObject = {"fileData": {"mimeType": "image/png", "fileUri": "https://x.test/b.png"}}
+    response: JsonObject = {"id": "a", "name": "read_file", "response": {"output": "Two."}}
+    label = text("In the result of read_file:")
+    newer, older = contents(*messages), contents(*messages, model=OLDER)
+    assert isinstance(newer, list)
+    assert isinstance(older, list)
+    assert newer[2:] == [
+        user({"functionResponse": {**response, "parts": [inline]}}),
+        user(label, linked, text("And?")),
+    ]
+    assert older[2:] == [user({"functionResponse": response}), user(label, inline, linked, text("And?"))]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [("a.b:c-d", "a_b_c-d"), ("wörld x", "w_rld_x"), ("1st", "_1st"), ("", "_"), ("x" * 200, "x" * 64)],
+)
+def test_names_that_a_model_made_up(name: str, sent: str) -> None:
+    """Fitted to the wire, in call and result alike."""
+    found = contents(Message.user("Hi"), Message.assistant([use("a", name)]))
+    assert isinstance(found, list)
+    assert found[1]["parts"][0]["functionCall"]["name"] == sent
+    assert found[2]["parts"][0]["functionResponse"]["name"] == sent
+
+
+def test_the_first_call_of_a_turn_is_signed() -> None:
+    """Newer models demand it; a call of another model says that it has no signature."""
+    foreign = [use("a"), use("b")]
+    own = [use("c", raw=ours(thoughtSignature="c2ln")), use("d", raw=ours())]
+    history = (
+        Message.user("Hi"),
+        Message.assistant(foreign),
+        Message(Role.TOOL, (ToolResultBlock("a", "x"), ToolResultBlock("b", "x"))),
+        Message.assistant(own),
+    )
+    found = contents(*history)
+    assert isinstance(found, list)
+    signatures = [part.get("thoughtSignature") for at in (1, 3) for part in found[at]["parts"]]
+    assert signatures == [NO_SIGNATURE, None, "c2ln", None]
+    assert base64.b64decode(NO_SIGNATURE) == b"skip_thought_signature_validator"
+
+
+def test_signatures_go_back_to_the_model_that_gave_them() -> None:
+    """To others, calls, texts and parts go without them, and signed reasoning not at all."""
+    code: JsonObject = {"executableCode": {"language": "PYTHON", "code": "1"}}
+    signed: list[Json] = [{"start": 0, "end": 2, "signature": "c2ln"}]
+    said: list[ContentBlock] = [
+        ThinkingBlock("Hm", "c2ln", ours()),
+        TextBlock("So", ours(signatures=signed)),
+        OpaqueBlock("executableCode", ours(**code, thoughtSignature="c2ln")),
+        OpaqueBlock("thoughtSignature", ours(text="", thoughtSignature="c2ln")),
+        use("c", raw=ours(thoughtSignature="c2ln")),
+    ]
+    history = (Message.user("Hi"), Message.assistant(said), Message.tool_result("c", "x"))
+    called: JsonObject = {"functionCall": {"id": "c", "name": "read_file", "args": {}}}
+    for there, signature in ((OLDER, {}), ("gemini:gemini-3-pro", {"thoughtSignature": NO_SIGNATURE})):
+        built = build(*history, model=there)
+        sent = built.body["contents"]
+        assert isinstance(sent, list)
+        assert sent[1] == model(text("So"), code, {**called, **signature})
+        assert [loss.block_type for loss in built.history.losses] == ["thinking"]
+
+
+def test_signed_text_goes_back_in_its_parts() -> None:
+    """Also an empty one."""
+    signed: list[Json] = [
+        {"start": 3, "end": 5, "signature": "c2lnMQ=="},
+        {"start": 6, "end": 6, "signature": "c2lnMg=="},
+    ]
+    block = TextBlock("abcdef", ours(signatures=signed))
+    assert contents(Message.user("Hi"), Message.assistant([block]), Message.user("Go")) == [
+        user(text("Hi")),
+        model(text("abc"), text("de", "c2lnMQ=="), text("f"), text("", "c2lnMg==")),
+        user(text("Go")),
+    ]
+
+
+@pytest.mark.parametrize("signed", [[{"start": 3, "end": 99, "signature": "s"}], [{"start": 1}], "x", None, [7]])
+def test_a_signature_that_fits_no_text_is_left_out(signed: Json) -> None:
+    """The text goes all the same."""
+    found = contents(Message.user("Hi"), Message.assistant([TextBlock("abc", ours(signatures=signed))]))
+    assert isinstance(found, list)
+    assert found[1] == model(text("abc"))
+
+
+def test_thoughts_go_back_only_if_signed_and_our_own() -> None:
+    """What is left out is reported."""
+    content: list[ContentBlock] = [
+        ThinkingBlock("summary", None, ours()),
+        ThinkingBlock("signed", "c2ln", ours()),
+        ThinkingBlock("foreign", "c2ln", ProviderRaw("anthropic", {})),
+        RedactedThinkingBlock("x", ours()),
+        TextBlock("A", ProviderRaw("openai", {"signatures": [{"start": 0, "end": 1, "signature": "s"}]})),
+    ]
+    built = build(Message.user("Hi"), Message.assistant(content), Message.user("Go"))
+    sent = built.body["contents"]
+    assert isinstance(sent, list)
+    assert sent[1] == model(thought("signed", "c2ln"), text("A"))
+    assert [loss.block_type for loss in built.history.losses] == ["thinking", "thinking", "redacted_thinking"]
+
+
+def test_opaque_parts_go_back_as_they_came() -> None:
+    """What is about the reply stays here, without a word."""
+    code: JsonObject = {"executableCode": {"language": "PYTHON", "code": "1"}, "thoughtSignature": "c2ln"}
+    content: list[ContentBlock] = [
+        OpaqueBlock("executableCode", ours(**code)),
+        OpaqueBlock("thoughtSignature", ours(text="", thoughtSignature="c2ln")),
+        OpaqueBlock("groundingMetadata", ours(groundingMetadata={})),
+        OpaqueBlock("server_tool_use", ProviderRaw("anthropic", {"type": "server_tool_use"})),
+    ]
+    built = build(Message.user("Hi"), Message.assistant(content), Message.user("Go"))
+    sent = built.body["contents"]
+    assert isinstance(sent, list)
+    assert sent[1] == model(code, text("", "c2ln"))
+    assert len(built.warnings) == 1
+
+
+def test_a_reply_goes_back_as_it_came() -> None:
+    """Every part of it, each with its own signature."""
+    parts = [
+        thought("Hm", "c2lnMQ=="),
+        text("So "),
+        text("then", "c2lnMg=="),
+        {"inlineData": {"mimeType": "image/png", "data": PNG_64}},
+        call("a", "c2lnMw==", id="c1", args={"x": [1, None]}),
+        call("b", id="c2", args={}),
+        text("", "c2lnNA=="),
+    ]
+    reply = read_whole(*parts, groundingMetadata={"x": 1})
+    found = contents(Message.user("Hi"), Message.assistant(reply.content), model=OLDER)
+    assert isinstance(found, list)
+    assert found[1] == model(*parts)
+
+
+# -- tools
+
+
+def test_tools_are_declared_with_their_schemas() -> None:
+    """Fitted; and one without parameters has none."""
+    tools = (
+        READ_FILE,
+        ToolDefinition("now"),
+        ToolDefinition("odd", "", {"type": "object", "properties": {"a": {"const": 1}}}),
+    )
+    assert build(tools=tools).body["tools"] == [
+        {
+            "functionDeclarations": [
+                {"name": "read_file", "description": "Reads.", "parametersJsonSchema": PATH},
+                {"name": "now"},
+                {
+                    "name": "odd",
+                    "parametersJsonSchema": {"type": "object", "properties": {"a": {"enum": [1]}}},
+                },
+            ]
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode"),
+    [
+        (None, None),
+        (ToolChoice("auto"), {"mode": "AUTO"}),
+        (ToolChoice("none"), {"mode": "NONE"}),
+        (ToolChoice("required"), {"mode": "ANY"}),
+        (ToolChoice("named", "read_file"), {"mode": "ANY", "allowedFunctionNames": ["read_file"]}),
+    ],
+)
+def test_tool_choice(choice: ToolChoice | None, mode: Json) -> None:
+    """Four modes, and none without tools to choose from."""
+    sent = build(tools=(READ_FILE,), tool_choice=choice).body.get("toolConfig")
+    assert sent == (None if mode is None else {"functionCallingConfig": mode})
+    if choice is not None and choice.mode in ("auto", "none"):
+        assert "toolConfig" not in build(tool_choice=choice).body
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice"),
+    [((), ToolChoice("required")), ((), ToolChoice("named", "x")), ((READ_FILE,), ToolChoice("named", "x"))],
+)
+def test_a_choice_that_can_not_be_made(tools: tuple[ToolDefinition, ...], choice: ToolChoice) -> None:
+    """Refused before it is sent."""
+    with pytest.raises(UnsupportedToolChoiceError):
+        build(tools=tools, tool_choice=choice)
+
+
+def test_strict_tools_are_validated_where_that_exists() -> None:
+    """On newer models, unless something else is chosen."""
+    strict = ToolDefinition("a", "", PATH, strict=True)
+    validated = {"functionCallingConfig": {"mode": "VALIDATED"}}
+    assert build(tools=(strict,)).body["toolConfig"] == validated
+    assert build(tools=(strict,), tool_choice=ToolChoice("auto")).body["toolConfig"] == validated
+    assert "toolConfig" not in build(tools=(strict,), model=OLDER).body
+
+
+def test_tools_for_a_model_that_takes_none() -> None:
+    """Refused before it is sent."""
+    with pytest.raises(CapabilityError, match="takes no tools"):
+        build(tools=(READ_FILE,), model="gemini:gemma-3-27b-it")
+
+
+# -- the reply's form, and tuning
+
+
+def test_structured_output() -> None:
+    """A schema, or any object at all."""
+    json_only = {"responseMimeType": "application/json"}
+    assert config(output_schema=PATH) == {**json_only, "responseJsonSchema": PATH}
+    assert config(output_schema={"type": "object", "title": "T"}) == json_only
+    assert config(output_schema=PATH, tools=(READ_FILE,)) == {**json_only, "responseJsonSchema": PATH}
+
+
+def test_structured_output_beside_tools_on_older_models() -> None:
+    """They refuse it, so the system text asks for it, with a warning."""
+    built = build(output_schema=PATH, tools=(READ_FILE,), model=OLDER, system_prompt="Be brief.")
+    assert built.body["generationConfig"] == {"maxOutputTokens": 64}
+    said = msgspec.json.encode(built.body["systemInstruction"]).decode()
+    assert "Be brief." in said
+    assert "JSON Schema" in said
+    assert [warning.code for warning in built.warnings] == ["schema_as_instruction"]
+
+
+@pytest.mark.parametrize(
+    ("name", "effort", "thinking", "warned"),
+    [
+        ("gemini-2.5-flash", "none", {"thinkingBudget": 0}, []),
+        ("gemini-2.5-flash", "low", {"thinkingBudget": 1024, "includeThoughts": True}, []),
+        ("gemini-2.5-flash", "max", {"thinkingBudget": 24576, "includeThoughts": True}, []),
+        ("gemini-2.5-flash-lite-preview-06-17", "minimal", {"thinkingBudget": 512, "includeThoughts": True}, []),
+        ("gemini-2.5-pro", "none", {"thinkingBudget": 128, "includeThoughts": True}, CHANGED),
+        ("gemini-2.5-pro", "max", {"thinkingBudget": 32768, "includeThoughts": True}, []),
+        ("gemini-3-flash-preview", "minimal", {"thinkingLevel": "MINIMAL", "includeThoughts": True}, []),
+        (
+            "gemini-3-pro-preview",
+            "medium",
+            {"thinkingLevel": "LOW", "includeThoughts": True},
+            ["parameter_changed"],
+        ),
+        ("gemini-3.1-pro-preview", "medium", {"thinkingLevel": "MEDIUM", "includeThoughts": True}, []),
+        ("gemini-3.8-flash", "minimal", {"thinkingLevel": "LOW", "includeThoughts": True}, CHANGED),
+        ("gemini-flash-latest", "high", {"thinkingLevel": "HIGH", "includeThoughts": True}, []),
+        ("unheard-of", "xhigh", {"thinkingLevel": "HIGH", "includeThoughts": True}, CHANGED),
+        ("gemini-2.0-flash", "high", None, ["parameter_dropped"]),
+        ("gemini-2.5-flash", "heroic", None, ["parameter_dropped"]),
+    ],
+)
+def test_reasoning_effort(name: str, effort: str, thinking: Json, warned: list[str]) -> None:
+    """A budget or a level, as the model has it, and never both."""
+    asked = {"model": f"gemini:{name}", "reasoning_effort": effort}
+    assert config(**asked).get("thinkingConfig") == thinking
+    assert codes(**asked) == warned
+
+
+def test_sampling() -> None:
+    """All that there is; zero is a value."""
+    assert config(
+        temperature=0.0, top_p=0.5, frequency_penalty=-1.0, presence_penalty=0.0, seed=0, stop_sequences=("a", "")
+    ) == {
+        "temperature": 0.0,
+        "topP": 0.5,
+        "frequencyPenalty": -1.0,
+        "presencePenalty": 0.0,
+        "seed": 0,
+        "stopSequences": ["a"],
+    }
+
+
+def test_what_is_not_taken_is_left_out_with_a_warning() -> None:
+    """Too many stop sequences, and what has no field."""
+    assert config(stop_sequences=tuple("abcdef"))["stopSequences"] == list("abcde")
+    asked = {
+        "stop_sequences": tuple("abcdef"),
+        "verbosity": "low",
+        "user": "u",
+        "tools": (READ_FILE,),
+        "parallel_tool_calls": False,
+    }
+    assert sorted(codes(**asked)) == ["parameter_dropped"] * 4
+
+
+# -- the provider's own options
+
+
+def test_provider_options_are_merged_and_go_first() -> None:
+    """Objects field by field, tools beside ours, under either name."""
+    options = {
+        "gemini": {
+            "safetySettings": [{"category": "HARM_CATEGORY_HATE_SPEECH", "threshold": "BLOCK_NONE"}],
+            "generationConfig": {"topK": 3, "temperature": 1, "thinkingConfig": {"thinkingBudget": -1}},
+            "tools": [{"googleSearch": {}}],
+        }
+    }
+    built = build(
+        provider_options=options, temperature=0.5, reasoning_effort="low", tools=(READ_FILE,), model=OLDER
+    )
+    assert built.body["safetySettings"] == options["gemini"]["safetySettings"]
+    assert built.body["generationConfig"] == {
+        "maxOutputTokens": 64,
+        "temperature": 1,
+        "topK": 3,
+        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": -1},
+    }
+    tools = built.body["tools"]
+    assert isinstance(tools, list)
+    assert [list(tool) for tool in tools if isinstance(tool, dict)] == [["functionDeclarations"], ["googleSearch"]]
+    assert "toolConfig" not in built.body
+    with pytest.raises(InvalidRequestError, match="must be an object"):
+        build(provider_options={"gemini": 3})
+
+
+def test_tools_of_both_kinds_on_newer_models() -> None:
+    """They go together if the request says so; the caller may say otherwise."""
+    search: JsonObject = {"tools": [{"googleSearch": {}}]}
+    built = build(provider_options={"gemini": search}, tools=(READ_FILE,))
+    assert built.body["toolConfig"] == {"includeServerSideToolInvocations": True}
+    assert "toolConfig" not in build(provider_options={"gemini": search}).body
+    declared: JsonObject = {"tools": [{"functionDeclarations": []}]}
+    assert "toolConfig" not in build(provider_options={"gemini": declared}, tools=(READ_FILE,)).body
+
+
+def test_cached_content_has_its_own_tools_and_system_text() -> None:
+    """Sent beside it, they would be refused."""
+    built = build(
+        provider_options={"gemini": {"cachedContent": "cachedContents/x"}},
+        tools=(READ_FILE,),
+        tool_choice=ToolChoice("auto"),
+        system_prompt="S",
+    )
+    assert set(built.body) == {"cachedContent", "contents", "generationConfig"}
+    assert [warning.code for warning in built.warnings] == ["parameter_dropped"] * 3

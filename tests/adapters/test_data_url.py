@@ -1,0 +1,23 @@
+"""Data URLs."""
+
+from __future__ import annotations
+
+import pytest
+
+from adapters.data_url import read_data_url
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("data:image/png;base64,eA==", ("image/png", b"x")),
+        ("DATA:Text/Plain;charset=utf-8,a%20b", ("text/plain", b"a b")),
+        ("data:,x", ("", b"x")),
+        ("data:image/png;base64,eA", None),
+        ("data:image/png", None),
+        ("https://x.test/a,b", None),
+    ],
+)
+def test_reading(url: str, found: tuple[str, bytes] | None) -> None:
+    """Type and bytes, or nothing."""
+    assert read_data_url(url) == found
