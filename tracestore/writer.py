@@ -3,7 +3,7 @@
 What is published waits in a lossless subscription, is taken into `WriterCore`, and leaves it when it is committed.
 The order never changes: first what was spilled, then what waits in memory. What the store does decides the state:
 
-    ok          commits at most 20 ms after an event came, 256 events at a time
+    ok          commits at most 50 ms after an event came, 256 events at a time
     retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
     spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
                 beside the database, and commits are still tried
