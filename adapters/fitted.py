@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from itertools import repeat
+from operator import is_
 from typing import Literal
 
 import msgspec
@@ -91,8 +93,8 @@ class Loss(msgspec.Struct, frozen=True):
 class FittedHistory(msgspec.Struct, frozen=True):
     """What to send. tool_ids: from our id of a call to the one for the wire. tool_names: by our id.
 
-    homes: the id of the message that a block came from, by the block's identity. may_lose: the request allows
-    losses.
+    homes: which blocks came from which message, by its id; the first that has a block is its own. may_lose: the
+    request allows losses.
     """
 
     system: str | None
@@ -102,12 +104,12 @@ class FittedHistory(msgspec.Struct, frozen=True):
     losses: tuple[Loss, ...]
     session_id: str = ""
     adapter: str = ""
-    homes: dict[int, str] = msgspec.field(default_factory=dict)
+    homes: tuple[tuple[str, tuple[ContentBlock, ...]], ...] = ()
     may_lose: bool = True
 
     def home(self, block: ContentBlock) -> str:
         """The id of the message that a block of `messages` came from; empty if it had none."""
-        return self.homes.get(id(block), "")
+        return next((home for home, blocks in self.homes if any(map(is_, blocks, repeat(block)))), "")
 
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
         """What a protocol can't carry of a block of `messages`. kind: of that part of the block."""

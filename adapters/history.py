@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from operator import is_
 from typing import assert_never
 
@@ -82,10 +83,9 @@ class _Fitter:
         self.losses: list[Loss] = []
         self.tool_ids: dict[str, str] = {}
         self.tool_names: dict[str, str] = {}
-        self.homes: dict[int, str] = {}
+        self.homes: list[tuple[str, tuple[ContentBlock, ...]]] = []
         self.taken: set[str] = set()
         self.results = _collect_results(request.messages)
-        self.called = {block.id for message in request.messages for block in message.tool_uses}
 
     def fit(self) -> FittedHistory:
         system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
@@ -112,7 +112,7 @@ class _Fitter:
             losses=tuple(self.losses),
             session_id=self.request.session_id,
             adapter=self.target.provider,
-            homes=self.homes,
+            homes=tuple(self.homes),
             may_lose=self.options.get("on_loss") != "error",
         )
 
@@ -121,14 +121,13 @@ class _Fitter:
         blocks = tuple(content)
         if not blocks:
             return
-        for block in blocks:
-            self.homes.setdefault(id(block), origin.id or "")
         if fitted and fitted[-1].role is role:
             fitted[-1] = Message(role, fitted[-1].content + blocks)
         elif origin.role is role and len(blocks) == len(origin.content) and all(map(is_, blocks, origin.content)):
             fitted.append(origin)
         else:
             fitted.append(Message(role, blocks))
+        self.homes.append((origin.id or "", blocks))
 
     def _append_reply(self, fitted: list[Message], message: Message) -> None:
         content = self._assistant(message)
@@ -139,6 +138,11 @@ class _Fitter:
         calls = [block for block in content if isinstance(block, ToolUseBlock)]
         if calls:
             self._append(fitted, message, Role.TOOL, [self._answer(call) for call in calls])
+
+    @cached_property
+    def called(self) -> set[str]:
+        """Our ids of all calls."""
+        return {block.id for message in self.request.messages for block in message.tool_uses}
 
     # -- what users say
 
@@ -276,10 +280,11 @@ class _Fitter:
         if call.id not in self.results:
             return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
         message, result = self.results[call.id]
-        self.homes[id(result)] = message.id or ""
         if isinstance(result.content, str):
             text = mend_text(result.content)
-            return result if text is result.content else msgspec.structs.replace(result, content=text)
+            answer = result if text is result.content else msgspec.structs.replace(result, content=text)
+            self.homes.append((message.id or "", (answer,)))
+            return answer
         kept: list[ResultPart] = []
         refused: list[ContentBlock] = []
         for block in result.content:
@@ -291,9 +296,7 @@ class _Fitter:
             else:
                 kept.append(block)
         answer = msgspec.structs.replace(result, content=tuple(kept or left_out(refused)))
-        self.homes[id(answer)] = message.id or ""
-        for part in kept:
-            self.homes.setdefault(id(part), message.id or "")
+        self.homes.append((message.id or "", (answer, *kept)))
         return answer
 
     def _refused_in_result(self, block: ImageBlock | DocumentBlock) -> str | None:

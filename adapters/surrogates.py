@@ -30,6 +30,8 @@ def mend_json(text: bytes) -> bytes:
 
 def mend_text(text: str) -> str:
     """Text that UTF-8 can hold: whole pairs joined, halves replaced; the same object if it could already."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -10,6 +10,7 @@ import re
 
 import msgspec
 
+from adapters.fitted import ToolIdRule
 from adapters.repair import Refusal, RepairRules
 
 
@@ -53,6 +54,8 @@ newest, and stand for what will come after them.
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 _OFFICE = "application/vnd.openxmlformats-officedocument."
+TOOL_IDS = ToolIdRule(max_length=64)
+
 DOCUMENT_TYPES = (
     "application/pdf",
     "text/plain",

@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import nearest_effort
-from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.history import FittedHistory, Target, fit_history
 from adapters.settings import write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
@@ -21,7 +21,7 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice, ToolDefinition
 
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, Family, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, TOOL_IDS, Family, family
 from .items import write_items
 from .quirks import Quirks
 from .response import output_limit
@@ -99,7 +99,7 @@ class _Builder:
     def _fit(self) -> FittedHistory:
         target = Target(
             provider=self.provider,
-            tool_ids=ToolIdRule(max_length=64),
+            tool_ids=TOOL_IDS,
             model=self.request.wire_model,
             accepts_images=self.quirks.images,
             accepts_documents=self.quirks.documents,

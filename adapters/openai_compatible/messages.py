@@ -65,6 +65,8 @@ class _Writer:
         loop_start = max((n for n, m in enumerate(history) if m.role is Role.USER), default=-1)
         for position, message in enumerate(history):
             match message.role:
+                case Role.USER if self._only_text(message):
+                    self.messages.append({"role": "user", "content": "\n\n".join(map(_text, message.content))})
                 case Role.USER:
                     self._say(self._parts(message.content, message))
                 case Role.ASSISTANT:
@@ -74,6 +76,11 @@ class _Writer:
                 case _:
                     self.messages.append({"role": message.role.value, "content": join_text(message.content)})
         return self.messages, self.losses
+
+    def _only_text(self, message: Message) -> bool:
+        """Whether a user's message is text alone, with no user's message before it that it would join."""
+        last = self.messages[-1]["role"] if self.messages else ""
+        return last != "user" and all(type(block) is TextBlock for block in message.content)
 
     def _say(self, parts: list[JsonObject]) -> None:
         """A user's words. They join a user message before them: chat templates want roles to alternate."""
@@ -134,6 +141,8 @@ class _Writer:
         """The reasoning that the server wants back; the rest is lost, and said to be."""
         details: list[Json] = []
         for block in message.content:
+            if isinstance(block, TextBlock | ToolUseBlock):
+                continue
             data = block.provider_raw.data if isinstance(block, ThinkingBlock) and block.provider_raw else {}
             match self.quirks.replays:
                 case "tool_loop" if isinstance(block, ThinkingBlock) and with_calls:
@@ -181,6 +190,10 @@ class _Writer:
 
 def _blocks(result: ToolResultBlock) -> tuple[ResultPart, ...]:
     return (TextBlock(result.content),) if isinstance(result.content, str) else result.content
+
+
+def _text(block: ContentBlock) -> str:
+    return block.text if isinstance(block, TextBlock) else ""
 
 
 def _text_part(text: str) -> JsonObject:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -50,19 +51,20 @@ def build_body(
 
 def target(quirks: Quirks, capabilities: AdapterCapabilities, provider: str) -> Target:
     """What histories are fitted to."""
-    if quirks.tool_id_alphanumeric:
-        ids = ToolIdRule(quirks.tool_id_length, "[A-Za-z0-9]", "")
-    else:
-        ids = ToolIdRule(quirks.tool_id_length)
     return Target(
         provider=provider,
-        tool_ids=ids,
+        tool_ids=_id_rule(quirks.tool_id_length, quirks.tool_id_alphanumeric),
         accepts_images=capabilities.supports_images,
         accepts_audio=capabilities.supports_audio,
         accepts_documents=capabilities.supports_documents,
         replays_thinking=quirks.replays != "nothing",
         keeps_developer=quirks.developer_role,
     )
+
+
+@lru_cache
+def _id_rule(length: int, alphanumeric: bool) -> ToolIdRule:
+    return ToolIdRule(length, "[A-Za-z0-9]", "") if alphanumeric else ToolIdRule(length)
 
 
 class _Builder:
