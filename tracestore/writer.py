@@ -3,7 +3,7 @@
 What is published waits in a lossless subscription, is taken into `WriterCore`, and leaves it when it is committed.
 The order never changes: first what was spilled, then what waits in memory. What the store does decides the state:
 
-    ok          commits at most 50 ms after an event came, 256 events at a time
+    ok          commits at most 100 ms after an event came, 256 events at a time
     retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
     spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
                 beside the database, and commits are still tried
@@ -71,7 +71,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     batch_events: int = 256
-    batch_seconds: float = 0.05
+    batch_seconds: float = 0.1
     first_retry: float = 1.0
     longest_retry: float = 30.0
     spill_after: int = 3

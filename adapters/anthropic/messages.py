@@ -70,6 +70,8 @@ def open_container(history: FittedHistory) -> str | None:
     None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
     """
     found: str | None = None
+    if not _opaque_blocks(history.messages):
+        return None
     for message in history.messages:
         if message.role is Role.USER:
             found = None
@@ -85,12 +87,10 @@ class _Writer:
         self.history = history
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        self.unpaired = _unpaired_server_tools(history.messages)
+        opaque = _opaque_blocks(history.messages)
+        self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
         self.server_calls = {
-            block.provider_raw.data.get("id")
-            for message in history.messages
-            for block in message.content
-            if isinstance(block, OpaqueBlock) and id(block) not in self.unpaired
+            block.provider_raw.data.get("id") for block in opaque if id(block) not in self.unpaired
         }
 
     def write(self) -> tuple[list[Json], list[Loss]]:
@@ -254,6 +254,10 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
     except UnicodeDecodeError:
         return "its text is not UTF-8"
     return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
+
+
+def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
+    return [block for message in messages for block in message.content if isinstance(block, OpaqueBlock)]
 
 
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
