@@ -98,7 +98,7 @@ def _in_messages(messages: list[Json], size: int, least: int) -> Iterator[_Spot]
     enough = 0  # from this message on, the prompt is long enough
     while size < least and enough <= last:
         content = _field(messages[enough], "content")
-        size += sum(_size(block) for block in content) if isinstance(content, list) else 0
+        size += sum(map(_size, content)) if isinstance(content, list) else 0
         enough += size < least
     for number, rank in ((former, 1), (last, 0)):
         content = _field(messages[number], "content") if number >= enough else None
@@ -128,8 +128,11 @@ def _carries(block: JsonObject) -> bool:
 
 def _size(block: Json) -> int:
     """About the bytes of a block's text."""
+    if isinstance(block, dict) and block.get("type") == "text":  # nearly always, and a match takes its time
+        text = block.get("text")
+        return len(text) if isinstance(text, str) else 0
     match block:
-        case {"type": "text", "text": str(text)} | {"type": "tool_result", "content": str(text)}:
+        case {"type": "tool_result", "content": str(text)}:
             return len(text)
         case {"type": "image" | "document"}:
             return _IMAGE_BYTES

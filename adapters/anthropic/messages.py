@@ -111,6 +111,8 @@ class _Writer:
         return [{"role": role, "content": content} for role, content in turns], self.losses
 
     def _content(self, message: Message) -> list[Json]:
+        if all(type(block) is TextBlock and block.provider_raw is None for block in message.content):
+            return [{"type": "text", "text": block.text} for block in message.content if type(block) is TextBlock]
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
         while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
             self._lose(written.pop()[0], "what it led to was never said")
