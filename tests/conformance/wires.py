@@ -1,90 +1,29 @@
-"""How each protocol says the same things: what the conformance suite needs to know of an adapter.
+"""How each protocol says the same things: the conformance kits of our own adapters.
 
-A third-party adapter joins by a subclass of Wire and an entry in WIRES; every test of the suite then runs with it.
+A provider joins by a subclass of Wire and an entry in WIRES; every check of `adapters.conformance`, and every test
+here, then runs with it.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-
-import msgspec
+from collections.abc import Iterable, Iterator
 
 from adapters import AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
-from adapters.contract import AdapterConfig
-from adapters.http_adapter import HttpAdapter
-from adapters.transport import Transport
-from bus.clock import Clock
+from adapters.conformance import CALLS, arguments, halves, write_event
+from adapters.conformance.http_kit import HttpKit as Wire
 from bus.json_types import Json, JsonObject
 
-from ..support.fake_http import FakeReply
-
-CALLS = (("read_file", {"path": "a.txt"}), ("list_files", {"path": ".", "deep": True, "limit": 3}))
-
-
-class Wire(ABC):
-    """One protocol. Every reply reports 12 input tokens, 4 of them from a cache, and 7 output tokens."""
-
-    name: str
-    adapter: type[HttpAdapter]
-    base_url: str
-    id_prefix = "call_"
-
-    def make(self, transport: Transport, clock: Clock, **config: object) -> HttpAdapter:
-        settings = AdapterConfig(**{"api_key": "sk-conformance", "base_url": self.base_url, **config})  # type: ignore[arg-type]
-        return self.adapter(settings, transport=transport, clock=clock)
-
-    @abstractmethod
-    def body(self, text: str, calls: int, stop: str) -> JsonObject:
-        """A whole reply: text, the first `calls` of CALLS, and why it stopped (end, tools or length)."""
-
-    @abstractmethod
-    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
-        """The same as a stream; names may be empty. Text and arguments come in two pieces."""
-
-    @abstractmethod
-    def error_body(self, condition: str) -> tuple[int, Json]:
-        """Status and body of a failure: one of `test_substitutability.CONDITIONS`."""
-
-    @abstractmethod
-    def error_event(self) -> tuple[str, JsonObject]:
-        """The provider fails in the middle of a stream, because it is overloaded."""
-
-    @abstractmethod
-    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
-        """The ids of the calls and of the results in a request."""
-
-    def ids_issued(self, calls: int) -> list[str]:
-        """The ids that it gives its first calls."""
-        return [f"{self.id_prefix}{number}" for number in range(calls)]
-
-    def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
-        body = msgspec.json.encode(self.body(text, calls, stop))
-        return FakeReply(body, headers={"content-type": "application/json"})
-
-    def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
-        """A streamed reply, one piece for each event."""
-        return [write_event(*event) for event in self.events(text, calls, stop)]
-
-    def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
-        return FakeReply(*self.chunks(text, calls, stop))
-
-    def failing(self, condition: str) -> FakeReply:
-        status, body = self.error_body(condition)
-        return FakeReply(msgspec.json.encode(body), status=status, headers={"content-type": "application/json"})
-
-
-def write_event(name: str, data: Json) -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + (data.encode() if isinstance(data, str) else msgspec.json.encode(data)) + b"\n\n"
-
-
-def halves(text: str) -> tuple[str, str]:
-    return text[: len(text) // 2], text[len(text) // 2 :]
-
-
-def arguments(call: int) -> str:
-    return msgspec.json.encode(CALLS[call][1]).decode()
+__all__ = [
+    "CALLS",
+    "QUIRKY",
+    "WIRES",
+    "AnthropicWire",
+    "ChatWire",
+    "ResponsesWire",
+    "Wire",
+    "arguments",
+    "write_event",
+]
 
 
 class AnthropicWire(Wire):
@@ -105,6 +44,31 @@ class AnthropicWire(Wire):
 
     def _message(self) -> JsonObject:
         return {"id": "msg_01", "type": "message", "role": "assistant", "model": "claude-served"}
+
+    def thinking_body(self, thought: str, text: str) -> JsonObject:
+        body = self.body(text, 0, "end")
+        return {
+            **body,
+            "content": [{"type": "thinking", "thinking": thought, "signature": "c2ln"}, *body["content"]],
+        }
+
+    def thinking_events(self, thought: str, text: str) -> Iterable[tuple[str, JsonObject]]:
+        first, *rest = self.events(text, 0, "end")
+        start = {"type": "thinking", "thinking": "", "signature": ""}
+        deltas = [{"type": "thinking_delta", "thinking": half} for half in halves(thought)]
+        thinking = [
+            ("content_block_start", {"type": "content_block_start", "index": 0, "content_block": start}),
+            *[
+                ("content_block_delta", {"type": "content_block_delta", "index": 0, "delta": delta})
+                for delta in [*deltas, {"type": "signature_delta", "signature": "c2ln"}]
+            ],
+            ("content_block_stop", {"type": "content_block_stop", "index": 0}),
+        ]
+        later = [(name, {**data, "index": data["index"] + 1} if "index" in data else data) for name, data in rest]
+        return [first, *thinking, *later]
+
+    def unknown_event(self) -> tuple[str, JsonObject]:
+        return "mood", {"type": "mood", "index": 0, "mood": {"type": "cheerful"}}
 
     def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
         def event(kind: str, **fields: Json) -> tuple[str, JsonObject]:
@@ -174,8 +138,11 @@ class ResponsesWire(Wire):
         "total_tokens": 19,
     }
 
-    def _items(self, text: str, calls: int) -> list[JsonObject]:
+    def _items(self, text: str, calls: int, thought: str = "") -> list[JsonObject]:
         items: list[JsonObject] = []
+        if thought:
+            summary = [{"type": "summary_text", "text": thought}]
+            items.append({"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": "AAAA"})
         if text:
             part = {"type": "output_text", "text": text, "annotations": []}
             items.append(
@@ -194,7 +161,7 @@ class ResponsesWire(Wire):
         ]
         return items
 
-    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         return {
             "id": "resp_1",
             "object": "response",
@@ -202,11 +169,20 @@ class ResponsesWire(Wire):
             "status": "incomplete" if stop == "length" else "completed",
             "incomplete_details": {"reason": "max_output_tokens"} if stop == "length" else None,
             "error": None,
-            "output": self._items(text, calls),
+            "output": self._items(text, calls, thought),
             "usage": self._usage,
         }
 
-    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+    def thinking_body(self, thought: str, text: str) -> JsonObject:
+        return self.body(text, 0, "end", thought)
+
+    def thinking_events(self, thought: str, text: str) -> Iterator[tuple[str, JsonObject]]:
+        return self.events(text, 0, "end", thought)
+
+    def unknown_event(self) -> tuple[str, JsonObject]:
+        return "response.mood", {"type": "response.mood", "output_index": 0, "mood": "cheerful"}
+
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
         number = -1
 
         def event(kind: str, **fields: Json) -> tuple[str, JsonObject]:
@@ -214,13 +190,17 @@ class ResponsesWire(Wire):
             number += 1
             return kind, {"type": kind, "sequence_number": number, **fields}
 
-        done = self.body(text, calls, stop)
+        done = self.body(text, calls, stop, thought)
         begun = {**done, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
         yield event("response.created", response=begun)
         yield event("response.in_progress", response=begun)
-        for index, item in enumerate(self._items(text, calls)):
+        for index, item in enumerate(self._items(text, calls, thought)):
             place: JsonObject = {"output_index": index, "item_id": item["id"]}
-            if item["type"] == "message":
+            if item["type"] == "reasoning":
+                yield event("response.output_item.added", output_index=index, item={**item, "summary": []})
+                for half in halves(thought):
+                    yield event("response.reasoning_summary_text.delta", **place, summary_index=0, delta=half)
+            elif item["type"] == "message":
                 yield event("response.output_item.added", output_index=index, item={**item, "content": []})
                 part = {"type": "output_text", "text": "", "annotations": []}
                 yield event("response.content_part.added", **place, content_index=0, part=part)
@@ -261,12 +241,19 @@ class ChatWire(Wire):
         "total_tokens": 19,
     }
 
-    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+    def __init__(self, quirks: str | None = None, id_prefix: str = "call_") -> None:
+        self.quirks = quirks or "default"
+        self.id_prefix = id_prefix
+        self.options = {"quirks": quirks} if quirks else {}
+
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         message: JsonObject = {"role": "assistant", "content": text or None}
+        if thought:
+            message["reasoning_content"] = thought
         if calls:
             message["tool_calls"] = [
                 {
-                    "id": f"call_{number}",
+                    "id": f"{self.id_prefix}{number}",
                     "type": "function",
                     "function": {"name": CALLS[number][0], "arguments": arguments(number)},
                 }
@@ -281,18 +268,29 @@ class ChatWire(Wire):
             "usage": self._usage,
         }
 
-    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+    def thinking_body(self, thought: str, text: str) -> JsonObject:
+        return self.body(text, 0, "end", thought)
+
+    def thinking_events(self, thought: str, text: str) -> Iterator[tuple[str, JsonObject]]:
+        return self.events(text, 0, "end", thought)
+
+    def unknown_event(self) -> tuple[str, JsonObject]:
+        return "", {"id": "chatcmpl-1", "object": "mood", "mood": "cheerful"}
+
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
         def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
             return "", {**head, "choices": [choice], "usage": None}
 
         head: JsonObject = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "gpt-served"}
         yield chunk({"role": "assistant", "content": ""})
+        for half in halves(thought) if thought else ():
+            yield chunk({"reasoning_content": half})
         for half in halves(text) if text else ():
             yield chunk({"content": half})
         for number in range(calls):
             function = {"name": CALLS[number][0], "arguments": ""}
-            start = {"index": number, "id": f"call_{number}", "type": "function", "function": function}
+            start = {"index": number, "id": f"{self.id_prefix}{number}", "type": "function", "function": function}
             yield chunk({"tool_calls": [start]})
             for half in halves(arguments(number)):
                 yield chunk({"tool_calls": [{"index": number, "function": {"arguments": half}}]})
@@ -333,3 +331,15 @@ def openai_error(condition: str) -> tuple[int, Json]:
 
 
 WIRES: tuple[Wire, ...] = (AnthropicWire(), ResponsesWire(), ChatWire())
+
+QUIRKY: tuple[Wire, ...] = (
+    ChatWire("openai"),
+    ChatWire("vllm"),
+    ChatWire("ollama"),
+    ChatWire("deepseek"),
+    ChatWire("mistral", id_prefix="abcdefgh"),
+    ChatWire("openrouter"),
+    ChatWire("cerebras"),
+    ChatWire("llama.cpp"),
+)
+"""Servers of one protocol that differ in what is sent to them."""
