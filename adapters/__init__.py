@@ -93,12 +93,14 @@ if TYPE_CHECKING:
     from .local import LocalAdapter
     from .openai import OpenAIAdapter
     from .openai_compatible import OpenAICompatibleAdapter
+    from .scripted import ScriptedAdapter
 
 _ADAPTERS = {
     "AnthropicAdapter": ".anthropic",
     "LocalAdapter": ".local",
     "OpenAIAdapter": ".openai",
     "OpenAICompatibleAdapter": ".openai_compatible",
+    "ScriptedAdapter": ".scripted",
 }
 
 
@@ -158,6 +160,7 @@ __all__ = [
     "RequestTimeoutError",
     "RetryPolicy",
     "Role",
+    "ScriptedAdapter",
     "ServerError",
     "StopReason",
     "StreamError",

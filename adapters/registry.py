@@ -17,6 +17,7 @@ ADAPTER_TYPES: dict[str, str] = {
     "openai": "adapters.openai:OpenAIAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",
+    "scripted": "adapters.scripted:ScriptedAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""
 

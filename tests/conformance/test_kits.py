@@ -6,6 +6,7 @@ import pytest
 
 from adapters.conformance import CHECKS, Check, Kit, run_check
 
+from .scripted_kit import SCRIPTED
 from .wires import QUIRKY, WIRES, ChatWire
 
 
@@ -32,3 +33,10 @@ def test_an_adapter_over_http_passes(wire: Kit, check: Check, backend: str) -> N
 def test_a_server_with_quirks_passes(wire: ChatWire, check: Check) -> None:
     """What differs in its requests changes nothing of what is promised."""
     passes(wire, check, "virtual-asyncio")
+
+
+@pytest.mark.parametrize("backend", ["virtual-asyncio", "virtual-trio"])
+@each_check
+def test_the_scripted_adapter_passes(check: Check, backend: str) -> None:
+    """Whose kit says scenes without HTTP."""
+    passes(SCRIPTED, check, backend)

@@ -18,7 +18,7 @@ from adapters.conformance.asking import (
 )
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
-from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent
+from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage
 from bus.content import TextBlock, ToolUseBlock
 from bus.errors import CancelledError
 from bus.stream_events import MessageComplete, StreamEvent, ToolUseStart
@@ -53,6 +53,18 @@ async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
             require((await listen(stream)).events == [], "a stream that has ended gave more events")
 
 
+async def _hear_into(at: Stage, heard: Heard) -> None:
+    result = await hear(at)
+    heard.events, heard.error = result.events, result.error
+
+
+async def _complete_into(at: Stage, raised: list[CancelledError]) -> None:
+    try:
+        await at.adapter.complete(at.request())
+    except CancelledError as error:
+        raised.append(error)
+
+
 def _check_end(heard: Heard, *, cancelled: bool, when: str) -> None:
     require(heard.error is None, f"cancelled {when}, the stream raised {heard.error!r}")
     last = check_stream(heard.events)
@@ -81,7 +93,7 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
 
             with within(f"the stream that was cancelled {when}"):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(read)
+                    tasks.start_soon(_hear_into, at, heard)
                     await anyio.sleep(1)
                     running = await at.adapter.cancel("req_1")
             if number < len(scenes) // 2:  # a protocol's last pieces may come after its end
@@ -121,17 +133,10 @@ async def a_cancelled_complete_raises(kit: Kit) -> None:
     """`complete()` that is cancelled raises CancelledError, while it waits for a reply or for another attempt."""
     for scene in (Silent(), Fails("rate limit", retry_after=50.0)):
         async with kit.stage(scene, Silent()) as at:
-            raised: list[BaseException] = []
-
-            async def call(into: list[BaseException] = raised) -> None:
-                try:
-                    await at.adapter.complete(at.request())
-                except CancelledError as error:
-                    into.append(error)
-
+            raised: list[CancelledError] = []
             with within("the call that was cancelled"):
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(call)
+                    tasks.start_soon(_complete_into, at, raised)
                     await anyio.sleep(1)
                     require(await at.adapter.cancel("req_1") is True, "cancel() of a running call is not True")
             require(raised, f"it did not raise CancelledError, cancelled after {scene}")
