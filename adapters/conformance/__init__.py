@@ -16,7 +16,7 @@ from .fake_http import HANG, FakeReply, FakeTransport
 from .http_kit import HttpKit, arguments, halves, write_event
 from .invariants import check_stream
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
-from .report import checklist, table
+from .report import SECTIONS, checklist, table
 from .testing import checks_of
 from .virtual_time import FakeClock, VirtualLoop, run_virtual
 
@@ -28,6 +28,7 @@ __all__ = [
     "CONDITIONS",
     "HANG",
     "KEY",
+    "SECTIONS",
     "TOOLS",
     "Check",
     "Fails",
