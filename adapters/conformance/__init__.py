@@ -17,6 +17,7 @@ from .http_kit import HttpKit, arguments, halves, write_event
 from .invariants import check_stream
 from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
 from .report import SECTIONS, checklist, table
+from .served_kit import ServedKit
 from .testing import checks_of
 from .virtual_time import FakeClock, VirtualLoop, run_virtual
 
@@ -41,6 +42,7 @@ __all__ = [
     "Outcome",
     "Says",
     "Scene",
+    "ServedKit",
     "Silent",
     "Stage",
     "Unreachable",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import anyio
 import msgspec
 
-from adapters.contract import AdapterStream, CanonicalRequest, CanonicalResponse
+from adapters.contract import AdapterStream, CanonicalRequest, CanonicalResponse, RetryPolicy
 from bus.content import ContentBlock, TextBlock, ToolUseBlock
 from bus.errors import AdapterError
 from bus.stream_events import StreamEvent
@@ -20,6 +20,9 @@ from .kit import CALLS, Kit, NotShown, Says, Stage
 
 PATIENCE_SECONDS = 30.0
 """Virtual time within which what was cancelled or closed must have ended; connections may be closed in order."""
+
+SOON = RetryPolicy(base_delay=0.01, jitter=False)
+"""For attempts whose waits are not what is checked."""
 
 
 @contextmanager
@@ -144,6 +147,12 @@ def streaming(kit: Kit) -> None:
     """Skip the check if the adapter does not stream."""
     if not kit.streams:
         raise NotShown("the adapter does not stream")
+
+
+def waiting(kit: Kit) -> None:
+    """Skip the check if time is real: it would take minutes."""
+    if kit.real_time:
+        raise NotShown("it waits for minutes, which needs virtual time")
 
 
 def calling(at: Stage, calls: int = 1) -> None:

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import anyio
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
@@ -114,7 +115,8 @@ class Stage:
     """An adapter before its provider.
 
     asked: how many requests the provider got. released: whether every connection that the adapter held is given
-    back. requests: what went over HTTP; None for an adapter without.
+    back. requests: what went over HTTP; None for an adapter without. patience: for how many seconds real sockets
+    may take to be closed.
     """
 
     adapter: ProviderAdapter
@@ -123,11 +125,20 @@ class Stage:
     asked: Callable[[], int]
     released: Callable[[], bool]
     requests: Sequence[HttpRequest] | None = None
+    patience: float = 0.0
 
     @property
     def capabilities(self) -> AdapterCapabilities:
         """Of the model that is asked."""
         return self.adapter.get_capabilities(self.model.partition(":")[2])
+
+    async def must_release(self, message: str) -> None:
+        """Raise AssertionError with that message unless every connection is given back."""
+        deadline = anyio.current_time() + self.patience
+        while not self.released():
+            if anyio.current_time() >= deadline:
+                raise AssertionError(message)
+            await anyio.sleep(self.patience / 50)
 
     def request(self, *messages: Message, **changes: object) -> CanonicalRequest:
         """A request to that model, with the tools of CALLS if it takes tools."""
@@ -154,6 +165,11 @@ class Kit(ABC):
     name: str
     model = "some-model"
     streams = True
+    real_time = False
+    """The adapter waits for real sockets; what would take minutes is then not checked."""
+
+    moment = 1.0
+    """Seconds of that time in which anything that can happen has happened."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)
 
     @abstractmethod

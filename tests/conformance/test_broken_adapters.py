@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from adapters.assembler import Assembler
-from adapters.conformance import CHECKS, KEY, HttpKit, run_check
+from adapters.conformance import CHECKS, KEY, HttpKit, ServedKit, run_check
 from adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from adapters.health import AdapterHealth
 from adapters.http_adapter import WireCall
@@ -261,6 +261,20 @@ def kit_of(kind: type[ParleyAdapter]) -> HttpKit:
         adapter = kind
 
     return Broken()
+
+
+@pytest.mark.parametrize(
+    "kind", [DropsADelta, Leaky, CrashesOnNews, IgnoresImages], ids=lambda kind: kind.__name__
+)
+def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter]) -> None:
+    """As it is over a transport."""
+
+    class Served(ServedKit, ParleyKit):
+        adapter = kind
+
+    (check,) = [check for check in CHECKS if check.name == BROKEN[kind]]
+    outcome = run_check(check, Served())
+    assert outcome.result == "failed", outcome
 
 
 @pytest.mark.parametrize(("kind", "name"), BROKEN.items(), ids=lambda value: getattr(value, "__name__", value))

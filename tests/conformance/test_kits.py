@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from adapters.conformance import CHECKS, Check, Kit, run_check
+from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
+from examples.adding_a_provider.kit import ParleyKit
 
 from .scripted_kit import SCRIPTED
 from .wires import QUIRKY, WIRES, ChatWire
@@ -16,6 +21,8 @@ def passes(kit: Kit, check: Check, backend: str) -> None:
         pytest.skip(outcome.reason)
     assert outcome.result == "passed", outcome.reason
 
+
+ROOT = Path(__file__).parents[2]
 
 each_check = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 
@@ -40,3 +47,26 @@ def test_a_server_with_quirks_passes(wire: ChatWire, check: Check) -> None:
 def test_the_scripted_adapter_passes(check: Check, backend: str) -> None:
     """Whose kit says scenes without HTTP."""
     passes(SCRIPTED, check, backend)
+
+
+class ServedParley(ServedKit, ParleyKit):
+    """Parley over real sockets."""
+
+
+@each_check
+def test_an_adapter_with_a_client_of_its_own_passes(check: Check) -> None:
+    """Against a real server on this machine."""
+    passes(ServedParley(), check, "asyncio")
+
+
+def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
+    """The adapters and the engine don't import it; it loads no test framework and no other event loop."""
+    code = "import sys, {}; print(*sys.modules)"
+    found: dict[str, set[str]] = {}
+    for package in ("engine", "adapters.conformance"):
+        run = subprocess.run(
+            [sys.executable, "-c", code.format(package)], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        found[package] = set(run.stdout.split())
+    assert "adapters.conformance" not in found["engine"]
+    assert not found["adapters.conformance"] & {"pytest", "trio", "httpx", "hypothesis"}

@@ -49,7 +49,7 @@ async def cancelling_at_any_event_ends_the_stream_in_order(kit: Kit) -> None:
             _check_end(heard, cancelled=running, when=when)
             with within(f"a second cancel() {when}"):
                 require(await at.adapter.cancel("req_1") is False, "cancel() of what has ended is not False")
-            require(at.released(), f"cancelled {when}, the connection was not closed")
+            await at.must_release(f"cancelled {when}, the connection was not closed")
             require((await listen(stream)).events == [], "a stream that has ended gave more events")
 
 
@@ -94,12 +94,12 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
             with within(f"the stream that was cancelled {when}"):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_hear_into, at, heard)
-                    await anyio.sleep(1)
+                    await anyio.sleep(kit.moment)
                     running = await at.adapter.cancel("req_1")
             if number < len(scenes) // 2:  # a protocol's last pieces may come after its end
                 require(running, f"cancel() {when} was False")
             _check_end(heard, cancelled=running, when=when)
-            require(at.released(), f"cancelled {when}, the connection was not closed")
+            await at.must_release(f"cancelled {when}, the connection was not closed")
 
 
 @check("5.4", CANCELLING)
@@ -137,12 +137,12 @@ async def a_cancelled_complete_raises(kit: Kit) -> None:
             with within("the call that was cancelled"):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_complete_into, at, raised)
-                    await anyio.sleep(1)
+                    await anyio.sleep(kit.moment)
                     require(await at.adapter.cancel("req_1") is True, "cancel() of a running call is not True")
             require(raised, f"it did not raise CancelledError, cancelled after {scene}")
             require(await at.adapter.cancel("req_1") is False, "cancel() of what has ended is not False")
             require(at.asked() == 1, "another attempt was made after the cancel")
-            require(at.released(), "the connection was not closed")
+            await at.must_release("the connection was not closed")
 
 
 @check("5.4", CANCELLING)
@@ -163,19 +163,19 @@ async def leaving_early_closes_the_connection(kit: Kit) -> None:
         with within("leaving a stream"):
             async with at.adapter.stream(at.request()) as stream:
                 await first_event(stream)
-            require(at.released(), "leaving its context did not close the connection")
+            await at.must_release("leaving its context did not close the connection")
             stream = at.adapter.stream(at.request())
             await first_event(stream)
             await stream.aclose()
             await stream.aclose()
-            require(at.released(), "aclose() did not close the connection")
+            await at.must_release("aclose() did not close the connection")
             try:
                 async with at.adapter.stream(at.request()) as stream:
                     await first_event(stream)
                     raise KeyError
             except KeyError:
                 pass
-            require(at.released(), "an exception in its context did not close the connection")
+            await at.must_release("an exception in its context did not close the connection")
         require(await at.adapter.cancel("req_1") is False, "a call whose stream was left still runs")
 
 
@@ -185,7 +185,7 @@ async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
     for streamed in (False, True):
         async with kit.stage(Silent()) as at:
             events: list[StreamEvent] = []
-            with within("a call whose task was cancelled"), anyio.move_on_after(1) as scope:
+            with within("a call whose task was cancelled"), anyio.move_on_after(kit.moment) as scope:
                 if streamed:
                     async for event in at.adapter.stream(at.request()):
                         events.append(event)  # noqa: PERF401  (what came before the end counts)
@@ -194,7 +194,7 @@ async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
             require(scope.cancelled_caught, "the cancellation was swallowed")
             completes = [event for event in events if isinstance(event, MessageComplete)]
             require(not completes, f"it was turned into {completes}")
-            require(at.released(), "the connection was not closed")
+            await at.must_release("the connection was not closed")
             require(await at.adapter.cancel("req_1") is False, "the call still runs")
 
 
@@ -202,7 +202,7 @@ async def the_hosts_own_cancellation_passes_through(kit: Kit) -> None:
 async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
     """Cancelling one call does nothing to the others."""
     streaming(kit)
-    async with kit.stage(*[Says("Hello, ☃!", pause=5.0)] * 4) as at:
+    async with kit.stage(*[Says("Hello, ☃!", pause=2 * kit.moment)] * 4) as at:
         reasons: dict[str, StopReason] = {}
 
         async def one(request_id: str) -> None:
@@ -213,7 +213,7 @@ async def calls_side_by_side_are_cancelled_one_by_one(kit: Kit) -> None:
         async with anyio.create_task_group() as tasks:
             for number in range(4):
                 tasks.start_soon(one, f"req_{number}")
-            await anyio.sleep(1)
+            await anyio.sleep(kit.moment)
             for number in (0, 2):
                 require(await at.adapter.cancel(f"req_{number}"), "cancel() of a running call is not True")
     found = [reasons[f"req_{number}"] for number in range(4)]
@@ -241,8 +241,8 @@ async def closing_ends_what_runs(kit: Kit) -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stream)
                 tasks.start_soon(plain)
-                await anyio.sleep(1)
+                await anyio.sleep(kit.moment)
                 await at.adapter.close()
                 await at.adapter.close()
         require(len(ended) == 2, f"of two calls ended {ended}")
-        require(at.released(), "a connection was not closed")
+        await at.must_release("a connection was not closed")

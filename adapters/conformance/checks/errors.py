@@ -45,7 +45,7 @@ async def each_condition_has_its_exception(kit: Kit) -> None:
                 require(error.error_class is kind.error_class, f"{condition!r} has class {error.error_class!r}")
                 passes = kind.default_retryable
                 require(error.retryable is passes, f"{condition!r} has retryable={error.retryable}")
-                require(at.released(), "the connection was not closed")
+                await at.must_release("the connection was not closed")
     if not shown:
         raise NotShown("the kit shows none of the conditions (error_body)")
 
@@ -117,7 +117,7 @@ async def nonsense_is_an_adapter_error(kit: Kit) -> None:
                     raise
                 except Exception as foreign:
                     raise AssertionError(f"{body!r} raised {type(foreign).__name__}: {foreign}") from foreign
-                require(at.released(), "the connection was not closed")
+                await at.must_release("the connection was not closed")
             require(error.request_id == "req_1", f"the error's request_id is {error.request_id!r}")
 
 

@@ -94,7 +94,7 @@ async def stream_is_iterated_without_await(kit: Kit) -> None:
         if inspect.iscoroutine(stream):
             stream.close()
         require(hasattr(stream, "__anext__"), f"stream() gives {type(stream).__name__}, which is no iterator")
-        await anyio.sleep(1)
+        await anyio.sleep(kit.moment)
         require(at.asked() == 0, "the request was sent before anybody asked for an event")
         require(hasattr(stream, "aclose"), "a stream has aclose()")
         async with stream:
@@ -172,11 +172,11 @@ async def fragments_are_the_providers_own(kit: Kit) -> None:
 async def text_arrives_as_it_comes(kit: Kit) -> None:
     """A delta is delivered before the provider sends its next piece."""
     streaming(kit)
-    async with kit.stage(Says("Hello, ☃!", pause=10.0)) as at:
+    async with kit.stage(Says("Hello, ☃!", pause=2 * kit.moment)) as at:
         stream = at.adapter.stream(at.request())
         times = [anyio.current_time() async for event in stream if isinstance(event, TextDelta)]
     require(len(times) >= 2, f"the text came in {len(times)} pieces of 2")
-    require(times[1] - times[0] >= 10.0, "the first piece was held back until the second had come")
+    require(times[1] - times[0] >= kit.moment, "the first piece was held back until the second had come")
 
 
 @check("5.3", STREAMING)
@@ -207,7 +207,7 @@ async def a_truncated_stream_is_an_error(kit: Kit) -> None:
     for end in range(0, len(body), 13):
         async with wire.stage_of(wire.stream_of(body[:end]), max_retries=0) as at:
             heard = await hear(at)
-            require(at.released(), "the connection was not closed")
+            await at.must_release("the connection was not closed")
         last = check_stream(heard.events) if heard.events else None
         if heard.error is None:
             whole = last is not None and content_in_short(last.final_content) == expected_in_short(scene)
@@ -228,7 +228,7 @@ async def an_error_in_a_stream_leaves_what_came(kit: Kit) -> None:
         for after in range(kit.pieces(scene)):
             async with kit.stage(msgspec.structs.replace(scene, after=after, then=then), max_retries=0) as at:
                 heard = await hear(at)
-                require(at.released(), "the connection was not closed")
+                await at.must_release("the connection was not closed")
             _ended_in_error(heard.events, heard.error, f"{then} after {after} pieces")
 
 
