@@ -149,6 +149,12 @@ def streaming(kit: Kit) -> None:
         raise NotShown("the adapter does not stream")
 
 
+def keyed(kit: Kit) -> None:
+    """Skip the check if the provider has no keys."""
+    if not kit.takes_key:
+        raise NotShown("the provider takes no key")
+
+
 def waiting(kit: Kit) -> None:
     """Skip the check if time is real: it would take minutes."""
     if kit.real_time:

@@ -168,6 +168,9 @@ class Kit(ABC):
     real_time = False
     """The adapter waits for real sockets; what would take minutes is then not checked."""
 
+    takes_key = True
+    """False for a provider that has no keys."""
+
     moment = 1.0
     """Seconds of that time in which anything that can happen has happened."""
     usage: TokenUsage | None = TokenUsage(8, 7, cached_input_tokens=4)

@@ -33,6 +33,7 @@ from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics,
 from adapters.registry import create_adapter
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
+from bus.content import ImageBlock
 from bus.errors import CapabilityError, ConfigurationError
 from bus.messages import Message, ToolDefinition
 
@@ -171,6 +172,10 @@ class LocalAdapter:
                 f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
                 provider=self.name,
                 request_id=request.request_id,
+            )
+        if request.messages and any(isinstance(block, ImageBlock) for block in request.messages[-1].content):
+            raise CapabilityError(
+                f"{self.name}: the local model takes no images", provider=self.name, request_id=request.request_id
             )
         if request.output_schema is not None and self.options.protocol != "chat":
             raise CapabilityError(

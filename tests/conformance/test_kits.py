@@ -11,6 +11,7 @@ import pytest
 from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
 from examples.adding_a_provider.kit import ParleyKit
 
+from .local_kits import LOCAL
 from .scripted_kit import SCRIPTED
 from .wires import QUIRKY, WIRES, ChatWire
 
@@ -70,3 +71,10 @@ def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
         found[package] = set(run.stdout.split())
     assert "adapters.conformance" not in found["engine"]
     assert not found["adapters.conformance"] & {"pytest", "trio", "httpx", "hypothesis"}
+
+
+@each_check
+@pytest.mark.parametrize("wire", LOCAL, ids=lambda wire: wire.name)
+def test_the_local_model_passes(wire: Kit, check: Check) -> None:
+    """By each of its protocols, over a server that is a script."""
+    passes(wire, check, "virtual-asyncio")

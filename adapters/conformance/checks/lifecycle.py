@@ -8,7 +8,7 @@ import logging
 import traceback
 from collections.abc import Callable, Iterator
 
-from adapters.conformance.asking import SOON, hear_well, over_http
+from adapters.conformance.asking import SOON, hear_well, keyed, over_http
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import KEY, TOOLS, Fails, Kit, Says, Unreachable
@@ -80,6 +80,7 @@ async def it_can_be_closed_unused_and_twice(kit: Kit) -> None:
 @check("8")
 async def the_key_is_in_one_header_only(kit: Kit) -> None:
     """The key stands in at most one header, never in the address or the body."""
+    keyed(kit)
     over_http(kit)
     async with kit.stage(Says("Hi.", streamed=False), Says("Hi.")) as at:
         await at.adapter.complete(at.request())
@@ -94,6 +95,7 @@ async def the_key_is_in_one_header_only(kit: Kit) -> None:
 @check("8")
 async def the_key_is_in_no_text(kit: Kit) -> None:
     """The key is in no repr, error, traceback, report or log line, even where the provider repeats it."""
+    keyed(kit)
     found: list[str] = []
     with _listening() as logged:
         for streamed in (False, True):
