@@ -14,6 +14,7 @@ from .transport import Transport
 
 ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
+    "cassette": "adapters.cassette_adapter:cassette_adapter",
     "openai": "adapters.openai:OpenAIAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",

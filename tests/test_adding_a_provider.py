@@ -111,8 +111,9 @@ def test_the_docs_name_every_section() -> None:
     assert rows == {check.section for check in CHECKS} == set(SECTIONS)
 
 
-def test_the_docs_configurations_load(tmp_path: Path) -> None:
-    """Both of them, and their adapters can be made."""
+def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, and their adapters can be made."""
+    monkeypatch.chdir(ROOT)
     for text in blocks("yaml"):
         file = tmp_path / "models.yaml"
         file.write_text(text)

@@ -6,10 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
+from adapters.contract import AdapterCapabilities, AdapterConfig, AttemptObserver, CanonicalRequest
+from adapters.transport import Transport
+from adapters.whole_stream import WholeStream
+from bus.clock import Clock
 from examples.adding_a_provider.kit import ParleyKit
+from examples.adding_a_provider.parley import ParleyAdapter
 
 from .local_kits import LOCAL
 from .scripted_kit import SCRIPTED
@@ -78,3 +84,36 @@ def test_nobody_pays_for_the_kit_who_does_not_use_it() -> None:
 def test_the_local_model_passes(wire: Kit, check: Check) -> None:
     """By each of its protocols, over a server that is a script."""
     passes(wire, check, "virtual-asyncio")
+
+
+class Bare:
+    """Parley with the contract's methods and nothing else, and no streaming."""
+
+    name = "parley"
+
+    def __init__(self, config: AdapterConfig, *, transport: Transport, clock: Clock) -> None:
+        self._inner = ParleyAdapter(config, transport=transport, clock=clock)
+        self.capabilities = msgspec.structs.replace(
+            ParleyAdapter.capabilities, supports_streaming=False, supports_streaming_tool_calls=False
+        )
+        self.complete = self._inner.complete
+        self.cancel = self._inner.cancel
+        self.close = self._inner.close
+        self.estimate_input_tokens = self._inner.estimate_input_tokens
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        return self.capabilities
+
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> WholeStream:
+        return WholeStream(self, request, request.message_id or self._inner.clock.new_id("msg"), on_attempt)
+
+
+class BareKit(ParleyKit):
+    adapter = Bare
+    streams = False
+
+
+@each_check
+def test_an_adapter_without_hooks_or_streaming_passes(check: Check) -> None:
+    """What it can't show is skipped; what it promises all the same is checked."""
+    passes(BareKit(), check, "virtual-asyncio")

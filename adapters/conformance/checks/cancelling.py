@@ -86,11 +86,6 @@ async def cancelling_a_read_that_waits_ends_it(kit: Kit) -> None:
         when = f"while it waited for piece {number}"
         async with kit.stage(waits) as at:
             heard = Heard()
-
-            async def read(at_now: object = at, into: Heard = heard) -> None:
-                result = await hear(at)
-                into.events, into.error = result.events, result.error
-
             with within(f"the stream that was cancelled {when}"):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(_hear_into, at, heard)
