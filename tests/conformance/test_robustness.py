@@ -19,7 +19,7 @@ from bus.usage import StopReason
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock, run_virtual
-from .wires import WIRES, Wire, write_event
+from .wires import WIRES, Wire
 
 each = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 
@@ -127,8 +127,8 @@ def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
         name, data = events[at]
         if not isinstance(data, str):
             events[at] = (name, mutate(data, draw))
-    body = [write_event(name, data) for name, data in events]
-    run_virtual(lambda: consume(wire, FakeReply(*body)))
+    body = [wire.write_event(name, data) for name, data in events]
+    run_virtual(lambda: consume(wire, wire.stream_of(*body)))
 
 
 @each
@@ -176,4 +176,4 @@ def test_a_stream_with_broken_bytes(wire: Wire, draw: st.DataObject) -> None:
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, len(body) - 1))
         body[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
-    run_virtual(lambda: consume(wire, FakeReply(bytes(body))))
+    run_virtual(lambda: consume(wire, wire.stream_of(bytes(body))))

@@ -129,7 +129,7 @@ async def test_a_conversation_with_tools_survives_a_swap(here: Wire, there: Wire
 @each
 async def test_an_interrupted_call_is_answered_before_it_is_sent(wire: Wire) -> None:
     """A cancelled reply in the history never makes the next request invalid."""
-    cut = FakeTransport(FakeReply(*wire.chunks("", 1, "tools")[:4], HANG), wire.whole("Sorry."))
+    cut = FakeTransport(wire.stream_of(*wire.chunks("", 1, "tools")[:4], HANG), wire.whole("Sorry."))
     adapter = wire.make(cut, FakeClock())
     stream = adapter.stream(ask(wire))
     events = [await anext(stream), await anext(stream)]

@@ -22,6 +22,7 @@ __all__ = [
     "ResponsesWire",
     "Wire",
     "arguments",
+    "halves",
     "write_event",
 ]
 
