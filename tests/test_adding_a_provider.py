@@ -98,6 +98,25 @@ def test_a_kit_that_is_none_is_explained(elsewhere: Path, place: str, said: str)
     assert said in done.stderr
 
 
+def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
+    """With a traceback that shows where, rather than never."""
+    (elsewhere / "stuck.py").write_text(
+        "import time\n"
+        "from my_provider.kit import ParleyAdapter, ParleyKit\n"
+        "class Stuck(ParleyAdapter):\n"
+        "    def estimate_input_tokens(self, *given, **others):\n"
+        "        time.sleep(100)\n"
+        "class StuckKit(ParleyKit):\n"
+        "    adapter = Stuck\n"
+    )
+    done = run(
+        "-m", "adapters.conformance", "stuck:StuckKit", "-k", "estimate", "--patience", "0.5", cwd=elsewhere
+    )
+    assert done.returncode == 1
+    assert "in estimate_input_tokens" in done.stderr
+    assert "in the_estimate_asks_nobody" in done.stderr
+
+
 def test_the_checks_can_be_listed(elsewhere: Path) -> None:
     """By section and name, without a kit's being run."""
     done = run("-m", "adapters.conformance", "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)

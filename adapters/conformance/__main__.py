@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import io
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m adapters.conformance", description="Check an adapter by its kit.")
     parser.add_argument("kit", help="package.module:NAME of the kit")
     parser.add_argument("-k", metavar="WORD", default="", help="only checks whose name holds this")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, metavar="SECONDS", help="what blocks for longer ends the run"
+    )
     parser.add_argument("--list", action="store_true", help="only say which checks there are")
     given = parser.parse_args(arguments)
     chosen = [check for check in CHECKS if given.k in check.name]
@@ -45,8 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    with contextlib.redirect_stdout(io.StringIO()):  # what adapters log belongs to no table
-        outcomes = [run_check(check, kit) for check in chosen]
+    outcomes = []
+    for check in chosen:
+        # virtual time ends whatever waits; what blocks the event loop ends here, with a traceback that shows where
+        faulthandler.dump_traceback_later(given.patience, exit=True)
+        with contextlib.redirect_stdout(io.StringIO()):  # what adapters log belongs to no table
+            outcomes.append(run_check(check, kit))
+    faulthandler.cancel_dump_traceback_later()
     sys.stdout.write(f"{kit.name}\n\n{table(outcomes)}\n\n{checklist(outcomes)}\n")
     return int(any(outcome.result == "failed" for outcome in outcomes))
 
