@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from .ollama import OllamaAdapter
     from .openai import OpenAIAdapter
     from .openai_compatible import OpenAICompatibleAdapter
+    from .scripted import ScriptedAdapter
     from .tgi import TGIAdapter
 
 _ADAPTERS = {
@@ -104,6 +105,7 @@ _ADAPTERS = {
     "OllamaAdapter": ".ollama",
     "OpenAIAdapter": ".openai",
     "OpenAICompatibleAdapter": ".openai_compatible",
+    "ScriptedAdapter": ".scripted",
     "TGIAdapter": ".tgi",
 }
 
@@ -166,6 +168,7 @@ __all__ = [
     "RequestTimeoutError",
     "RetryPolicy",
     "Role",
+    "ScriptedAdapter",
     "ServerError",
     "StopReason",
     "StreamError",

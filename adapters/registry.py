@@ -14,10 +14,12 @@ from .transport import Transport
 
 ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
+    "cassette": "adapters.cassette_adapter:cassette_adapter",
     "openai": "adapters.openai:OpenAIAdapter",
     "gemini": "adapters.gemini:GeminiAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",
+    "scripted": "adapters.scripted:ScriptedAdapter",
     "ollama": "adapters.ollama:OllamaAdapter",
     "tgi": "adapters.tgi:TGIAdapter",
 }

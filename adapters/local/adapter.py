@@ -31,9 +31,11 @@ from adapters.contract import (
 )
 from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
 from adapters.patience import patient
+from adapters.plain_text import current_turn
 from adapters.registry import create_adapter
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
+from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, ConfigurationError
 from bus.messages import Message, ToolDefinition
 
@@ -167,6 +169,13 @@ class LocalAdapter:
         if request.tools and self.options.tools is None:
             raise CapabilityError(
                 f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+        said = [block for message in current_turn(request.messages) for block in message.content]
+        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in said):
+            raise CapabilityError(
+                f"{self.name}: the local model takes neither images nor audio nor documents",
                 provider=self.name,
                 request_id=request.request_id,
             )

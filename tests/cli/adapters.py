@@ -13,14 +13,14 @@ from tests.support.scripted import Say, ScriptedAdapter
 class Parrot(ScriptedAdapter):
     """Says how long the conversation is and what was said last."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         return Say(f"{self.name} heard {len(request.messages)} messages, ", f"last: {request.messages[-1].text}")
 
 
 class Endless(ScriptedAdapter):
     """Begins to answer, and goes on only if it is asked for something else than a story."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         if request.messages[-1].text != "Tell me a story.":
             history = " / ".join(message.text for message in request.messages[:-1])
             return Say("And before that: ", history)
@@ -30,14 +30,14 @@ class Endless(ScriptedAdapter):
 class Broken(ScriptedAdapter):
     """Fails every call."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         return Say(fails=ServerError("the provider\nis on fire", retryable=False))
 
 
 class Rude(ScriptedAdapter):
     """Tries to steer the terminal."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         return Say("a\x1b[2Jb\x07c", "\x9b31md")
 
 

@@ -70,8 +70,8 @@ class Case(NamedTuple):
 def corpus(wire: Wire) -> tuple[list[Body], list[Body]]:
     """Undamaged replies: those of the wire's own protocol, and all others."""
     own = [
-        Body(b"".join(wire.chunks("Hello, ☃!", 2, "tools")), True),
-        Body(msgspec.json.encode(wire.reasoned("Hm ☃", "Hello", 2, "tools")), False),
+        Body(b"".join(wire.chunks("Hello, ☃!", *wire.most)), True),
+        Body(msgspec.json.encode(wire.reasoned("Hm ☃", "Hello", *wire.most)), False),
     ]
     others: list[Body] = []
     for body in _found():

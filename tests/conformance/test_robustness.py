@@ -113,7 +113,7 @@ async def consume(wire: Wire, reply: FakeReply) -> None:
 @given(draw=st.data())
 def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
     """Any field of any event replaced or left out, events dropped, repeated and out of order."""
-    events = list(wire.events("Hello, ☃!", 2, "tools"))
+    events = list(wire.events("Hello, ☃!", *wire.most))
     order = draw.draw(st.sampled_from(["kept", "dropped", "repeated", "swapped"]))
     at = draw.draw(st.integers(0, len(events) - 2))
     if order == "dropped":
@@ -127,8 +127,8 @@ def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
         name, data = events[at]
         if not isinstance(data, str):
             events[at] = (name, mutate(data, draw))
-    body = [wire.event(name, data) for name, data in events]
-    run_virtual(lambda: consume(wire, FakeReply(*body)))
+    body = [wire.write_event(name, data) for name, data in events]
+    run_virtual(lambda: consume(wire, wire.stream_of(*body)))
 
 
 @each
@@ -136,7 +136,7 @@ def test_a_stream_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
 @given(draw=st.data())
 def test_a_whole_reply_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
     """A response, or an AdapterError."""
-    body = mutate(wire.body("Hello, ☃!", 2, "tools"), draw)
+    body = mutate(wire.body("Hello, ☃!", *wire.most), draw)
 
     async def ask() -> None:
         reply = FakeReply(msgspec.json.encode(body), headers={"content-type": "application/json"})
@@ -172,8 +172,8 @@ def test_an_error_with_nonsense_in_it(wire: Wire, draw: st.DataObject) -> None:
 @given(st.data())
 def test_a_stream_with_broken_bytes(wire: Wire, draw: st.DataObject) -> None:
     """Bytes replaced, lost and added anywhere."""
-    body = bytearray(b"".join(wire.chunks("Hello, ☃!", 1, "tools")))
+    body = bytearray(b"".join(wire.chunks("Hello, ☃!", *wire.most)))
     for _ in range(draw.draw(st.integers(1, 4))):
         at = draw.draw(st.integers(0, len(body) - 1))
         body[at : at + draw.draw(st.integers(0, 3))] = draw.draw(st.binary(max_size=3))
-    run_virtual(lambda: consume(wire, FakeReply(bytes(body))))
+    run_virtual(lambda: consume(wire, wire.stream_of(bytes(body))))

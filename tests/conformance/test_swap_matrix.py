@@ -12,10 +12,10 @@ import msgspec
 import pytest
 
 from adapters import create_adapter
+from adapters.conformance import CALLS
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, CanonicalResponse
 from adapters.history import NOT_EXECUTED
 from adapters.http_adapter import HttpAdapter
-from adapters.registry import ADAPTER_TYPES
 from bus.clock import Clock
 from bus.content import (
     AudioBlock,
@@ -37,10 +37,7 @@ from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
 from ..support.virtual_time import FakeClock, run_virtual
-from .wires import CALLS, WIRES, Wire
-
-OPTIONS: dict[str, Json] = {"auto_cache": False}
-"""The marks of a prompt cache move on with each turn; what is marked stays the same."""
+from .wires import WIRES, Wire
 
 SYSTEM = "You are in a swap."
 TOOLS = tuple(
@@ -67,17 +64,32 @@ class Side:
         return f"{self.name}:some-model"
 
     def adapter(self, reply: FakeReply) -> tuple[HttpAdapter, FakeTransport]:
-        kind = self.wire.adapter
-        named = self.wire.name if self.wire.name in ADAPTER_TYPES else f"{kind.__module__}:{kind.__name__}"
         transport = FakeTransport(reply)
-        config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url, options=OPTIONS)
-        made = create_adapter(named, config, name=self.name, clock=self.clock, transport=transport)
+        config = AdapterConfig(api_key="sk-conformance", base_url=self.wire.base_url, options=self.wire.options)
+        made = create_adapter(
+            self.wire.name, config, name=self.name, clock=self.clock, transport=self.wire.through(transport)
+        )
         assert isinstance(made, HttpAdapter)
         return made, transport
 
     @property
     def capabilities(self) -> AdapterCapabilities:
         return self.adapter(FakeReply())[0].get_capabilities(self.model)
+
+    def takes(self, block: ContentBlock) -> bool:
+        """Whether a turn may hold it; what it may not hold would be refused, if it is not long past."""
+        can = self.capabilities
+        match block:
+            case ImageBlock(url=str()):
+                return can.supports_images and self.wire.fetches
+            case ImageBlock():
+                return can.supports_images
+            case AudioBlock():
+                return can.supports_audio
+            case DocumentBlock():
+                return can.supports_documents
+            case _:
+                return True
 
     def request(self, messages: Sequence[Message]) -> CanonicalRequest:
         return CanonicalRequest(
@@ -86,7 +98,7 @@ class Side:
             model=self.model,
             max_output_tokens=64,
             system_prompt=SYSTEM,
-            tools=TOOLS if self.capabilities.supports_tools else (),
+            tools=TOOLS if self.wire.calls_tools else (),
             session_id="ses_1",
         )
 
@@ -98,11 +110,11 @@ class Side:
         return response, transport.requests[0].body
 
     async def cancelled(self, messages: Sequence[Message], chunks: list[bytes]) -> Message:
-        """What is left of a reply that was cancelled in the middle of a tool's arguments."""
+        """What is left of a reply that was cancelled in the middle of a tool's arguments, or of its text."""
         adapter, _ = self.adapter(FakeReply(*chunks))
         last: MessageComplete | None = None
         async for event in adapter.stream(self.request(messages)):
-            if isinstance(event, ToolUseStart | ToolUseInputDelta):
+            if isinstance(event, ToolUseStart | ToolUseInputDelta) or not self.wire.calls_tools:
                 await adapter.cancel("req_1")
             if isinstance(event, MessageComplete):
                 last = event
@@ -111,7 +123,7 @@ class Side:
 
     def reply(self, text: str, calls: int = 0) -> Json:
         """A reply with reasoning, text and calls."""
-        calls = calls if self.capabilities.supports_tools else 0
+        calls = calls if self.wire.calls_tools else 0
         return self.wire.reasoned(f"thinking of {text}", text, calls, "tools" if calls else "end")
 
 
@@ -128,15 +140,22 @@ def answers(reply: Message, text: str) -> list[Message]:
 
 async def at_home(side: Side) -> list[Message]:
     """A session with everything: media, reasoning, parallel calls, a failed one, and a turn that was cancelled."""
-    asked: list[ContentBlock] = [TextBlock("asked-at-home"), PICTURE, LINKED, REPORT, SPEECH]
-    history = [Message(Role.USER, tuple(asked), id="msg_asked")]
+    blocks: list[ContentBlock] = [TextBlock("asked-at-home"), PICTURE, LINKED, REPORT, SPEECH]
+    asked = tuple(block for block in blocks if side.takes(block))
+    other = tuple(block for block in blocks if not side.takes(block))
+    history = [
+        Message(Role.USER, (TextBlock("asked-long-ago"), *other), id="msg_past"),
+        Message(Role.ASSISTANT, (TextBlock("answered-long-ago"),), id="msg_past_answer"),
+        Message(Role.USER, asked, id="msg_asked"),
+    ]
     response, _ = await side.ask(history, side.reply("looking-around", calls=2))
     history.append(Message(Role.ASSISTANT, response.content, id="msg_called"))
     history += answers(history[-1], "home-tool")
     response, _ = await side.ask(history, side.reply("answered-at-home"))
     history.append(Message(Role.ASSISTANT, response.content, id="msg_answered"))
     history.append(Message(Role.USER, (TextBlock("asked-in-vain"),), id="msg_vain"))
-    history.append(await side.cancelled(history, side.wire.chunks("cut-off-here", 1, "tools")))
+    calls, stop = side.wire.most
+    history.append(await side.cancelled(history, side.wire.chunks("cut-off-here", min(calls, 1), stop)))
     return history
 
 
@@ -222,7 +241,10 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
 
     async def swap() -> None:
         history = await at_home(home)
-        assert any(call.incomplete for call in history[-1].tool_uses) or not home.capabilities.supports_tools
+        assert (
+            any(call.incomplete for call in history[-1].tool_uses)
+            is home.capabilities.supports_streaming_tool_calls
+        )
         asked = [*history, Message(Role.USER, (TextBlock("asked-abroad"),), id="msg_swap")]
         response, never_left = await home.ask(asked, home.reply("stayed"))
         check_request(never_left, response, asked, home)
@@ -234,7 +256,7 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
         for kind in (ThinkingBlock, RedactedThinkingBlock):
             thought = [block for block in content if isinstance(block, kind)]
             assert losses(response)[str(kind.__struct_config__.tag)] == len(thought)
-        if home.capabilities.supports_tools and abroad.capabilities.supports_tools:
+        if home.wire.calls_tools and abroad.wire.calls_tools:
             assert NOT_EXECUTED in body.decode()
         asked.append(Message(Role.ASSISTANT, response.content, id="msg_abroad"))
         asked += answers(asked[-1], "foreign-tool")
@@ -250,7 +272,7 @@ def test_a_session_survives_the_way_to_another_provider_and_back(home: Side, abr
         )
         for secret in home.wire.secrets:
             assert secret in came_back.decode()
-        if home.capabilities.supports_tools:
+        if home.wire.calls_tools:
             assert home.wire.ids(msgspec.json.decode(came_back))[0][:2] == home.wire.ids_issued(2)
         before, said, after = conversation(never_left, home.wire)
         before_again, said_again, after_again = conversation(came_back, home.wire)
@@ -267,9 +289,8 @@ def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
         return side.wire.adapter(config, name=name, clock=clock, transport=transport)
 
-    return AdapterEntry(
-        name=side.name, type=adapter_type(made), config=AdapterConfig(api_key="sk-conformance", options=OPTIONS)
-    )
+    config = AdapterConfig(api_key="sk-conformance", options=side.wire.options)
+    return AdapterEntry(name=side.name, type=adapter_type(made), config=config)
 
 
 def as_reply(body: Json) -> FakeReply:

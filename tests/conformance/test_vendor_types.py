@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from adapters.anthropic import AnthropicAdapter
 from adapters.contract import AdapterConfig, CanonicalRequest
+from adapters.gemini import GeminiAdapter
 from adapters.http_adapter import HttpAdapter
+from adapters.ollama import OllamaAdapter
 from adapters.openai import OpenAIAdapter
 from adapters.openai_compatible import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
 from bus.json_types import JsonObject
 
 from ..support.canonical_requests import canonical_requests
-from ..support.judges import chat_faults, messages_faults, responses_faults
+from ..support.judges import chat_faults, contents_faults, messages_faults, ollama_faults, responses_faults
 from ..support.wire_history import history_faults
 
 CLAUDES = [
@@ -29,10 +31,19 @@ CLAUDES = [
     "claude-of-tomorrow",
 ]
 GPTS = ["gpt-4.1", "o3", "gpt-5-mini", "gpt-5.1", "gpt-5.6", "gpt-6-astra", "gpt-of-tomorrow"]
+GEMINIS = [
+    "gemma-3-27b-it",
+    "gemini-2.0-flash",
+    "gemini-2.5-flash",
+    "gemini-2.5-pro",
+    "gemini-3-pro",
+    "of-tomorrow",
+]
 ANTHROPIC = AnthropicAdapter(AdapterConfig())
 RESPONSES = OpenAIAdapter(AdapterConfig())
 CHAT = OpenAICompatibleAdapter(AdapterConfig())
-PATHS = {ANTHROPIC.name: "/v1/messages", RESPONSES.name: "/v1/responses", CHAT.name: "/v1/chat/completions"}
+GEMINI = GeminiAdapter(AdapterConfig())
+OLLAMA = OllamaAdapter(AdapterConfig())
 
 examples = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -77,7 +88,24 @@ def test_every_chat_request_is_of_the_vendors_type(asked: CanonicalRequest, stre
         assert history_faults("/v1/chat/completions", body) == []
 
 
-@pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT], ids=lambda adapter: adapter.name)
+@given(canonical_requests([f"gemini:{name}" for name in GEMINIS]), st.booleans())
+@examples
+def test_every_gemini_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
+    body = body_of(GEMINI, asked, stream=stream)
+    if body is not None:
+        assert contents_faults(body) == []
+        assert history_faults("/v1beta/models/x:generateContent", body) == []
+
+
+@given(canonical_requests(["ollama:of-tomorrow"]), st.booleans())
+@examples
+def test_every_ollama_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
+    body = body_of(OLLAMA, asked, stream=stream)
+    if body is not None:
+        assert ollama_faults(body) == []
+
+
+@pytest.mark.parametrize("adapter", [ANTHROPIC, RESPONSES, CHAT, GEMINI, OLLAMA], ids=lambda adapter: adapter.name)
 def test_the_generated_requests_are_mostly_ones_that_can_be_sent(adapter: HttpAdapter) -> None:
     """Else the judges would have little to judge."""
     sent = 0

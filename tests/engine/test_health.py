@@ -53,6 +53,13 @@ class Checked(ScriptedAdapter):
         self.closed_ones.append(self.name)
 
 
+class Unchecked(ScriptedAdapter):
+    """A host's own adapter without a health check."""
+
+    script: ClassVar = []
+    health_check = None  # type: ignore[assignment]
+
+
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> type[Checked]:
     monkeypatch.setattr(Checked, "closed_ones", [])
@@ -76,6 +83,13 @@ async def health_of(models: ModelRegistry, **options: float) -> HealthReport:
     return await Engine(models=models, trace=False).health(**options)  # type: ignore[arg-type]
 
 
+async def test_an_adapter_without_a_health_check_is_not_asked() -> None:
+    """Which is no fault."""
+    report = await health_of(of(f"{__name__}:Unchecked", "s"))
+    assert check(report, "provider:s").ok
+    assert check(report, "provider:s").detail.startswith("not asked")
+
+
 async def test_a_running_engine_is_examined_without_being_disturbed(tmp_path: Path) -> None:
     """Its open trace file, its writer and its adapters; the session then goes on."""
     async with running(Say("one"), Say("two"), store=tmp_path / "trace.db") as (engine, _):
@@ -86,7 +100,7 @@ async def test_a_running_engine_is_examined_without_being_disturbed(tmp_path: Pa
         assert report.ok, report
         assert check(report, "store:writer").detail.startswith("ok: ")
         assert check(report, "store:journal").ok
-        assert check(report, "provider:s").detail.startswith("not asked")
+        assert check(report, "provider:s").detail == "plays a script"
         assert (await session.send("again")).text == "two"
     assert (await engine.health()).ok
 

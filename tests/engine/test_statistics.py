@@ -40,7 +40,8 @@ async def test_a_running_turn_and_those_behind_it_are_counted() -> None:
         assert (counted.turns_running, counted.turns_waiting) == (1, 1)
         (provider,) = counted.providers
         assert (provider.provider, provider.running, provider.in_flight, provider.waiting) == ("s", True, 1, 0)
-        assert provider.adapter is None  # the scripted adapter counts nothing
+        assert provider.adapter is not None
+        assert provider.adapter.calls == 1
         assert counted.streams.open == 2
         after = engine.statistics()
         assert (after.turns_running, after.turns_waiting, after.providers[0].in_flight) == (0, 0, 0)

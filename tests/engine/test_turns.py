@@ -124,7 +124,8 @@ async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
     async with running(Say("half ", "way", fails=ServerError("down"))) as (engine, _):
         session = engine.session("s:m")
         with pytest.raises(ServerError):
-            await session.send("Hi")
+            async with session.stream("Hi") as turn:
+                await turn.message()
         assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT]
         partial = session.messages[-1]
         assert partial.text == "half way"

@@ -20,12 +20,13 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
+from adapters.http_stream import HttpStream
 from bus import Lossless, StreamReset
 from bus.json_types import Json
 from bus.stream_events import TurnComplete
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from tests.engine.engines import running
-from tests.support.scripted import Say, ScriptedAdapter, _Stream
+from tests.support.scripted import Say, ScriptedAdapter
 
 from .toy_engines import check_ends
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.anyio
 class Deaf(ScriptedAdapter):
     """Hears no cancel; and when its task is killed, says that it tries again."""
 
-    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> _Stream:
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> HttpStream:
         assert on_attempt is not None
         self.tell = on_attempt
         return super().stream(request, on_attempt=on_attempt)
@@ -53,7 +54,7 @@ deaf: list[Deaf] = []
 class DeafOnce(Deaf):
     """Its first reply never comes."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         deaf.append(self)
 
         async def stubborn() -> None:
@@ -63,14 +64,13 @@ class DeafOnce(Deaf):
                 self.tell(AttemptFailed(1, NetworkError("said too late"), 0.1))
                 self.tell(AttemptStarted(2, "retry"))
 
-        self.requests.append(request)
         return Say("never", pause=stubborn)
 
 
 class DeafWithTool(Deaf):
     """Its reply comes after a second and asks for a tool, whoever has cancelled it."""
 
-    def next_reply(self, request: CanonicalRequest) -> Say:
+    def say(self, request: CanonicalRequest) -> Say:
         deaf.append(self)
         return Say("let me", calls=[("act", {})], pause=lambda: anyio.sleep(0.5))
 

@@ -46,6 +46,12 @@ _RAWS: dict[str, list[JsonObject]] = {
     "anthropic": [{}, {"id": "toolu_1"}, {"id": "toolu_2", "caller": {"type": "direct"}}],
     "openai": [{}, {"id": "call_9", "item_id": "fc_1"}, {"item_id": "msg_1", "phase": "final_answer"}, _REASONING],
     "openai_compatible": [{}, {"id": "call_7"}],
+    "gemini": [
+        {},
+        {"id": "c_1", "thoughtSignature": "c2ln"},
+        {"signatures": [{"start": 0, "end": 1, "signature": "c2ln"}]},
+    ],
+    "ollama": [{}, {"id": "call_5"}],
     "somebody": [{}, {"id": "any"}],
 }
 RAWS: st.SearchStrategy[ProviderRaw | None] = st.none() | st.one_of(
@@ -89,6 +95,9 @@ OPAQUE: st.SearchStrategy[list[OpaqueBlock]] = st.sampled_from(
         opaque("openai", _SHELL, _SHELL_OUTPUT),
         opaque("openai", _SHELL),
         opaque("somebody", {"type": "strange", "x": 1}),
+        [OpaqueBlock("executableCode", ProviderRaw("gemini", {"executableCode": {"code": "1"}}))],
+        [OpaqueBlock("thoughtSignature", ProviderRaw("gemini", {"text": "", "thoughtSignature": "c2ln"}))],
+        [OpaqueBlock("groundingMetadata", ProviderRaw("gemini", {"groundingMetadata": {}}))],
     ]
 )
 

@@ -1,89 +1,48 @@
-"""A network that is a script, and an adapter of the smallest protocol that has everything."""
+"""An adapter of the smallest protocol that has everything, for the kit's network that is a script."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping
 
-import anyio
-import anyio.lowlevel
 import msgspec
 
 from adapters.assembler import Assembler
 from adapters.classify import build_error, read_error_value
+from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import SseNormaliser
-from adapters.transport import HttpReply, HttpRequest
 from bus.json_types import Json, JsonObject
 from bus.messages import Message
 from bus.usage import StopReason, TokenUsage
 
-HANG = float("inf")
-
-Step: TypeAlias = "bytes | float | Exception"
-"""Of a body: a piece; seconds to wait (HANG: for ever); an error."""
-
-
-class FakeReply:
-    """A reply that does what `steps` say, and remembers whether it was closed."""
-
-    def __init__(
-        self, *steps: Step, status: int = 200, headers: Mapping[str, str] | None = None, wait: float = 0.0
-    ) -> None:
-        self.status = status
-        self.headers: Mapping[str, str] = {"content-type": "text/event-stream", **(headers or {})}
-        self.wait = wait  # before the reply's head
-        self.steps = list(steps)
-        self.read = 0
-        self.handed_over = False
-        self.closed = False
-
-    async def chunk(self) -> bytes | None:
-        await anyio.lowlevel.checkpoint()
-        while self.read < len(self.steps):
-            step = self.steps[self.read]
-            self.read += 1
-            match step:
-                case bytes():
-                    return step
-                case float():
-                    await anyio.sleep(step)
-                case _:
-                    raise step
-        return None
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-class FakeTransport:
-    """Answers the n-th request with the n-th of its replies; one request too many is an assertion error."""
-
-    def __init__(self, *replies: FakeReply | Exception) -> None:
-        self.replies = list(replies)
-        self.requests: list[HttpRequest] = []
-        self.closed = False
-
-    async def send(self, request: HttpRequest) -> HttpReply:
-        await anyio.lowlevel.checkpoint()
-        self.requests.append(request)
-        assert len(self.requests) <= len(self.replies), "one request more than the script has replies"
-        reply = self.replies[len(self.requests) - 1]
-        if isinstance(reply, Exception):
-            raise reply
-        await anyio.sleep(reply.wait)
-        reply.handed_over = True
-        return reply
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-    @property
-    def all_closed(self) -> bool:
-        """Whether every reply that the adapter got was closed by it."""
-        return all(reply.closed for reply in self.replies if isinstance(reply, FakeReply) and reply.handed_over)
+__all__ = [
+    "CALL",
+    "CALL_OVER",
+    "DONE",
+    "EVERYTHING",
+    "HALF",
+    "HANG",
+    "HELLO",
+    "MORE",
+    "REST",
+    "SIGNED",
+    "TEXT",
+    "THOUGHT",
+    "THOUGHT_OVER",
+    "USAGE",
+    "WANTS_TOOL",
+    "FakeReply",
+    "FakeTransport",
+    "Step",
+    "ToyAdapter",
+    "failing",
+    "pieces",
+    "request",
+    "sse",
+    "understand",
+    "whole",
+]
 
 
 class _ToyNormaliser(SseNormaliser):
@@ -149,18 +108,6 @@ def sse(*events: JsonObject) -> bytes:
 def whole(*events: JsonObject) -> FakeReply:
     """A reply that is not streamed."""
     return FakeReply(msgspec.json.encode(events), headers={"content-type": "application/json"})
-
-
-def failing(status: int, body: bytes = b"", **headers: str) -> FakeReply:
-    """An error reply. headers: with underscores for hyphens."""
-    named = {name.replace("_", "-"): text for name, text in headers.items()}
-    return FakeReply(body, status=status, headers={"content-type": "application/json", **named})
-
-
-def pieces(body: bytes, cuts: Sequence[int]) -> list[bytes]:
-    """A body cut at the given places."""
-    edges = [0, *sorted({cut for cut in cuts if 0 < cut < len(body)}), len(body)]
-    return [body[start:end] for start, end in itertools.pairwise(edges)]
 
 
 TEXT = {"is": "text", "key": 0, "say": "Hel"}

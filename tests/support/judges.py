@@ -12,9 +12,11 @@ import collections.abc
 import functools
 import types
 import typing
+import warnings
 from typing import Any, Union
 
 import msgspec
+import pydantic
 import typing_extensions as te
 
 from bus.json_types import Json, JsonObject
@@ -62,6 +64,61 @@ def chat_faults(body: bytes | JsonObject, *, extensions: frozenset[str] = frozen
     value = _decoded(body)
     known: JsonObject = {key: inner for key, inner in value.items() if key not in extensions}
     return _judge(known, CompletionCreateParamsNonStreaming, CompletionCreateParamsStreaming)
+
+
+def contents_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Gemini's generateContent."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from google.genai import types as vendor
+    kinds: dict[str, type[pydantic.BaseModel]] = {
+        "contents": vendor.Content,
+        "tools": vendor.Tool,
+        "safetySettings": vendor.SafetySetting,
+        "systemInstruction": vendor.Content,
+        "toolConfig": vendor.ToolConfig,
+        "generationConfig": vendor.GenerationConfig,
+    }
+    found: list[str] = []
+    for name, value in _decoded(body).items():
+        if name not in kinds:
+            found.append(f"$: no key {name!r}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            found += _model_faults(one, kinds[name], f"$.{name}")
+    return found
+
+
+_NEWER_IN_OLLAMA = frozenset({"truncate", "shift"})
+"""Known to the server, and not yet to the types of its client. So is a message's `tool_call_id`."""
+
+
+def ollama_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Ollama's /api/chat."""
+    from ollama import _types as vendor
+
+    value = _decoded(body)
+    unknown = value.keys() - vendor.ChatRequest.model_fields.keys() - _NEWER_IN_OLLAMA
+    found = [f"$: no key {name!r}" for name in sorted(unknown)]
+    found += _model_faults(value, vendor.ChatRequest, "$")
+    found += _model_faults(value["options"], vendor.Options, "$.options", extra="forbid")
+    for number, message in enumerate(value["messages"]):
+        place = f"$.messages[{number}]"
+        unknown = message.keys() - vendor.Message.model_fields.keys() - {"tool_call_id"}
+        found += [f"{place}: no key {name!r}" for name in sorted(unknown)]
+        images = [vendor.Image(value=data) for data in message.get("images", ())]
+        found += _model_faults({**message, "images": images}, vendor.Message, place)
+    for tool in value.get("tools", ()):
+        found += _model_faults(tool, vendor.Tool, "$.tools")
+    return found
+
+
+def _model_faults(value: Json, kind: type[pydantic.BaseModel], place: str, **how: Any) -> list[str]:
+    try:
+        kind.model_validate(value, **how)
+    except pydantic.ValidationError as error:
+        return [f"{place}.{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()]
+    return []
 
 
 def _judge(body: bytes | JsonObject, whole: Any, streamed: Any) -> list[str]:

@@ -5,8 +5,6 @@ The vendor's SDK is the judge of every body: its types refuse fields that don't 
 
 from __future__ import annotations
 
-import warnings
-
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -29,12 +27,9 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
+from ...support.judges import contents_faults
 from ...support.wire_history import history_faults
 from .wire_chunks import MODEL, USAGE, call, chunk, read, read_whole, text, thought
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    types = pytest.importorskip("google.genai.types")
 
 OLDER, NEWER = "gemini:gemini-2.5-flash", "gemini:gemini-3-flash-preview"
 SIGNATURES = st.sampled_from(["c2ln", "c2lnMg=="])
@@ -43,21 +38,6 @@ SAID = WORDS.filter(lambda said: bool(said.strip()))
 ARGUMENTS: st.SearchStrategy[JsonObject] = st.dictionaries(
     st.sampled_from(["x", "y"]), st.none() | st.integers(-3, 3) | WORDS | st.lists(WORDS, max_size=2), max_size=2
 )
-
-
-def judge(body: JsonObject) -> None:
-    """Whether the SDK has a type for all of it. Raises pydantic's ValidationError."""
-    judges = {
-        "contents": types.Content,
-        "tools": types.Tool,
-        "safetySettings": types.SafetySetting,
-        "systemInstruction": types.Content,
-        "toolConfig": types.ToolConfig,
-        "generationConfig": types.GenerationConfig,
-    }
-    for name, value in body.items():
-        for one in value if isinstance(value, list) else [value]:
-            judges[name].model_validate(one)
 
 
 def ours(**data: Json) -> ProviderRaw:
@@ -105,7 +85,7 @@ def turn(content: list[ContentBlock], model: str) -> list[Json]:
     asked = request(model=model, messages=(Message.user("Hi"), Message.assistant(content), Message.user("Go")))
     built = build_request(asked, provider="gemini")
     assert built.warnings == ()
-    judge(built.body)
+    assert contents_faults(built.body) == []
     found = built.body["contents"]
     assert isinstance(found, list)
     parts = [item["parts"] for item in found if isinstance(item, dict) and item["role"] == "model"]
@@ -202,7 +182,7 @@ def test_any_history_is_taken(messages: list[Message], model: str) -> None:
     asked = request(model=model, messages=(*messages, Message.user("Go")), system_prompt="S")
     body = build_request(asked, provider="gemini").body
     assert history_faults("/v1beta/models/x:generateContent", body) == []
-    judge(body)
+    assert contents_faults(body) == []
     msgspec.json.encode(body)
 
 
@@ -233,7 +213,7 @@ def test_the_sdk_knows_every_field(model: str, mode: str) -> None:
     choice = ToolChoice(mode, "go" if mode == "named" else None)  # type: ignore[arg-type]
     tools = (ToolDefinition("go", "Goes.", {"type": "object", "properties": {"x": {"const": 1}}}, strict=True),)
     asked = request(model=model, messages=(Message.user("Hi"),), tools=tools, tool_choice=choice, **EVERY_OPTION)
-    judge(build_request(asked, provider="gemini").body)
+    assert contents_faults(build_request(asked, provider="gemini").body) == []
 
 
 def test_the_judge_refuses_what_does_not_exist() -> None:
@@ -243,5 +223,4 @@ def test_the_judge_refuses_what_does_not_exist() -> None:
         {"generationConfig": {"max_tokens_please": 1}},
         {"toolConfig": {"functionCallingConfig": {"modus": "AUTO"}}},
     ):
-        with pytest.raises(ValueError, match="Extra inputs"):
-            judge(body)
+        assert any("Extra inputs" in fault for fault in contents_faults(body))

@@ -32,6 +32,7 @@ from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError,
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
+from ...support.judges import ollama_faults
 from .wire_lines import ask, call, last, read_reply
 
 Plain = dict[str, Any]
@@ -77,15 +78,7 @@ def written(request: CanonicalRequest, facts: ModelFacts | None = None, **option
     assert kept["model"] == body["model"]
     for field in ("stream", "options", "format", "keep_alive", "think"):
         assert kept.get(field) == body.get(field), field
-    ollama._types.Options.model_validate(body["options"], extra="forbid")
-    assert body.keys() - ollama._types.ChatRequest.model_fields.keys() <= {"truncate", "shift"}
-    for message in body["messages"]:
-        images = [ollama.Image(value=data) for data in message.get("images", ())]
-        judged_message = ollama.Message.model_validate({**message, "images": images})
-        assert judged_message.model_dump()["images"] == message.get("images", [])
-        assert message.keys() - ollama.Message.model_fields.keys() <= {"tool_call_id"}
-    for tool in body.get("tools", ()):
-        ollama.Tool.model_validate(tool)
+    assert ollama_faults(body) == []
     return body
 
 

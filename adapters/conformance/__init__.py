@@ -1,0 +1,60 @@
+"""The conformance kit: whether an adapter keeps the contract, checked for any adapter by anybody.
+
+Describe the adapter by a kit, then either run ``python -m adapters.conformance my_package.kit:MY_KIT``, or let
+pytest run it:
+
+    from adapters.conformance import checks_of
+
+    test_conformance = checks_of(MY_KIT)
+
+See docs/adding-a-provider.md for a worked example. Nothing else imports this package.
+"""
+
+from . import checks as _checks  # fills CHECKS
+from .checking import CHECKS, Check, Outcome, run_check, run_checks
+from .fake_http import HANG, FakeReply, FakeTransport
+from .http_kit import HttpKit, arguments, halves, write_event
+from .invariants import check_stream
+from .kit import CALLS, CONDITIONS, KEY, TOOLS, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
+from .report import SECTIONS, checklist, table
+from .served_kit import ServedKit
+from .testing import checks_of
+from .virtual_time import FakeClock, VirtualLoop, run_virtual
+
+del _checks
+
+__all__ = [
+    "CALLS",
+    "CHECKS",
+    "CONDITIONS",
+    "HANG",
+    "KEY",
+    "SECTIONS",
+    "TOOLS",
+    "Check",
+    "Fails",
+    "FakeClock",
+    "FakeReply",
+    "FakeTransport",
+    "HttpKit",
+    "Kit",
+    "NotShown",
+    "Outcome",
+    "Says",
+    "Scene",
+    "ServedKit",
+    "Silent",
+    "Stage",
+    "Unreachable",
+    "VirtualLoop",
+    "arguments",
+    "check_stream",
+    "checklist",
+    "checks_of",
+    "halves",
+    "run_check",
+    "run_checks",
+    "run_virtual",
+    "table",
+    "write_event",
+]

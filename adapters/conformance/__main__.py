@@ -1,0 +1,64 @@
+"""``python -m adapters.conformance my_package.kit:MY_KIT``: run all checks of a kit and print how they went."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import io
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from . import CHECKS, Kit, checklist, run_check, table
+
+
+def find_kit(place: str) -> Kit:
+    """The kit of ``package.module:NAME``: a Kit, or a class of one. Raises ValueError that says what is wrong."""
+    module, colon, name = place.partition(":")
+    if not colon:
+        raise ValueError(f"{place!r} is not package.module:NAME")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{place} can't be imported: {error}") from error
+    kit = found() if isinstance(found, type) and issubclass(found, Kit) else found
+    if not isinstance(kit, Kit):
+        raise ValueError(f"{place} is no adapters.conformance.Kit but {type(kit).__name__}")
+    return kit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 if nothing failed, 1 if a check did, 2 if there is no such kit."""
+    parser = argparse.ArgumentParser("python -m adapters.conformance", description="Check an adapter by its kit.")
+    parser.add_argument("kit", help="package.module:NAME of the kit")
+    parser.add_argument("-k", metavar="WORD", default="", help="only checks whose name holds this")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, metavar="SECONDS", help="what blocks for longer ends the run"
+    )
+    parser.add_argument("--list", action="store_true", help="only say which checks there are")
+    given = parser.parse_args(arguments)
+    chosen = [check for check in CHECKS if given.k in check.name]
+    if given.list:
+        sys.stdout.writelines(f"{check.section:<5}{check.name}\n" for check in chosen)
+        return 0
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        kit = find_kit(given.kit)
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    outcomes = []
+    for check in chosen:
+        # virtual time ends whatever waits; what blocks the event loop ends here, with a traceback that shows where
+        faulthandler.dump_traceback_later(given.patience, exit=True)
+        with contextlib.redirect_stdout(io.StringIO()):  # what adapters log belongs to no table
+            outcomes.append(run_check(check, kit))
+    faulthandler.cancel_dump_traceback_later()
+    sys.stdout.write(f"{kit.name}\n\n{table(outcomes)}\n\n{checklist(outcomes)}\n")
+    return int(any(outcome.result == "failed" for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

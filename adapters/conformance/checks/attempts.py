@@ -1,0 +1,170 @@
+"""Sections 6.4 and 3.1: attempts, hints, time limits."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from adapters.conformance.asking import SOON, failure, hear, hear_well, streaming, waiting
+from adapters.conformance.checking import check
+from adapters.conformance.invariants import check_stream, require
+from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage, Unreachable
+from adapters.contract import (
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    CanonicalRequest,
+    RetryPolicy,
+)
+from bus.errors import AdapterError, RequestTimeoutError
+from bus.usage import StopReason
+
+RETRIES = "Retry configuration tuned"
+NO_JITTER = RetryPolicy(jitter=False)
+
+
+async def ask(at: Stage, request: CanonicalRequest, *, streamed: bool) -> list[AttemptReport]:
+    """Make a call, well or not, and return what it reports."""
+    reports: list[AttemptReport] = []
+    try:
+        if streamed:
+            async for _ in at.adapter.stream(request, on_attempt=reports.append):
+                pass
+        else:
+            await at.adapter.complete(request, on_attempt=reports.append)
+    except AdapterError:
+        pass
+    return reports
+
+
+@check("6.4", RETRIES)
+async def there_are_exactly_one_and_max_retries_attempts(kit: Kit) -> None:
+    """A passing failure is tried exactly 1 + max_retries times, each reported, then raised, still `retryable`."""
+    for streamed in (False, True):
+        for retries in (0, 1, 3):
+            scenes = [Fails("server")] * (retries + 1)
+            async with kit.stage(*scenes, max_retries=retries, retry=SOON) as at:
+                reports = await ask(at, at.request(), streamed=streamed)
+                require(at.asked() == retries + 1, f"max_retries={retries} made {at.asked()} attempts")
+                _check_reports(reports, retries)
+            async with kit.stage(*scenes, max_retries=9, retry=SOON) as at:
+                error = await failure(at, streamed=streamed, request=at.request(max_retries=retries))
+                require(at.asked() == retries + 1, "the request's own max_retries was not used")
+                require(error.retryable, "what was retried in vain is still of a passing kind (retryable)")
+
+
+def _check_reports(reports: list[AttemptReport], retries: int) -> None:
+    started = [(report.attempt, report.reason) for report in reports if isinstance(report, AttemptStarted)]
+    expected = [(number, "first" if number == 1 else "retry") for number in range(1, retries + 2)]
+    require(started == expected, f"started are {started}, and should be {expected}")
+    failed = [report.attempt for report in reports if isinstance(report, AttemptFailed)]
+    require(failed == list(range(1, retries + 1)), f"of {retries + 1} attempts are reported as retried {failed}")
+
+
+@check("6.4", RETRIES)
+async def a_retry_that_works_is_one_reply(kit: Kit) -> None:
+    """An attempt that fails before its first event leaves no trace; the next one's reply is all that is seen."""
+    waiting(kit)
+    for streamed in (False, True):
+        says = Says("Hello, ☃!", streamed=streamed)
+        async with kit.stage(Fails("overload"), Unreachable(), says, retry=NO_JITTER) as at:
+            before = anyio.current_time()
+            reports = await ask(at, at.request(), streamed=streamed)
+            waited = anyio.current_time() - before
+        delays = [report.delay_seconds for report in reports if isinstance(report, AttemptFailed)]
+        require(len(delays) == 2, f"two attempts failed, and {len(delays)} are reported")
+        require(same(sum(delays), waited), f"reported waits are {delays} s, and it waited {waited:g} s")
+        require(delays == [1.0, 2.0], f"the waits double from base_delay, 1 s; they are {delays}")
+        first = [report.attempt for report in reports if isinstance(report, AttemptFirstEvent)]
+        require(first == [3], f"the first content came with attempt 3, and is reported for {first}")
+    async with kit.stage(Fails("overload"), Says("Hello, ☃!"), retry=NO_JITTER) as at:
+        check_stream(await hear_well(at))
+
+
+def same(one: float, other: float) -> bool:
+    """Two times, to a millisecond: the loop's clock adds up floats."""
+    return abs(one - other) < 0.001
+
+
+@check("6.4", RETRIES)
+async def a_retry_after_is_waited_for(kit: Kit) -> None:
+    """The provider's retry-after is waited for exactly, at most 60 s."""
+    waiting(kit)
+    for hint, expected in ((7.0, 7.0), (59.0, 59.0), (900.0, 60.0)):
+        for streamed in (False, True):
+            scenes: list[Scene] = [Fails("rate limit", retry_after=hint), Says("Hi.", streamed=streamed)]
+            async with kit.stage(*scenes) as at:
+                before = anyio.current_time()
+                await ask(at, at.request(), streamed=streamed)
+                waited = anyio.current_time() - before
+                require(at.asked() == 2, "a rate limit was not tried again")
+            require(same(waited, expected), f"told {hint:g} s, it waited {waited:g} s instead of {expected:g} s")
+
+
+@check("6.4", RETRIES)
+async def lasting_failures_are_raised_at_once(kit: Kit) -> None:
+    """A bad key, a bad request, a prompt too long and the like are never tried again, nor waited for."""
+    for condition in ("bad key", "bad request", "overflow", "forbidden", "no model", "quota"):
+        for streamed in (False, True):
+            async with kit.stage_or_none(Fails(condition)) as at:
+                if at is None:
+                    continue
+                before = anyio.current_time()
+                error = await failure(at, streamed=streamed)
+                require(at.asked() == 1, f"{condition!r} was tried {at.asked()} times")
+                require(kit.real_time or anyio.current_time() == before, f"{condition!r} was waited for")
+                require(not error.retryable, f"{condition!r} is marked as retryable")
+
+
+@check("6.5", RETRIES)
+async def nothing_is_repeated_after_a_delivered_event(kit: Kit) -> None:
+    """Once an event was delivered a failure ends the call, whatever max_retries says."""
+    streaming(kit)
+    scene = Says("Hello, ☃!", then="break")
+    for after in range(kit.pieces(scene)):
+        broken = msgspec.structs.replace(scene, after=after)
+        async with kit.stage(broken, Says("Again."), max_retries=1, retry=SOON) as at:
+            reports: list[AttemptReport] = []
+            seen = 0
+            try:
+                async for _ in at.adapter.stream(at.request(), on_attempt=reports.append):
+                    seen = max(seen, at.asked())
+            except AdapterError:
+                require(
+                    at.asked() == 1, f"broken after {after} pieces, it was repeated after events were delivered"
+                )
+        started = [report for report in reports if isinstance(report, AttemptStarted)]
+        require(len(started) == at.asked(), f"{at.asked()} attempts were made, and {len(started)} reported")
+
+
+@check("3.1", RETRIES)
+async def time_limits_hold(kit: Kit) -> None:
+    """A provider that never answers, or falls silent, is a RequestTimeoutError when the configured time is up."""
+    waiting(kit)
+    for streamed in (False, True):
+        async with kit.stage(Silent(), max_retries=0, timeout_seconds=20.0) as at:
+            before = anyio.current_time()
+            error = await failure(at, streamed=streamed)
+            waited = anyio.current_time() - before
+        require(isinstance(error, RequestTimeoutError), f"it raised {error!r}")
+        require(same(waited, 20.0), f"timeout_seconds=20 took {waited:g} s")
+    if not kit.streams:
+        return
+    async with kit.stage(Silent(), max_retries=0, first_event_timeout=5.0) as at:
+        before = anyio.current_time()
+        error = await failure(at, streamed=True)
+        waited = anyio.current_time() - before
+        require(isinstance(error, RequestTimeoutError), f"it raised {error!r}")
+        require(same(waited, 5.0), f"first_event_timeout=5 took {waited:g} s")
+    scene = Says("Hello, ☃!")
+    half = kit.pieces(scene) // 2
+    async with kit.stage(msgspec.structs.replace(scene, after=half, then="hang"), stream_read_timeout=5.0) as at:
+        before = anyio.current_time()
+        heard = await hear(at, at.request(max_retries=0, timeout_seconds=50.0))
+        waited = anyio.current_time() - before
+        require(isinstance(heard.error, RequestTimeoutError), f"silence in a stream raised {heard.error!r}")
+        if heard.events:
+            require(check_stream(heard.events).stop_reason is StopReason.ERROR, "it does not end in an error")
+            require(same(waited, 5.0), f"stream_read_timeout=5 took {waited:g} s")
+        await at.must_release("the connection was not closed")

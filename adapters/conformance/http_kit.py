@@ -1,0 +1,215 @@
+"""A kit for an adapter over HTTP: what its protocol looks like, and the rest is done here."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from typing import ClassVar
+
+import msgspec
+
+from adapters.contract import AdapterConfig, ProviderAdapter
+from adapters.transport import Transport
+from bus.clock import Clock
+from bus.errors import NetworkError
+from bus.json_types import Json, JsonObject
+
+from .fake_http import HANG, FakeReply, FakeTransport, Step
+from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable
+from .virtual_time import FakeClock
+
+
+class HttpKit(Kit):
+    """One protocol. Every reply reports `usage`: 12 input tokens, 4 of them from a cache, and 7 output tokens.
+
+    adapter: its class, or anything that makes one from a config and the keywords `transport` and `clock`.
+    id_prefix: of the ids that the provider gives its calls, before the call's number. options: for AdapterConfig.
+    content_type: of a streamed reply. request_id_header: carries the provider's own id of a request.
+
+    The five abstract methods are needed. The others have defaults; where one returns None, the checks that want it
+    are skipped.
+    """
+
+    adapter: Callable[..., ProviderAdapter]
+    base_url = "https://provider.test"
+    id_prefix = "call_"
+    content_type = "text/event-stream"
+    request_id_header = "x-request-id"
+    options: ClassVar[Mapping[str, Json]] = {}
+
+    # -- what a protocol says
+
+    @abstractmethod
+    def body(self, text: str, calls: int, stop: str) -> JsonObject:
+        """A whole reply: text, the first `calls` of CALLS, and why it stopped (end, tools or length)."""
+
+    @abstractmethod
+    def events(self, text: str, calls: int, stop: str) -> Iterator[tuple[str, JsonObject]]:
+        """The same as a stream; names may be empty. Text and arguments come in two pieces, see `halves`."""
+
+    @abstractmethod
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        """Status and body of a failure: one of CONDITIONS. Raises NotShown for what the provider can't say."""
+
+    @abstractmethod
+    def error_event(self) -> tuple[str, JsonObject]:
+        """The provider fails in the middle of a stream, because it is overloaded. Raises NotShown."""
+
+    @abstractmethod
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        """The ids of the calls and of the results in a request. Raises NotShown if the protocol has none."""
+
+    def thinking_body(self, thought: str, text: str) -> JsonObject | None:
+        """A whole reply that begins with reasoning."""
+        return None
+
+    def thinking_events(self, thought: str, text: str) -> Iterable[tuple[str, JsonObject]] | None:
+        """The same as a stream, the thought in two pieces."""
+        return None
+
+    def unknown_event(self) -> tuple[str, JsonObject] | None:
+        """An event of a kind that the provider may invent tomorrow."""
+        return None
+
+    def ids_issued(self, calls: int) -> list[str]:
+        """The ids that it gives its first calls."""
+        return [f"{self.id_prefix}{number}" for number in range(calls)]
+
+    def write_event(self, name: str, data: Json) -> bytes:
+        """One event as it stands in a body; data that is text already stands as it is."""
+        return write_event(name, data)
+
+    def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
+        """The adapter, over that transport."""
+        fields = {"api_key": KEY, "base_url": self.base_url, "options": self.options, **config}
+        make = type(self).adapter  # not self.adapter: a plain function must not become a method
+        return make(AdapterConfig(**fields), transport=transport, clock=clock)  # type: ignore[arg-type]
+
+    # -- replies
+
+    def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        return self._whole(self.body(text, calls, stop))
+
+    def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
+        """A streamed reply, one piece for each event."""
+        return [self.write_event(*event) for event in self.events(text, calls, stop)]
+
+    def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        return self.stream_of(*self.chunks(text, calls, stop))
+
+    def stream_of(self, *steps: Step) -> FakeReply:
+        """A streamed reply of these pieces."""
+        return FakeReply(*steps, headers={"content-type": self.content_type, self.request_id_header: "their_1"})
+
+    def failing(self, condition: str) -> FakeReply:
+        return self._failing(Fails(condition))
+
+    # -- scenes
+
+    @asynccontextmanager
+    async def stage(self, *scenes: Scene, **config: object) -> AsyncIterator[Stage]:
+        async with self.stage_of(*[self.reply_of(scene) for scene in scenes], **config) as stage:
+            yield stage
+
+    @asynccontextmanager
+    async def stage_of(self, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Stage]:
+        """A stage whose provider gives these replies, whatever they are."""
+        transport, clock = FakeTransport(*replies), FakeClock(randomness=0.0)
+        adapter = self.make(transport, clock, **config)
+        try:
+            yield Stage(
+                adapter=adapter,
+                clock=clock,
+                model=f"{self.name}:{self.model}",
+                asked=lambda: len(transport.requests),
+                released=lambda: transport.all_closed,
+                requests=transport.requests,
+            )
+        finally:
+            await adapter.close()
+
+    def pieces(self, scene: Says) -> int:
+        return len(self._chunks_of(scene))
+
+    def reply_of(self, scene: Scene) -> FakeReply | Exception:
+        """What the transport gives for a scene."""
+        match scene:
+            case Says():
+                return self._says(scene)
+            case Fails():
+                return self._failing(scene)
+            case Unreachable():
+                return NetworkError("there is no connection")
+            case Silent():
+                return FakeReply(wait=HANG)
+
+    def _chunks_of(self, scene: Says) -> list[bytes]:
+        if not scene.thought:
+            return self.chunks(scene.text, scene.calls, scene.stop)
+        events = self.thinking_events(scene.thought, scene.text)
+        if events is None:
+            raise NotShown("the kit shows no streamed reasoning (thinking_events)")
+        return [self.write_event(*event) for event in events]
+
+    def _says(self, scene: Says) -> FakeReply:
+        if not (scene.streamed and self.streams):
+            body = self.body(scene.text, scene.calls, scene.stop) if not scene.thought else None
+            if body is None:
+                body = self.thinking_body(scene.thought, scene.text)
+            if body is None:
+                raise NotShown("the kit shows no whole reply with reasoning (thinking_body)")
+            reply = self._whole(body)
+            reply.wait = scene.pause
+            return reply
+        steps: list[Step] = []
+        for chunk in self._chunks_of(scene)[: scene.after]:
+            steps += [scene.pause, chunk] if scene.pause else [chunk]
+        match scene.then:
+            case "hang":
+                steps.append(HANG)
+            case "break":
+                steps.append(NetworkError("the connection broke"))
+            case "error":
+                steps.append(self.write_event(*self.error_event()))
+            case "end":
+                pass
+        return self.stream_of(*steps)
+
+    def _whole(self, body: Json) -> FakeReply:
+        headers = {"content-type": "application/json", self.request_id_header: "their_1"}
+        return FakeReply(msgspec.json.encode(body), headers=headers)
+
+    def _failing(self, scene: Fails) -> FakeReply:
+        status, body = self.error_body(scene.condition)
+        headers = {"content-type": "application/json", self.request_id_header: "their_1"}
+        if scene.retry_after is not None:
+            headers["retry-after"] = f"{scene.retry_after:g}"
+        if scene.says:
+            body = _with_text(body, scene.says)
+        return FakeReply(msgspec.json.encode(body), status=status, headers=headers)
+
+
+def write_event(name: str, data: Json) -> bytes:
+    """A server-sent event."""
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + (data.encode() if isinstance(data, str) else msgspec.json.encode(data)) + b"\n\n"
+
+
+def halves(text: str) -> tuple[str, str]:
+    """The two pieces in which a text is streamed."""
+    return text[: len(text) // 2], text[len(text) // 2 :]
+
+
+def arguments(call: int) -> str:
+    """The arguments of one of CALLS as JSON text."""
+    return msgspec.json.encode(CALLS[call][1]).decode()
+
+
+def _with_text(body: Json, text: str) -> Json:
+    """A copy of which every text says this, too."""
+    if isinstance(body, dict):
+        return {name: _with_text(value, text) for name, value in body.items()}
+    if isinstance(body, list):
+        return [_with_text(value, text) for value in body]
+    return f"{body} {text}" if isinstance(body, str) else body

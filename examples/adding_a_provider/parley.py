@@ -1,0 +1,187 @@
+"""An adapter for Parley, a provider that does not exist: the worked example of docs/adding-a-provider.md.
+
+Parley takes turns by user, model and tools, and answers with parts; streamed, with server-sent events that say
+what they are `on`. Everything here is translation. What waits, retries, cancels and counts is HttpAdapter's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from adapters import (
+    AdapterCapabilities,
+    CallWarning,
+    CanonicalRequest,
+    CapabilityError,
+    Message,
+    OverloadedError,
+    QuotaExceededError,
+    Role,
+    StopReason,
+    TextBlock,
+    TokenUsage,
+    ToolUseBlock,
+)
+from adapters.assembler import Assembler
+from adapters.classify import build_error, read_error_value
+from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.normaliser import SseNormaliser
+from bus.content import AudioBlock, DocumentBlock, ImageBlock, ToolResultBlock
+from bus.json_types import Json, JsonObject
+
+ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
+STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": StopReason.MAX_TOKENS}
+
+
+class Tokens(msgspec.Struct):
+    """What a reply used. `in` has the cached ones in it, so they are taken out: our counts are disjoint."""
+
+    out: int
+    taken: int = msgspec.field(name="in")
+    cached: int = 0
+
+    def usage(self) -> TokenUsage:
+        return TokenUsage(max(self.taken - self.cached, 0), self.out, cached_input_tokens=self.cached)
+
+
+class Event(msgspec.Struct):
+    """An event of a stream, and a part of a whole reply; which fields are there depends on `on`."""
+
+    on: str
+    text: str = ""
+    ref: str = ""
+    tool: str = ""
+    json: str = ""
+    id: str = ""
+    model: str = ""
+    why: str = ""
+    tokens: Tokens | None = None
+    fault: Json = None
+
+
+class Reply(msgspec.Struct):
+    """A whole reply."""
+
+    id: str
+    model: str
+    parts: list[Event]
+    why: str
+    tokens: Tokens | None = None
+
+
+def understand(event: Event, assembler: Assembler) -> bool:
+    """Feed one event; True at the reply's end. Events of unknown kinds are left alone."""
+    match event.on:
+        case "open":
+            assembler.response_id, assembler.model = event.id, event.model or assembler.model
+        case "text":
+            assembler.text("text", event.text, implicit_end=True)
+        case "ask":
+            assembler.tool_start(event.ref, event.tool, raw={"id": event.ref}, implicit_end=True)
+        case "with":
+            assembler.tool_arguments(event.ref, event.json)
+        case "close":
+            usage = event.tokens.usage() if event.tokens is not None else None
+            assembler.finish(STOPS.get(event.why, StopReason.PROVIDER_SPECIFIC), event.why, usage)
+            return True
+        case "fault":
+            raise build_error(
+                read_error_value(event.fault),
+                status=None,
+                headers={},
+                codes=ERROR_CODES,
+                provider=assembler.provider,
+                request_id="",
+                now_us=0,
+            )
+    return False
+
+
+class ParleyNormaliser(SseNormaliser):
+    """A streamed reply. An end without `close` is an error, which is what the base makes of it."""
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        self.finished = understand(msgspec.json.decode(data, type=Event), self.assembler)
+
+
+class ParleyAdapter(HttpAdapter):
+    """Speaks Parley."""
+
+    default_name = "parley"
+    default_base_url = "https://api.parley.example"
+    error_codes = ERROR_CODES
+    capabilities = AdapterCapabilities(
+        supports_tools=True, supports_streaming_tool_calls=True, supports_parallel_tool_calls=True
+    )
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {"x-parley-key": self.config.api_key} if self.config.api_key else {}
+
+    def normaliser(self, assembler: Assembler) -> ParleyNormaliser:
+        return ParleyNormaliser(assembler)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        reply = msgspec.json.decode(body, type=Reply)
+        understand(Event("open", id=reply.id, model=reply.model), assembler)
+        for part in reply.parts:
+            understand(part, assembler)
+            if part.on == "ask":
+                understand(Event("with", ref=part.ref, json=part.json), assembler)
+        understand(Event("close", why=reply.why, tokens=reply.tokens), assembler)
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        refuse_what_it_can_not_do(request)
+        ids = ToolIdRule(max_length=40)
+        history = fit_history(request, Target(provider=self.name, tool_ids=ids, accepts_images=False))
+        history.log()
+        body: JsonObject = {
+            "model": request.wire_model,
+            "limit": request.max_output_tokens,
+            "live": stream,
+            "turns": [write_turn(message, history) for message in history.messages],
+        }
+        if history.system:
+            body["system"] = history.system
+        if request.tools:
+            body["tools"] = [
+                {"tool": tool.name, "about": tool.description, "takes": tool.input_schema}
+                for tool in request.tools
+            ]
+        if request.tool_choice is not None:
+            body["choice"] = request.tool_choice.tool_name or request.tool_choice.mode
+        dropped = [name for name in ("temperature", "top_p", "seed") if getattr(request, name) is not None]
+        warnings = [CallWarning("parameter_dropped", f"{name} was not sent: Parley has none") for name in dropped]
+        return WireCall("/v1/parley", msgspec.json.encode(body), {}, (*history.warnings, *warnings))
+
+
+def refuse_what_it_can_not_do(request: CanonicalRequest) -> None:
+    """What the newest message itself asks for must be possible; older ones are fitted by `fit_history`."""
+    if request.output_schema is not None:
+        raise CapabilityError("parley has no structured output")
+    for block in request.messages[-1].content if request.messages else ():
+        if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
+            raise CapabilityError("parley takes text only")
+
+
+def write_turn(message: Message, history: FittedHistory) -> JsonObject:
+    """One message of the fitted history."""
+    if message.role is Role.TOOL:
+        return {"by": "tools", "answers": list(write_answers(message, history))}
+    turn: JsonObject = {"by": "model" if message.role is Role.ASSISTANT else "user"}
+    turn["text"] = "".join(block.text for block in message.content if isinstance(block, TextBlock))
+    calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
+    if calls:
+        turn["asks"] = [
+            {"ref": history.tool_ids[call.id], "tool": call.name, "with": call.input} for call in calls
+        ]
+    return turn
+
+
+def write_answers(message: Message, history: FittedHistory) -> Iterator[JsonObject]:
+    """The results of one round of calls."""
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            yield {"ref": history.tool_ids[block.tool_use_id], "text": block.text, "failed": block.is_error}

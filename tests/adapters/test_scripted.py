@@ -1,0 +1,232 @@
+"""The scripted adapter: replies as values, as data and from a function, played as a real adapter would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import (
+    AdapterCapabilities,
+    AdapterConfig,
+    CanonicalRequest,
+    CapabilityError,
+    InvalidRequestError,
+    Message,
+    RateLimitError,
+    RetryPolicy,
+    ScriptedAdapter,
+    StopReason,
+    StreamEvent,
+    TokenUsage,
+    UsageSource,
+    create_adapter,
+)
+from adapters.conformance.invariants import check_stream
+from adapters.scripted import Call, Failure, Reply
+from bus.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import ConfigurationError
+from bus.json_types import Json
+from bus.messages import ToolDefinition
+from bus.stream_events import TextDelta, ToolUseInputDelta
+from engine.config import read_models_yaml
+
+from ..support.fake_http import request
+from ..support.virtual_time import FakeClock
+
+pytestmark = pytest.mark.anyio
+
+
+def scripted(*replies: str | Reply, **config: object) -> ScriptedAdapter:
+    settings = AdapterConfig(**{"retry": RetryPolicy(jitter=False), **config})  # type: ignore[arg-type]
+    return ScriptedAdapter(settings, clock=FakeClock(), replies=replies)
+
+
+def from_options(**options: Json) -> ScriptedAdapter:
+    adapter = create_adapter("scripted", AdapterConfig(options=options), name="s", clock=FakeClock())
+    assert isinstance(adapter, ScriptedAdapter)
+    return adapter
+
+
+async def test_a_reply_can_hold_everything() -> None:
+    """Thinking with its signature, text in pieces, calls with their fragments, in that order."""
+    reply = Reply(
+        text=("Let me ", "look."),
+        thinking=("Hm", "m."),
+        signature="c2ln",
+        calls=(Call("read", {"path": "a"}), Call("list", fragments=('{"deep"', ": true}"))),
+        usage=TokenUsage(12, 7),
+    )
+    adapter = scripted(reply, reply)
+    events: list[StreamEvent] = [event async for event in adapter.stream(request())]
+    last = check_stream(events)
+    thinking, text, first, second = last.final_content
+    assert isinstance(thinking, ThinkingBlock)
+    assert (thinking.text, thinking.signature) == ("Hmm.", "c2ln")
+    assert text == TextBlock("Let me look.")
+    assert isinstance(first, ToolUseBlock)
+    assert isinstance(second, ToolUseBlock)
+    assert (first.input, second.input) == ({"path": "a"}, {"deep": True})
+    fragments = [event.partial_json for event in events if isinstance(event, ToolUseInputDelta)]
+    assert fragments == ['{"path":"a"}', '{"deep"', ": true}"]
+    assert (last.stop_reason, last.usage) == (StopReason.TOOL_USE, TokenUsage(12, 7))
+    whole = await adapter.complete(request())
+    assert whole.text == "Let me look."
+    assert [call.name for call in whole.tool_uses] == ["read", "list"]
+
+
+async def test_usage_that_nobody_wrote_down_is_estimated() -> None:
+    """And says so."""
+    response = await scripted("Four words are enough.").complete(request())
+    assert response.usage.source is UsageSource.ESTIMATED
+    assert response.usage.output_tokens > 0
+    assert response.warnings[0].code == "usage_estimated"
+
+
+async def test_an_attempt_that_is_repeated_takes_the_next_reply() -> None:
+    """A failure is retried as any provider's would be, its hint included."""
+    adapter = scripted(Reply(fails=Failure("rate_limit", retry_after=7)), "There.")
+    before = anyio.current_time()
+    assert (await adapter.complete(request())).text == "There."
+    assert anyio.current_time() - before == pytest.approx(7.0)
+    assert len(adapter.requests) == 2
+
+
+async def test_a_failure_after_text_keeps_the_text() -> None:
+    """The message ends in an error with it, and the next reply is left for the next call."""
+    adapter = scripted(Reply("Half", fails=Failure("rate_limit", "slow down")), "Whole.")
+    events: list[StreamEvent] = []
+    with pytest.raises(RateLimitError, match="slow down") as raised:
+        async for event in adapter.stream(request()):
+            events.append(event)  # noqa: PERF401  (what came before the error counts)
+    assert check_stream(events).stop_reason is StopReason.ERROR
+    assert raised.value.content == (TextBlock("Half"),)
+    assert (await adapter.complete(request())).text == "Whole."
+
+
+async def test_any_exception_can_be_raised() -> None:
+    """To see how a host bears an adapter's bug."""
+    for reply in (Reply(raises=ZeroDivisionError("bug")), Reply("Half", raises=ZeroDivisionError("bug"))):
+        with pytest.raises(ZeroDivisionError):
+            await scripted(reply).complete(request())
+
+
+async def test_delay_and_pace_are_kept() -> None:
+    """Seconds before anything, then before each piece and before the end."""
+    adapter = scripted(Reply(("a", "b"), delay=5, pace=2))
+    stream = adapter.stream(request())
+    times = [anyio.current_time() async for event in stream if isinstance(event, TextDelta)]
+    assert times == [7.0, 9.0]
+    assert anyio.current_time() == 11.0
+
+
+async def test_a_pause_holds_a_reply_up_until_the_test_lets_go() -> None:
+    """And `cancel` reaches it there."""
+    go = anyio.Event()
+    adapter = scripted(Reply("a", pause=go.wait), Reply("b", pause=anyio.sleep_forever))
+    async with anyio.create_task_group() as tasks:
+
+        async def release() -> None:
+            await anyio.sleep(3)
+            go.set()
+
+        tasks.start_soon(release)
+        assert (await adapter.complete(request())).text == "a"
+    events: list[StreamEvent] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def read() -> None:
+            events.extend([event async for event in adapter.stream(request(request_id="req_2"))])
+
+        tasks.start_soon(read)
+        await anyio.sleep(1)
+        assert await adapter.cancel("req_2")
+    assert check_stream(events).stop_reason is StopReason.CANCELLED
+
+
+async def test_a_function_may_answer() -> None:
+    """It sees the request."""
+
+    def answer(asked: CanonicalRequest) -> str | Reply:
+        return f"You said {asked.messages[-1].text!r}."
+
+    adapter = ScriptedAdapter(replies=answer)
+    assert (await adapter.complete(request())).text == "You said 'Hello'."
+    assert adapter.requests[-1].messages == (Message.user("Hello"),)
+
+
+async def test_a_script_ends_or_begins_anew() -> None:
+    """A call too many is an error that says so, unless the script is to be repeated."""
+    adapter = scripted("one")
+    await adapter.complete(request())
+    with pytest.raises(InvalidRequestError, match="all of its 1 replies"):
+        await adapter.complete(request())
+    adapter = from_options(replies=["one", "two"], repeat=True)
+    assert [(await adapter.complete(request())).text for _ in range(3)] == ["one", "two", "one"]
+
+
+async def test_what_is_declared_false_is_refused() -> None:
+    """Tools, schemas and what the newest message holds; nothing is played for it."""
+    adapter = ScriptedAdapter(replies=["never"], capabilities=AdapterCapabilities())
+    tool = ToolDefinition("t", "A tool", {"type": "object", "properties": {}})
+    picture = Message.user([ImageBlock(data=b"\x89PNG\r\n\x1a\n", media_type="image/png")])
+    for asked in (
+        request(tools=(tool,)),
+        request(output_schema={"type": "object"}),
+        request(messages=(picture,)),
+    ):
+        with pytest.raises(CapabilityError, match="declared false"):
+            await adapter.complete(asked)
+    assert not adapter.requests
+
+
+async def test_models_yaml_can_hold_a_script(tmp_path: Path) -> None:
+    """Replies as text and as objects, with failures, calls and stop reasons."""
+    file = tmp_path / "models.yaml"
+    file.write_text(
+        """
+adapters:
+  demo:
+    type: scripted
+    options:
+      repeat: true
+      replies:
+        - Hello!
+        - {text: [Let me, " look."], calls: [{name: read_file, input: {path: a.txt}}]}
+        - {thinking: Hm., text: Well, stop: max_tokens, usage: {input_tokens: 3, output_tokens: 2}}
+        - {fails: {kind: context_overflow}}
+models:
+  demo:one: {adapter: demo, wire_name: one}
+"""
+    )
+    entry = read_models_yaml(file, {}).adapters["demo"]
+    adapter = create_adapter(entry.type, entry.config, name="demo", clock=FakeClock())
+    assert (await adapter.complete(request())).text == "Hello!"
+    second = await adapter.complete(request())
+    assert (second.text, second.stop_reason) == ("Let me look.", StopReason.TOOL_USE)
+    third = await adapter.complete(request())
+    assert (third.thinking, third.stop_reason, third.usage) == ("Hm.", StopReason.MAX_TOKENS, TokenUsage(3, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "replies: expected at least one"),
+        ({"replies": [{"texts": "x"}]}, "unknown field `texts`"),
+        ({"replies": [{"fails": {"kind": "tired"}}]}, "Invalid enum value 'tired'"),
+        ({"reply": "x"}, "unknown field `reply`"),
+    ],
+)
+async def test_a_wrong_script_is_a_configuration_error(options: dict[str, Json], said: str) -> None:
+    """Named by its option."""
+    with pytest.raises(ConfigurationError, match=r"adapters\.s\.options") as raised:
+        from_options(**options)
+    assert said in str(raised.value)
+
+
+async def test_replies_are_plain_data() -> None:
+    """What a script says can be written down and read back."""
+    reply = Reply(("a", "b"), calls=(Call("t", {"x": 1}),), fails=Failure("overloaded"))
+    assert msgspec.convert(msgspec.to_builtins(reply), Reply) == reply

@@ -1,0 +1,55 @@
+"""The kits of the local model's adapter: each of its protocols, over a server that is a script."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from adapters.contract import AdapterConfig, ProviderAdapter
+from adapters.health import AdapterHealth
+from adapters.local import LocalAdapter
+from adapters.transport import Transport
+from bus.clock import Clock
+
+from .wires import AnthropicWire, ChatWire, ResponsesWire, Wire
+
+
+class Serverless(LocalAdapter):
+    """Starts no process: a server is there already, and answers by the transport it was given."""
+
+    async def _could_start(self) -> AdapterHealth:
+        return AdapterHealth(True, "there is no server to start")
+
+
+async def found() -> SimpleNamespace:
+    """What stands for the running server."""
+    return SimpleNamespace(url="http://127.0.0.1:9", api_key="key-of-the-server")
+
+
+class LocalKit(Wire):
+    """Mixed into the wire of one protocol."""
+
+    protocol = "chat"
+    takes_key = False  # but for the one that it makes for itself
+
+    def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
+        settings = AdapterConfig(**{"options": {"protocol": self.protocol}, **config})  # type: ignore[arg-type]
+        adapter = Serverless(settings, name=self.name, clock=clock, transport=transport)
+        adapter._transport.acquire = found  # type: ignore[assignment, method-assign]
+        return adapter
+
+
+class LocalMessages(LocalKit, AnthropicWire):
+    name = "local-messages"
+    protocol = "messages"
+
+
+class LocalResponses(LocalKit, ResponsesWire):
+    name = "local-responses"
+    protocol = "responses"
+
+
+class LocalChat(LocalKit, ChatWire):
+    name = "local-chat"
+
+
+LOCAL = (LocalMessages(), LocalResponses(), LocalChat())

@@ -1,0 +1,96 @@
+"""OpenAI's Chat Completions, and servers of that protocol that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from adapters import OpenAICompatibleAdapter
+from adapters.conformance import CALLS, arguments, halves
+from bus.json_types import Json, JsonObject
+
+from ...support.judges import chat_faults
+from ...support.wire_history import history_faults
+from .wire import Wire, openai_error
+
+
+class ChatWire(Wire):
+    name = "openai_compatible"
+    adapter = OpenAICompatibleAdapter
+    base_url = "https://api.openai.com"
+    _stops = {"end": "stop", "tools": "tool_calls", "length": "length"}  # noqa: RUF012
+    _usage = {  # noqa: RUF012
+        "prompt_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens": 7,
+        "total_tokens": 19,
+    }
+
+    def __init__(self, quirks: str | None = None, id_prefix: str = "call_") -> None:
+        self.quirks = quirks or "default"
+        self.id_prefix = id_prefix
+        self.options = {"quirks": quirks} if quirks else {}
+
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
+        message: JsonObject = {"role": "assistant", "content": text or None}
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"{self.id_prefix}{number}",
+                    "type": "function",
+                    "function": {"name": CALLS[number][0], "arguments": arguments(number)},
+                }
+                for number in range(calls)
+            ]
+        choice = {"index": 0, "message": message, "finish_reason": self._stops[stop]}
+        return {
+            "id": "chatcmpl-1",
+            "object": "chat.completion",
+            "model": "gpt-served",
+            "choices": [choice],
+            "usage": self._usage,
+        }
+
+    def unknown_event(self) -> tuple[str, JsonObject]:
+        return "", {"id": "chatcmpl-1", "object": "mood", "mood": "cheerful"}
+
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
+        def chunk(delta: JsonObject, finish: str | None = None) -> tuple[str, JsonObject]:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            return "", {**head, "choices": [choice], "usage": None}
+
+        head: JsonObject = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "gpt-served"}
+        yield chunk({"role": "assistant", "content": ""})
+        for half in halves(thought) if thought else ():
+            yield chunk({"reasoning_content": half})
+        for half in halves(text) if text else ():
+            yield chunk({"content": half})
+        for number in range(calls):
+            function = {"name": CALLS[number][0], "arguments": ""}
+            start = {"index": number, "id": f"{self.id_prefix}{number}", "type": "function", "function": function}
+            yield chunk({"tool_calls": [start]})
+            for half in halves(arguments(number)):
+                yield chunk({"tool_calls": [{"index": number, "function": {"arguments": half}}]})
+        yield chunk({}, self._stops[stop])
+        yield "", {**head, "choices": [], "usage": self._usage}
+        yield "", "[DONE]"  # type: ignore[misc]
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        return openai_error(condition)
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": {"type": "server_error", "code": "server_is_overloaded", "message": "Overloaded"}}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        messages = body["messages"]
+        calls = [call["id"] for message in messages for call in message.get("tool_calls") or ()]
+        return calls, [message["tool_call_id"] for message in messages if message["role"] == "tool"]
+
+    def faults(self, body: bytes) -> list[str]:
+        return history_faults("/v1/chat/completions", msgspec.json.decode(body))
+
+    def judged(self, body: bytes) -> list[str]:
+        return chat_faults(body)

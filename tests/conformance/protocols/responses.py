@@ -1,0 +1,122 @@
+"""OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from adapters import OpenAIAdapter
+from adapters.conformance import CALLS, arguments, halves
+from bus.json_types import Json, JsonObject
+
+from ...support.judges import responses_faults
+from ...support.wire_history import history_faults
+from .wire import Wire, openai_error
+
+
+class ResponsesWire(Wire):
+    name = "openai"
+    adapter = OpenAIAdapter
+    base_url = "https://api.openai.com"
+    history = "input"
+    secrets = ("ZW5jcnlwdGVk",)
+    _usage = {  # noqa: RUF012
+        "input_tokens": 12,
+        "input_tokens_details": {"cached_tokens": 4},
+        "output_tokens": 7,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 19,
+    }
+
+    def _items(self, text: str, calls: int, thought: str = "") -> list[JsonObject]:
+        items: list[JsonObject] = []
+        if thought:
+            summary = [{"type": "summary_text", "text": thought}]
+            items.append(
+                {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": self.secrets[0]}
+            )
+        if text:
+            part = {"type": "output_text", "text": text, "annotations": []}
+            items.append(
+                {"type": "message", "id": "msg_a", "role": "assistant", "status": "completed", "content": [part]}
+            )
+        items += [
+            {
+                "type": "function_call",
+                "id": f"fc_{number}",
+                "call_id": f"call_{number}",
+                "name": CALLS[number][0],
+                "arguments": arguments(number),
+                "status": "completed",
+            }
+            for number in range(calls)
+        ]
+        return items
+
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
+        return {
+            "id": "resp_1",
+            "object": "response",
+            "model": "gpt-served",
+            "status": "incomplete" if stop == "length" else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if stop == "length" else None,
+            "error": None,
+            "output": self._items(text, calls, thought),
+            "usage": self._usage,
+        }
+
+    def unknown_event(self) -> tuple[str, JsonObject]:
+        return "response.mood", {"type": "response.mood", "output_index": 0, "mood": "cheerful"}
+
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
+        number = -1
+
+        def event(kind: str, **fields: Json) -> tuple[str, JsonObject]:
+            nonlocal number
+            number += 1
+            return kind, {"type": kind, "sequence_number": number, **fields}
+
+        done = self.body(text, calls, stop, thought)
+        begun = {**done, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
+        yield event("response.created", response=begun)
+        yield event("response.in_progress", response=begun)
+        for index, item in enumerate(self._items(text, calls, thought)):
+            place: JsonObject = {"output_index": index, "item_id": item["id"]}
+            if item["type"] == "reasoning":
+                yield event("response.output_item.added", output_index=index, item={**item, "summary": []})
+                for half in halves(thought):
+                    yield event("response.reasoning_summary_text.delta", **place, summary_index=0, delta=half)
+            elif item["type"] == "message":
+                yield event("response.output_item.added", output_index=index, item={**item, "content": []})
+                part = {"type": "output_text", "text": "", "annotations": []}
+                yield event("response.content_part.added", **place, content_index=0, part=part)
+                for half in halves(text):
+                    yield event("response.output_text.delta", **place, content_index=0, delta=half)
+                yield event("response.output_text.done", **place, content_index=0, text=text)
+                yield event("response.content_part.done", **place, content_index=0, part=item["content"][0])
+            else:
+                yield event("response.output_item.added", output_index=index, item={**item, "arguments": ""})
+                for half in halves(item["arguments"]):
+                    yield event("response.function_call_arguments.delta", **place, delta=half)
+                yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
+            yield event("response.output_item.done", output_index=index, item=item)
+        yield event("response.incomplete" if stop == "length" else "response.completed", response=done)
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        return openai_error(condition)
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        error = {"code": "server_is_overloaded", "message": "Overloaded", "param": None}
+        return "error", {"type": "error", "sequence_number": 9, **error}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        items = body["input"]
+        calls = [item["call_id"] for item in items if item.get("type") == "function_call"]
+        return calls, [item["call_id"] for item in items if item.get("type") == "function_call_output"]
+
+    def faults(self, body: bytes) -> list[str]:
+        return history_faults("/v1/responses", msgspec.json.decode(body))
+
+    def judged(self, body: bytes) -> list[str]:
+        return responses_faults(body)

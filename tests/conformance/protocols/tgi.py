@@ -1,0 +1,89 @@
+"""Text Generation Inference's own protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from adapters import TGIAdapter
+from adapters.conformance import NotShown, halves
+from adapters.contract import AdapterCapabilities
+from bus.json_types import Json, JsonObject
+from bus.usage import TokenUsage
+
+from .wire import Wire
+
+
+class TGIWire(Wire):
+    name = "tgi"
+    adapter = TGIAdapter
+    base_url = "http://localhost:8080"
+    has_response_ids = False
+    history = "inputs"
+    reasons = False
+    calls_tools = False
+    names_model = False
+    usage = TokenUsage(12, 7)
+    knows = {"/info": {"max_total_tokens": 8192}}  # noqa: RUF012
+    _stops = {"end": "eos_token", "tools": "eos_token", "length": "length"}  # noqa: RUF012
+
+    def _details(self, stop: str) -> JsonObject:
+        return {"finish_reason": self._stops[stop], "generated_tokens": 7, "input_length": 12, "seed": None}
+
+    def _token(self, text: str, *, special: bool = False) -> JsonObject:
+        token: JsonObject = {"id": 1, "text": text, "logprob": -0.5, "special": special}
+        return {"index": 1, "token": token, "generated_text": None, "details": None}
+
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
+        if calls or thought:
+            raise NotShown("the protocol has text, and nothing else")
+        return {"generated_text": text, "details": self._details(stop)}
+
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
+        if calls or thought:
+            raise NotShown("the protocol has text, and nothing else")
+        for half in halves(text) if text else ():
+            yield "", self._token(half)
+        last = self._token("</s>", special=True)
+        yield "", {**last, "generated_text": text, "details": self._details(stop)}
+
+    def error_body(self, condition: str) -> tuple[int, Json]:
+        status, message, kind = {
+            "rate limit": (429, "Rate limit reached", None),
+            "overload": (429, "Model is overloaded", "overloaded"),
+            "quota": (402, "You have exceeded your monthly included credits", None),
+            "bad key": (401, "Authorization header is invalid", None),
+            "forbidden": (403, "This token may not call this endpoint", None),
+            "no model": (404, "Model none does not exist", None),
+            "overflow": (
+                422,
+                "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048. Given: 4096",
+                "validation",
+            ),
+            "bad request": (422, "Input validation error: `temperature` must be strictly positive", "validation"),
+            "server": (424, "Request failed during generation: Server error", "generation"),
+        }[condition]
+        return status, {"error": message} if kind is None else {"error": message, "error_type": kind}
+
+    def error_event(self) -> tuple[str, JsonObject]:
+        return "", {"error": "Model is overloaded", "error_type": "overloaded"}
+
+    def ids(self, body: JsonObject) -> tuple[list[str], list[str]]:
+        raise NotShown("the protocol has no ids")
+
+    def faults(self, body: bytes) -> list[str]:
+        return [] if isinstance(msgspec.json.decode(body)["inputs"], str) else ["the prompt is no text"]
+
+
+class Wordy(TGIAdapter):
+    """For hosts that leave its emulated tools alone."""
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        return msgspec.structs.replace(super().get_capabilities(model), supports_tools=False)
+
+
+class WordyTGIWire(TGIWire):
+    """Emulated calls are answers to other requests than plain ones; they are tested with the adapter."""
+
+    adapter = Wordy

@@ -1,0 +1,113 @@
+"""What the tests of several providers need to know of one, beyond what its conformance kit says."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
+
+import msgspec
+
+from adapters.conformance import CALLS, FakeReply, HttpKit
+from adapters.contract import ProviderAdapter
+from adapters.http_adapter import HttpAdapter
+from adapters.transport import HttpReply, HttpRequest, Transport
+from bus.clock import Clock
+from bus.json_types import Json, JsonObject
+
+
+class Wire(HttpKit):
+    """One protocol, over HTTP.
+
+    history: the key of a request's body under which the conversation stands. secrets: what the reasoning in
+    `reasoned` carries that must come back to this provider, and go to nobody else. reasons: whether replies can
+    begin with a thought. calls_tools: whether it does that itself (emulated calls are tested with its adapter).
+    has_response_ids: whether its replies have an id of their own. fetches: whether it takes images by address.
+    knows: what the provider answers to the questions that its adapter asks by itself.
+    """
+
+    adapter: type[HttpAdapter]
+    history = "messages"
+    secrets: tuple[str, ...] = ()
+    reasons = True
+    fetches = True
+    calls_tools = True
+    has_response_ids = True
+    knows: ClassVar[Mapping[str, Json]] = {}
+
+    @abstractmethod
+    def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
+        """As in the kit; it may begin with a thought."""
+
+    @abstractmethod
+    def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
+        """As in the kit; it may begin with a thought, in two pieces."""
+
+    def thinking_body(self, thought: str, text: str) -> JsonObject | None:
+        return self.body(text, 0, "end", thought) if self.reasons else None
+
+    def thinking_events(self, thought: str, text: str) -> Iterable[tuple[str, JsonObject]] | None:
+        return self.events(text, 0, "end", thought) if self.reasons else None
+
+    def reasoned(self, thought: str, text: str, calls: int, stop: str) -> JsonObject:
+        """As `body`, with all the reasoning before it that the protocol has."""
+        return self.body(text, calls, stop, thought if self.reasons else "")
+
+    @property
+    def most(self) -> tuple[int, str]:
+        """How many calls a reply can hold, and how it then stops."""
+        return (len(CALLS), "tools") if self.calls_tools else (0, "end")
+
+    def faults(self, body: bytes) -> list[str]:
+        """What the provider would refuse in a request's history; the least is that calls and results are pairs."""
+        calls, results = self.ids(msgspec.json.decode(body))
+        return [] if sorted(calls) == sorted(results) else [f"calls {calls} and results {results} are no pairs"]
+
+    def judged(self, body: bytes) -> list[str]:
+        """What the vendor's own types find wrong with a request."""
+        return []
+
+    def through(self, transport: Transport) -> Transport:
+        """The transport, for an adapter that asks for more than replies."""
+        return Knowing(transport, self.knows) if self.knows else transport
+
+    def make(self, transport: Transport, clock: Clock, **config: object) -> ProviderAdapter:
+        return super().make(self.through(transport), clock, **config)
+
+
+class Knowing:
+    """A transport that answers some questions by itself: by the end of their address."""
+
+    def __init__(self, transport: Transport, answers: Mapping[str, Json]) -> None:
+        self.transport = transport
+        self.answers = answers
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        for end, answer in self.answers.items():
+            if request.url.endswith(end):
+                return FakeReply(msgspec.json.encode(answer), headers={"content-type": "application/json"})
+        return await self.transport.send(request)
+
+    async def aclose(self) -> None:
+        await self.transport.aclose()
+
+
+def openai_error(condition: str) -> tuple[int, Json]:
+    """How OpenAI's servers refuse."""
+    status, kind, code, message = {
+        "rate limit": (429, "requests", "rate_limit_exceeded", "Rate limit reached for requests"),
+        "overload": (503, "server_error", "server_is_overloaded", "The server is overloaded"),
+        "quota": (429, "insufficient_quota", "insufficient_quota", "You exceeded your current quota"),
+        "bad key": (401, "invalid_request_error", "invalid_api_key", "Incorrect API key provided: sk-***"),
+        "forbidden": (403, "invalid_request_error", "unsupported_country_region_territory", "Not supported"),
+        "no model": (404, "invalid_request_error", "model_not_found", "The model does not exist"),
+        "overflow": (
+            400,
+            "invalid_request_error",
+            "context_length_exceeded",
+            "maximum context length is 8192 tokens",
+        ),
+        "bad request": (400, "invalid_request_error", None, "Invalid value: must be positive"),
+        "server": (500, "server_error", None, "The server had an error"),
+    }[condition]
+    return status, {"error": {"type": kind, "code": code, "message": message, "param": None}}

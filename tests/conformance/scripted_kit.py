@@ -1,0 +1,99 @@
+"""The kit of the scripted adapter: one whose provider is not reached over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
+from adapters.conformance import arguments as arguments_of
+from adapters.contract import AdapterConfig
+from adapters.scripted import Call, Failure, Reply, ScriptedAdapter
+from adapters.scripted.playing import steps_of
+from bus.errors import NetworkError, OverloadedError
+from bus.usage import StopReason
+
+KINDS = {
+    "rate limit": "rate_limit",
+    "overload": "overloaded",
+    "quota": "quota",
+    "bad key": "auth",
+    "forbidden": "access_denied",
+    "no model": "not_found",
+    "overflow": "context_overflow",
+    "bad request": "invalid_request",
+    "server": "server",
+}
+STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
+
+
+class ScriptedKit(Kit):
+    name = "scripted"
+
+    @asynccontextmanager
+    async def stage(self, *scenes: Scene, **config: object) -> AsyncIterator[Stage]:
+        replies = [self.reply_of(scene) for scene in scenes]
+        clock = FakeClock(randomness=0.0)
+        settings = AdapterConfig(**{"api_key": KEY, **config})  # type: ignore[arg-type]
+        adapter = ScriptedAdapter(settings, clock=clock, replies=replies or ["nobody asks for it"])
+        try:
+            yield Stage(
+                adapter=adapter,
+                clock=clock,
+                model="scripted:some-model",
+                asked=lambda: len(adapter.requests),
+                released=lambda: adapter.statistics().transport.in_use == 0,  # type: ignore[union-attr]
+            )
+        finally:
+            await adapter.close()
+
+    def pieces(self, scene: Says) -> int:
+        return sum(paced for _, paced in steps_of(self.reply_of(scene))) + 1  # and the end
+
+    def reply_of(self, scene: Scene) -> Reply:
+        match scene:
+            case Says():
+                return Reply(
+                    text=halves(scene.text) if scene.text else (),
+                    thinking=halves(scene.thought) if scene.thought else (),
+                    calls=tuple(
+                        Call(CALLS[number][0], fragments=halves(arguments_of(number)))
+                        for number in range(scene.calls)
+                    ),
+                    stop=STOPS[scene.stop],
+                    usage=self.usage,
+                    pause=_then(scene),
+                )
+            case Fails():
+                message = f"{scene.condition} {scene.says}"
+                return Reply(fails=Failure(KINDS[scene.condition], message, scene.retry_after))  # type: ignore[arg-type]
+            case Unreachable():
+                return Reply(raises=NetworkError("there is no connection"))
+            case Silent():
+                return Reply(delay=float("inf"))
+
+
+def _then(scene: Says) -> Callable[[], Awaitable[None]]:
+    taken = 0
+
+    async def pause() -> None:
+        nonlocal taken
+        if taken == scene.after:
+            match scene.then:
+                case "hang":
+                    await anyio.sleep_forever()
+                case "break":
+                    raise NetworkError("the connection broke")
+                case "error":
+                    raise OverloadedError("Overloaded")
+                case "end":
+                    pass
+        taken += 1
+        await anyio.sleep(scene.pause)
+
+    return pause
+
+
+SCRIPTED = ScriptedKit()

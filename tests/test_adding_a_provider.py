@@ -1,0 +1,152 @@
+"""The worked example of docs/adding-a-provider.md works, also where a stranger would have it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters import create_adapter
+from adapters.conformance import CHECKS, SECTIONS
+from engine.config import read_models_yaml
+
+ROOT = Path(__file__).parents[1]
+EXAMPLE = ROOT / "examples" / "adding_a_provider"
+DOCS = (ROOT / "docs" / "adding-a-provider.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
+
+
+def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A stranger's folder, with the example as a package of its own."""
+    shutil.copytree(EXAMPLE, tmp_path / "my_provider", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_the_example_passes_by_one_command(elsewhere: Path) -> None:
+    """The command of the docs, in the stranger's folder, prints every check and the checklist."""
+    (command,) = blocks("console")
+    words = command.removeprefix("$ python ").split()
+    done = run(*[word.replace("examples.adding_a_provider", "my_provider") for word in words], cwd=elsewhere)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    head, table, sums, *points = re.split(r"\n\n|\n(?=\d+ passed)", done.stdout.strip())
+    assert head == "parley"
+    assert sums == f"{len(CHECKS) - 1} passed, 0 failed, 1 skipped"
+    assert len(re.findall(r"^(passed|skipped) ", table, re.MULTILINE)) == len(CHECKS)
+    assert "thinking_body" in table
+    assert "[x] Streaming adapter implemented and tested" in points[0]
+    assert "[?] Tool count threshold determined" in points[0]
+
+
+def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) -> None:
+    """With exit code 1, the name of the check, and what was found instead."""
+    adapter = elsewhere / "my_provider" / "parley.py"
+    adapter.write_text(
+        adapter.read_text().replace('assembler.text("text", event.text', 'assembler.text("text", "x"')
+    )
+    done = run("-m", "adapters.conformance", "my_provider.kit:PARLEY", "-k", "deltas", cwd=elsewhere)
+    assert done.returncode == 1
+    assert "failed  5.3" in done.stdout
+    assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
+    assert "[ ] Streaming adapter implemented and tested" in done.stdout
+    (elsewhere / "test_mine.py").write_text(
+        blocks("python")[0].replace("examples.adding_a_provider", "my_provider")
+    )
+    done = run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate", cwd=elsewhere
+    )
+    assert done.returncode == 1
+    assert "1 failed, 1 passed" in done.stdout
+    assert "came ['xx']" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("my_provider", "is not package.module:NAME"),
+        ("nowhere.kit:X", "can't be imported"),
+        ("my_provider.kit:NOBODY", "can't be imported"),
+        ("my_provider.kit:TOKENS", "is no adapters.conformance.Kit but dict"),
+    ],
+)
+def test_a_kit_that_is_none_is_explained(elsewhere: Path, place: str, said: str) -> None:
+    """With exit code 2."""
+    done = run("-m", "adapters.conformance", place, cwd=elsewhere)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
+    """With a traceback that shows where, rather than never."""
+    (elsewhere / "stuck.py").write_text(
+        "import time\n"
+        "from my_provider.kit import ParleyAdapter, ParleyKit\n"
+        "class Stuck(ParleyAdapter):\n"
+        "    def estimate_input_tokens(self, *given, **others):\n"
+        "        time.sleep(100)\n"
+        "class StuckKit(ParleyKit):\n"
+        "    adapter = Stuck\n"
+    )
+    done = run(
+        "-m", "adapters.conformance", "stuck:StuckKit", "-k", "estimate", "--patience", "0.5", cwd=elsewhere
+    )
+    assert done.returncode == 1
+    assert "in estimate_input_tokens" in done.stderr
+    assert "in the_estimate_asks_nobody" in done.stderr
+
+
+def test_the_checks_can_be_listed(elsewhere: Path) -> None:
+    """By section and name, without a kit's being run."""
+    done = run("-m", "adapters.conformance", "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)
+    listed = [line.split() for line in done.stdout.splitlines()]
+    assert listed == [[check.section, check.name] for check in CHECKS if "cancel" in check.name]
+
+
+def test_the_docs_name_every_section() -> None:
+    """A reader of the table finds what the section promises."""
+    rows = {section for row in re.findall(r"^\| ([\d., ]+) \|", DOCS, re.MULTILINE) for section in row.split(", ")}
+    assert rows == {check.section for check in CHECKS} == set(SECTIONS)
+
+
+def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, and their adapters can be made."""
+    monkeypatch.chdir(ROOT)
+    for text in blocks("yaml"):
+        file = tmp_path / "models.yaml"
+        file.write_text(text)
+        for entry in read_models_yaml(file, {"PARLEY_API_KEY": "sk-parley"}).adapters.values():
+            assert create_adapter(entry.type, entry.config, name=entry.name).name == entry.name
+
+
+def test_the_docs_script_plays(capsys: pytest.CaptureFixture[str]) -> None:
+    """And prints what was said."""
+    exec(blocks("python")[1], {})
+    assert capsys.readouterr().out == "Hello!\nHi\n"
+
+
+def test_the_example_is_small() -> None:
+    """As the docs say."""
+    assert len((EXAMPLE / "parley.py").read_text().splitlines()) < 200
+    assert len((EXAMPLE / "kit.py").read_text().splitlines()) < 70
