@@ -19,7 +19,7 @@ from adapters.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTr
 from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Tool
 from tracestore import PriceTable
 
-PROTOCOLS = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
+PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
 """The name of the adapter here, and its type."""
 
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))

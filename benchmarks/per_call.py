@@ -18,6 +18,7 @@ from .table import Row, against, in_turns, run
 MESSAGES = 20
 TOOLS = 5
 GATE = 1.6
+ALONE_GATE = 1.25
 
 
 async def raw(clients: RawClients, path: str, body: object, calls: int) -> None:
@@ -70,7 +71,7 @@ async def _of_protocol(
     await alone.close()
     floor = spent["floor"] / calls
     return [
-        against(f"{protocol}: adapter alone", spent["adapter"] / calls, floor),
+        against(f"{protocol}: adapter alone", spent["adapter"] / calls, floor, gate=ALONE_GATE),
         against(f"{protocol}: whole engine, store on", spent["engine"] / calls, floor, gate=GATE),
     ]
 

@@ -25,10 +25,11 @@ from adapters.http_adapter import HttpAdapter
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tracestore import PriceTable
 
-from .reply_server import Chat, Messages, Responses, reply_server
+from .hosts import PROTOCOLS
+from .reply_server import reply_server
 from .table import Row, against, run
 
-PATHS = {"anthropic": Messages.path, "openai": Responses.path, "openai_compatible": Chat.path}
+WIRES = sorted(PROTOCOLS.values())
 MODEL = "s:bench"
 
 Run = Callable[[], Awaitable[object]]
@@ -38,7 +39,7 @@ QUESTION = "Say lorem ipsum."
 
 
 class Clients:
-    """The three ways to one stream. The raw client sends the very body that the adapter would."""
+    """The three ways to one stream. The raw client sends the very body that the adapter would, where it would."""
 
     def __init__(self, url: str, wire: str) -> None:
         self.url = url
@@ -59,20 +60,21 @@ class Clients:
     async def raw(self, *, clients: int = 1) -> AsyncIterator[Run]:
         adapter = create_adapter(self.wire, self.config, name="s")
         assert isinstance(adapter, HttpAdapter)
-        body = adapter.write_request(self.request(), stream=True).body
+        call = adapter.write_request(self.request(), stream=True)
+        frame_end = b"\r\n\r\n" if self.wire == "gemini" else b"\n\n"
         decode = msgspec.json.Decoder().decode
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         pool = [httpx.AsyncClient(limits=limits, timeout=None, trust_env=False) for _ in range(clients)]
-        url, headers = self.url + PATHS[self.wire], {"content-type": "application/json"}
+        url, headers = self.url + call.path, {"content-type": "application/json"}
         turn = 0
 
         async def streamed() -> None:
             nonlocal turn
             turn += 1
             rest = b""
-            async with pool[turn % clients].stream("POST", url, content=body, headers=headers) as reply:
+            async with pool[turn % clients].stream("POST", url, content=call.body, headers=headers) as reply:
                 async for chunk in reply.aiter_raw():
-                    *events, rest = (rest + chunk).split(b"\n\n")
+                    *events, rest = (rest + chunk).split(frame_end)
                     for event in events:
                         data = event[event.find(b"data: ") + 6 :]
                         if data != b"[DONE]":
@@ -200,8 +202,8 @@ async def paced(wire: str, quick: bool) -> list[Row]:
 
 
 async def _rows(quick: bool) -> list[Row]:
-    found = [row for wire in sorted(PATHS) for row in await burst(wire, quick)]
-    for wire in ["anthropic"] if quick else sorted(PATHS):
+    found = [row for wire in WIRES for row in await burst(wire, quick)]
+    for wire in ["anthropic"] if quick else WIRES:
         found += await paced(wire, quick)
     return found
 

@@ -1,10 +1,10 @@
-"""A fast server of canned replies, in a process of its own: Chat Completions, Responses and Messages.
+"""A fast server of canned replies in each of the four streaming protocols, in a process of its own.
 
     python -m benchmarks.reply_server [DELTAS [PER_SECOND]]
 
-It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request with
-`"stream": true` gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all
-at once; with PER_SECOND one to a chunk, so many in a second, each stream at its own moments. Headers may ask for:
+It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request for a stream
+gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all at once; with
+PER_SECOND one to a chunk, so many in a second, each stream at its own moments. Headers may ask for:
 
     x-together: N   no reply before N requests wait, so that N are really under way at once; a streamed reply then
                     comes in chunks a few milliseconds apart, in turn with those of all others
@@ -70,6 +70,34 @@ class Chat:
             f"data: {_json(usage)}\n\n",
             "data: [DONE]\n\n",
         ]
+
+
+class GenerateContent:
+    """Its methods follow the path and a colon. Spaces and line ends are where the vendor puts them."""
+
+    path = "/v1beta/models/bench"
+    usage: ClassVar = {
+        "promptTokenCount": 900,
+        "candidatesTokenCount": USAGE_OUT,
+        "totalTokenCount": 900 + USAGE_OUT,
+        "promptTokensDetails": [{"modality": "TEXT", "tokenCount": 900}],
+    }
+
+    @classmethod
+    def _chunk(cls, text: str, **more: object) -> dict[str, object]:
+        content = {"parts": [{"text": text}], "role": "model"}
+        candidate = {"content": content, **more, "index": 0}
+        named = {"modelVersion": "bench", "responseId": "reply_b"}
+        return {"candidates": [candidate], "usageMetadata": cls.usage, **named}
+
+    @classmethod
+    def whole(cls) -> dict[str, object]:
+        return cls._chunk(SENTENCES, finishReason="STOP")
+
+    @classmethod
+    def events(cls, texts: list[str]) -> list[str]:
+        chunks = [*(cls._chunk(text) for text in texts), cls._chunk("", finishReason="STOP")]
+        return [f"data: {json.dumps(chunk, separators=(',', ': '))}\r\n\r\n" for chunk in chunks]
 
 
 class Messages:
@@ -182,7 +210,7 @@ class Replies:
         self.chunks: dict[str, list[bytes]] = {}
         self.streams: dict[str, bytes] = {}
         at_once = DELTAS_PER_CHUNK if per_second is None else 1
-        for protocol in (Chat, Messages, Responses):
+        for protocol in (Chat, GenerateContent, Messages, Responses):
             body = _json(protocol.whole()).encode()
             head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             self.whole[protocol.path] = head.encode() + body
@@ -252,8 +280,9 @@ class Connection(asyncio.Protocol):
             for connection in held:
                 connection._write_next()
             return
-        streamed = b'"stream":true' in body or b'"stream": true' in body
-        self._reply = (path, streamed, "x-hold" in headers)
+        resource, _, method = path.partition(":")
+        streamed = method.startswith("stream") or b'"stream":true' in body or b'"stream": true' in body
+        self._reply = (resource, streamed, "x-hold" in headers)
         together = int(headers.get("x-together", "1"))
         if together == 1:
             self._begin(in_turn=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import actors, bus, fanout
-from benchmarks.reply_server import Chat, Messages, Responses, reply_server
+from benchmarks.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 from benchmarks.table import Row, as_row, render
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +44,7 @@ def test_a_plain_tuple_is_a_row_and_its_number_a_gate() -> None:
 
 
 @pytest.mark.parametrize("per_second", [None, 1000.0])
-def test_the_reply_server_speaks_three_protocols(per_second: float | None) -> None:
+def test_the_reply_server_speaks_four_protocols(per_second: float | None) -> None:
     """Whole replies, and streams at once or one delta at a time."""
     import httpx
 
@@ -55,3 +55,8 @@ def test_the_reply_server_speaks_three_protocols(per_second: float | None) -> No
             streamed = client.post(protocol.path, content=b'{"stream":true}').text
             assert streamed.count("word 00") >= 3
             assert end in streamed.splitlines()[-2] or end in streamed.splitlines()[-3]
+        whole = client.post(f"{GenerateContent.path}:generateContent", content=b"{}")
+        assert json.loads(whole.content)["modelVersion"] == "bench"
+        streamed = client.post(f"{GenerateContent.path}:streamGenerateContent?alt=sse", content=b"{}").text
+        assert streamed.count("word 00") == 3
+        assert '"finishReason": "STOP"' in streamed.splitlines()[-2]

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-PROTOCOLS = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
+PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
 """The providers whose server breaks its replies, and their adapters' types."""
 
 STEADY = "steady"

@@ -1,4 +1,4 @@
-"""Replies in three protocols, whole and as streams of server-sent events, with text and calls of tools."""
+"""Replies in four protocols, whole and as streams of server-sent events, with text and calls of tools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from bus.json_types import Json, JsonObject
 from tests.adapters.anthropic import wire_events as messages_wire
+from tests.adapters.gemini import wire_chunks as generate_wire
 from tests.adapters.openai import wire_events as responses_wire
 from tests.adapters.openai_compatible import wire_chunks as chat_wire
 
@@ -29,9 +30,9 @@ class Reply:
 def make_reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
     """A reply that fits the request: it may call tools if there are any, after their results, too."""
     said = [" ".join(chance.choices(_WORDS, k=chance.randint(1, 4))) + " " for _ in range(chance.randint(1, 12))]
-    history: list[Json] = request.get("messages") or request.get("input") or []
-    answers = history[-1] if history else {}
-    after_tool = '"tool' in msgspec.json.encode(answers).decode() or '"function_call_output"' in str(answers)
+    history: list[Json] = request.get("messages") or request.get("input") or request.get("contents") or []
+    last = msgspec.json.encode(history[-1] if history else {})
+    after_tool = any(kind in last for kind in (b'"tool', b'"function_call_output"', b'"functionResponse"'))
     weights = (6, 2, 1) if after_tool else (6, 3, 2)
     wanted = chance.choices((0, 1, 2), weights)[0] if request.get("tools") else 0
     calls = [(f"call_{chance.getrandbits(64):x}", chance.choice(TOOL_NAMES)) for _ in range(wanted)]
@@ -39,7 +40,13 @@ def make_reply(path: str, request: JsonObject, chance: random.Random) -> Reply:
         return _messages(said, calls, chance)
     if path.endswith("/responses"):
         return _responses(said, calls)
+    if is_generate_content(path):
+        return _generate_content(said, calls, chance)
     return _chat(said, calls)
+
+
+def is_generate_content(path: str) -> bool:
+    return path.partition("?")[0].endswith((":generateContent", ":streamGenerateContent"))
 
 
 _ARGUMENTS = ('{"a": 1, ', '"b": 2}')
@@ -89,6 +96,23 @@ def _responses(said: list[str], calls: list[tuple[str, str]]) -> Reply:
     )
     whole = wire.response(output=items)
     return Reply(whole, wire.body(events), wire.body([b'{"type": oops']), wire.body([failed]))
+
+
+def _generate_content(said: list[str], calls: list[tuple[str, str]], chance: random.Random) -> Reply:
+    """Calls come whole, seldom with an id, the first one signed; so may thoughts and the text's end be."""
+    wire = generate_wire
+    parts = [wire.text(piece) for piece in said]
+    if chance.random() < 0.3:
+        parts = [wire.thought("hm ☃"), wire.thought("then", "c2ln"), *parts]
+    if chance.random() < 0.3:
+        parts.append(wire.text("", "dGV4dA=="))
+    for number, (call_id, name) in enumerate(calls):
+        fields: JsonObject = {"id": call_id} if chance.random() < 0.2 else {}
+        parts.append(wire.call(name, None if number else "Y2FsbA==", **fields, args={"a": 1, "b": 2}))
+    chunks = [wire.chunk(part, usage=wire.USAGE) for part in parts]
+    error: JsonObject = {"error": {"code": 503, "message": "injected", "status": "UNAVAILABLE"}}
+    whole = wire.chunk(*parts, finish="STOP", usage=wire.USAGE)
+    return Reply(whole, wire.body([*chunks, wire.END]), wire.body([b'{"candidates": oops']), wire.body([error]))
 
 
 def _chat(said: list[str], calls: list[tuple[str, str]]) -> Reply:

@@ -29,7 +29,7 @@ STEP_SECONDS = 20.0
 
 
 def registry(url: str, steady_url: str) -> ModelRegistry:
-    """The three protocols at one address, each also with a chain in a circle, and one that works at another.
+    """All protocols at one address, each also with a chain in a circle, and one that works at another.
 
     The limits are so short that a stall ends soon.
     """

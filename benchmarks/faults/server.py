@@ -1,4 +1,4 @@
-"""An HTTP server that speaks the three protocols and breaks each reply in the way that the plan says.
+"""An HTTP server that speaks the four protocols and breaks each reply in the way that the plan says.
 
 What it does to a request is `plan.fault_of`'s decision alone.
 """
@@ -22,7 +22,7 @@ from bus.json_types import JsonObject
 from tests.support.wire_history import history_faults
 
 from .plan import FAULTS, fault_of, turn_of
-from .replies import make_reply
+from .replies import is_generate_content, make_reply
 
 
 class _Gone(Exception):
@@ -97,7 +97,7 @@ class FaultyServer:
 
     def next_fault(self, path: str, body: bytes) -> tuple[str, random.Random]:
         """The fault for a request, and what decides everything else about its reply."""
-        turn, protocol = turn_of(body), path.rpartition("/")[2]
+        turn, protocol = turn_of(body), protocol_of(path)
         self.seen[turn] += 1
         self._numbers[turn, protocol] += 1
         number = self._numbers[turn, protocol]
@@ -105,6 +105,11 @@ class FaultyServer:
         self.done[fault] += 1
         self.played[turn, protocol, number] = fault
         return fault, chance
+
+
+def protocol_of(path: str) -> str:
+    """The last step of a path; generateContent, whether streamed or not."""
+    return "generateContent" if is_generate_content(path) else path.rpartition("/")[2]
 
 
 class _Exchange:
@@ -122,7 +127,7 @@ class _Exchange:
         self.reader = reader
         self.writer = writer
         request = msgspec.json.decode(body)
-        self.streamed = bool(request.get("stream"))
+        self.streamed = bool(request.get("stream")) or ":stream" in path
         server.wrong += [f"{path}: {fault}" for fault in history_faults(path, request)]
         self.reply = make_reply(path, request, self.chance)
 
@@ -246,8 +251,9 @@ class _Exchange:
 
     def _events(self, extra: bytes) -> bytes:
         """The stream up to some event, and then something else, which a server sends and then ends."""
-        events = self.reply.streamed.split(b"\n\n")
-        return b"\n\n".join([*events[: self.chance.randrange(len(events))], b""]) + extra
+        blank = b"\r\n\r\n" if b"\r\n\r\n" in self.reply.streamed else b"\n\n"
+        events = self.reply.streamed.split(blank)
+        return blank.join([*events[: self.chance.randrange(len(events))], b""]) + extra
 
     def _head(self, status: int, length: int | None, *headers: str, kind: str | None = None) -> bytes:
         if kind is None:
