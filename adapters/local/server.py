@@ -78,8 +78,8 @@ def start_server(configuration: Configuration) -> Any:
     return xllamacpp.Server(parameters)
 
 
-def wait_for_end(parent: int) -> None:
-    """Return when stdin has anything to say or ends, or when the parent has gone.
+def wait_for_end(parent: int | None) -> None:
+    """Return when stdin has anything to say or ends, or when the parent has gone. parent: None is not watched.
 
     The second is for a parent that forked: its children keep a copy of the pipe's other end, and stdin stays
     open until the last of them is gone.
@@ -87,10 +87,8 @@ def wait_for_end(parent: int) -> None:
     if sys.platform == "win32":
         os.read(0, 1)
         return
-    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch.
-    watches_parent = os.getppid() == parent
     while not select.select([0], [], [], PARENT_CHECK_SECONDS)[0]:
-        if watches_parent and os.getppid() != parent:
+        if parent is not None and os.getppid() != parent:
             return
 
 
@@ -98,6 +96,9 @@ def main() -> None:
     """Read the configuration, serve, and end with stdin."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, as the rest of it is for `select`
         configuration: Configuration = json.loads(stdin.readline())
+    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch. Found
+    # out now: once the model is loaded, a direct one may be gone already.
+    parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
     # What a library prints must not be taken for our line: from here on, file 1 is stderr.
     answer = os.dup(1)
     os.dup2(2, 1)
@@ -108,7 +109,7 @@ def main() -> None:
         tell(answer, {"error": f"{type(error).__name__}: {error}", "kind": kind})
         os._exit(1)
     tell(answer, {"url": server.listening_address})
-    wait_for_end(configuration["parent"])
+    wait_for_end(parent)
     os._exit(0)  # not by `del server`: that waits for requests, and nobody is left to read their replies
 
 
