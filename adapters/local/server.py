@@ -96,8 +96,8 @@ def main() -> None:
     """Read the configuration, serve, and end with stdin."""
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered, as the rest of it is for `select`
         configuration: Configuration = json.loads(stdin.readline())
-    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch. Found
-    # out now: once the model is loaded, a direct one may be gone already.
+    # Behind a launcher that doesn't `exec`, the parent was never our direct one, and there is nothing to watch.
+    # Asked now, for once the model is loaded a direct one may be gone already.
     parent = configuration["parent"] if os.getppid() == configuration["parent"] else None
     # What a library prints must not be taken for our line: from here on, file 1 is stderr.
     answer = os.dup(1)
