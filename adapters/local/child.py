@@ -128,6 +128,8 @@ class Child:
         if grace <= 0 or not await self._wait_exit(grace):
             self._process.kill()
         gone = await self._wait_exit(KILL_SECONDS)
+        if gone:
+            await self._listened()
         self._close_stdout()
         return gone
 
@@ -156,12 +158,16 @@ class Child:
             pause = min(2 * pause, 0.05)
         return True
 
-    async def _hear_last_words(self) -> str:
-        """What llama.cpp said last, once its pipe has ended: each line once, without its time stamp."""
+    async def _listened(self) -> None:
+        """Wait, not for long, until the thread has read the end of the pipe and is gone."""
         for _ in range(50):
             if not self._listener.is_alive():
-                break
+                return
             await anyio.sleep(0.01)
+
+    async def _hear_last_words(self) -> str:
+        """What llama.cpp said last, once its pipe has ended: each line once, without its time stamp."""
+        await self._listened()
         lines = self._last_words.decode(errors="replace").splitlines()
         words = dict.fromkeys(STAMP.sub("", line).strip() for line in lines)
         return "; ".join(line for line in list(words)[-LAST_WORDS_LINES:] if line)
