@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
+from bus.messages import ToolChoice
 
 from .contract import CallWarning, CanonicalRequest
 
@@ -12,6 +14,30 @@ PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "se
 """Fields of a CanonicalRequest that only tune the reply."""
 
 VERBOSITIES = ("low", "medium", "high")
+
+
+def own_options(request: CanonicalRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
+    """What a request has for one protocol only: for all of its providers, then for this one of them.
+
+    protocol, provider: the names under which it stands. Raises InvalidRequestError for what is no object.
+    """
+    for name in dict.fromkeys((protocol, provider)):
+        options = request.provider_options.get(name, {})
+        if not isinstance(options, Mapping):
+            raise InvalidRequestError(
+                f"provider_options[{name!r}] must be an object: it is merged into the request"
+            )
+        yield dict(options)
+
+
+def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> None:
+    """Raise UnsupportedToolChoiceError for a call that is demanded and can't be made. names: of the tools."""
+    if choice is None or choice.mode not in ("required", "named"):
+        return
+    if not names:
+        raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} needs tools, and the request has none")
+    if choice.mode == "named" and choice.tool_name not in names:
+        raise UnsupportedToolChoiceError(f"the request demands {choice.tool_name!r}, which is no tool of it")
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:
