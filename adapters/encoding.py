@@ -11,7 +11,7 @@ from .surrogates import mend_json_value
 
 
 def encode_json(value: Json) -> bytes:
-    """JSON text of any JSON value, mended if UTF-8 can't hold it. Raises InvalidRequestError for what is no JSON."""
+    """JSON text, mended if UTF-8 can't hold it. Raises InvalidRequestError for what is no JSON."""
     try:
         try:
             return msgspec.json.encode(value)
