@@ -14,7 +14,7 @@ from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
-from .data import family
+from .data import REPAIRS, family
 from .errors import CODES
 from .request import build_request
 from .response import read_reply
@@ -34,6 +34,7 @@ class GeminiAdapter(HttpAdapter):
     default_name = "gemini"
     default_base_url = "https://generativelanguage.googleapis.com"
     error_codes = CODES
+    repair_rules = REPAIRS
     capabilities = AdapterCapabilities(
         supports_images=True,
         supports_audio=True,
