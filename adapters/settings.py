@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
-from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+import msgspec
+
+from bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice
 
@@ -13,7 +16,18 @@ from .contract import CallWarning, CanonicalRequest
 PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity")
 """Fields of a CanonicalRequest that only tune the reply."""
 
+Options = TypeVar("Options", bound=msgspec.Struct)
+
 VERBOSITIES = ("low", "medium", "high")
+
+
+def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
+    """`AdapterConfig.options` as a struct of an adapter's own. Raises ConfigurationError that names the key."""
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise ConfigurationError(f"{name}: options of type {type_name}: {error}; known are {known}") from error
 
 
 def own_options(request: CanonicalRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
