@@ -253,6 +253,11 @@ def _by_status(status: int) -> ErrorType:
     return ServerError if status >= 500 else InvalidRequestError
 
 
+def error_without_status(body: ErrorBody, codes: Mapping[str, ErrorType], provider: str) -> AdapterError:
+    """The AdapterError for an error inside a reply or an event; the call adds its id."""
+    return build_error(body, status=None, headers={}, codes=codes, provider=provider, request_id="", now_us=0)
+
+
 def build_error(
     body: ErrorBody,
     *,

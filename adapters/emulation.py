@@ -27,13 +27,13 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import InvalidRequestError
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.usage import StopReason
 
 from .assembler import parse_object
 from .contract import CallWarning, CanonicalRequest, CanonicalResponse
+from .settings import check_tool_choice
 
 WARNING = CallWarning(
     "tools_emulated", "this model has no tools of its own: calls are emulated by constrained output"
@@ -53,7 +53,7 @@ class Emulation(msgspec.Struct, frozen=True):
 def emulate(request: CanonicalRequest) -> Emulation | None:
     """The request to send in place of one with tools; None if nothing in it has to do with tools.
 
-    Raises InvalidRequestError if the tool choice names a tool that isn't there.
+    Raises UnsupportedToolChoiceError if the tool choice names a tool that isn't there.
     """
     names = {block.id: block.name for message in request.messages for block in message.tool_uses}
     if not request.tools and not names:
@@ -78,16 +78,12 @@ def emulate(request: CanonicalRequest) -> Emulation | None:
 
 def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
     """The tools that the choice leaves."""
+    check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
     match request.tool_choice:
         case ToolChoice(mode="none"):
             return ()
         case ToolChoice(mode="named", tool_name=name):
-            named = tuple(tool for tool in request.tools if tool.name == name)
-            if not named:
-                raise InvalidRequestError(f"tool choice names {name!r}, which is none of the request's tools")
-            return named
-        case ToolChoice(mode="required") if not request.tools:
-            raise InvalidRequestError("tool choice 'required' needs tools")
+            return tuple(tool for tool in request.tools if tool.name == name)
         case _:
             return request.tools
 

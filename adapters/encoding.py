@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 
 from bus.errors import InvalidRequestError
 from bus.json_types import Json
 
+from .surrogates import mend_json_value
+
 
 def encode_json(value: Json) -> bytes:
-    """JSON text of any JSON value, also of one with half surrogate pairs in it (a question mark stands for each).
-
-    Raises InvalidRequestError for what is no JSON.
-    """
+    """JSON text, mended if UTF-8 can't hold it. Raises InvalidRequestError for what is no JSON."""
     try:
-        return msgspec.json.encode(value)
-    except UnicodeError:
-        return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        try:
+            return msgspec.json.encode(value)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(mend_json_value(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequestError(f"the request is no JSON: {error}") from error

@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from bus.content import ContentBlock, TextBlock
+from bus.content import ContentBlock, ProviderRaw, TextBlock
 from bus.errors import CapabilityError
+from bus.json_types import JsonObject
 from bus.log import Log
 from bus.messages import Message
 
@@ -110,6 +111,10 @@ class FittedHistory(msgspec.Struct, frozen=True):
     def home(self, block: ContentBlock) -> str:
         """The id of the message that a block of `messages` came from; empty if it had none."""
         return next((home for home, blocks in self.homes if any(map(is_, blocks, repeat(block)))), "")
+
+    def own(self, raw: ProviderRaw | None) -> JsonObject:
+        """What the target itself attached to a block; nothing of anyone else's."""
+        return raw.data if raw is not None and raw.provider == self.adapter else {}
 
     def loss(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> Loss:
         """What a protocol can't carry of a block of `messages`. kind: of that part of the block."""

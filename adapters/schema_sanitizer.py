@@ -38,6 +38,7 @@ _WORDS = {
     "minProperties": "at least {} properties",
     "maxProperties": "at most {} properties",
     "const": "always {}",
+    "examples": "for example {}",
     "not": "nothing that matches {}",
     "contentEncoding": "encoded as {}",
     "contentMediaType": "of media type {}",

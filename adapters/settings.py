@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TypeVar
 
+import msgspec
+
+from bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
+from bus.messages import ToolChoice
 
 from .contract import CallWarning, CanonicalRequest
 
 PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity")
 """Fields of a CanonicalRequest that only tune the reply."""
 
+Options = TypeVar("Options", bound=msgspec.Struct)
+
 VERBOSITIES = ("low", "medium", "high")
+
+
+def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
+    """`AdapterConfig.options` as a struct of an adapter's own. Raises ConfigurationError that names the key."""
+    try:
+        return msgspec.convert(dict(options), kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise ConfigurationError(f"{name}: options of type {type_name}: {error}; known are {known}") from error
+
+
+def own_options(request: CanonicalRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
+    """What a request has for one protocol only: for all of its providers, then for this one of them.
+
+    protocol, provider: the names under which it stands. Raises InvalidRequestError for what is no object.
+    """
+    for name in dict.fromkeys((protocol, provider)):
+        options = request.provider_options.get(name, {})
+        if not isinstance(options, Mapping):
+            raise InvalidRequestError(
+                f"provider_options[{name!r}] must be an object: it is merged into the request"
+            )
+        yield dict(options)
+
+
+def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> None:
+    """Raise UnsupportedToolChoiceError for a call that is demanded and can't be made. names: of the tools."""
+    if choice is None or choice.mode not in ("required", "named"):
+        return
+    if not names:
+        raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} needs tools, and the request has none")
+    if choice.mode == "named" and choice.tool_name not in names:
+        raise UnsupportedToolChoiceError(f"the request demands {choice.tool_name!r}, which is no tool of it")
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:

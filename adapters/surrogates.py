@@ -61,11 +61,3 @@ def mend_json_value(value: Json) -> Json:
             return {mend_text(name): mend_json_value(item) for name, item in value.items()}
         case _:
             return value
-
-
-def encode_body(body: JsonObject) -> bytes:
-    """A request's body as JSON text, mended if UTF-8 can't hold it. What is no JSON raises as msgspec does."""
-    try:
-        return msgspec.json.encode(body)
-    except UnicodeEncodeError:
-        return msgspec.json.encode(mend_json_value(body))

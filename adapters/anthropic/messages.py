@@ -151,8 +151,7 @@ class _Writer:
                 assert_never(block)
 
     def _citations(self, block: TextBlock) -> JsonObject:
-        raw = block.provider_raw
-        given = raw.data.get("citations") if raw is not None and raw.provider == self.provider else None
+        given = self.history.own(block.provider_raw).get("citations")
         if not isinstance(given, list) or not given:
             return {}
         kept = [
@@ -169,9 +168,9 @@ class _Writer:
             "name": block.name,
             "input": block.input,
         }
-        raw = block.provider_raw
-        if raw is not None and raw.provider == self.provider and self._is_sent(raw.data.get("caller")):
-            wire_block["caller"] = raw.data["caller"]
+        own = self.history.own(block.provider_raw)
+        if self._is_sent(own.get("caller")):
+            wire_block["caller"] = own["caller"]
         return wire_block
 
     def _is_sent(self, caller: Json) -> bool:

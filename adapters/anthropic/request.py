@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
+from adapters.encoding import encode_json
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
-from adapters.surrogates import encode_body
+from adapters.settings import check_tool_choice, own_options
 from bus.content import OpaqueBlock
-from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import InvalidRequestError
 from bus.json_types import Json, JsonObject
 from bus.messages import Role, ToolDefinition
 
@@ -93,14 +94,12 @@ class _Writer:
         history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
         history.log()
         warnings = history.warnings + tuple(self.warnings)
-        return WireCall(wire.PATH, encode_body(body), headers, warnings, history.tool_ids)
+        return WireCall(wire.PATH, encode_json(body), headers, warnings, history.tool_ids)
 
     def _provider_options(self) -> JsonObject:
         merged: JsonObject = {}
-        for name in dict.fromkeys((_OPTIONS, self.target.provider)):
-            options = self.request.provider_options.get(name)
-            if isinstance(options, Mapping):
-                merged.update(options)
+        for own in own_options(self.request, _OPTIONS, self.target.provider):
+            merged |= own
         return merged
 
     def _goes_on(self) -> bool:
@@ -156,12 +155,11 @@ class _Writer:
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
+        check_tool_choice(choice, [tool.get("name") for tool in tools if isinstance(tool, dict)])
         wire_choice: JsonObject
         match choice.mode if choice is not None else None:
             case None | "auto" | "none" if not tools:
                 return None
-            case "required" | "named" if not tools:
-                raise UnsupportedToolChoiceError("the request demands a tool call and has no tools")
             case None if parallel is not False:
                 return None
             case "none":
@@ -170,11 +168,6 @@ class _Writer:
                 wire_choice = {"type": "any"}
             case "named":
                 assert choice is not None
-                names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
-                if choice.tool_name not in names:
-                    raise UnsupportedToolChoiceError(
-                        f"the request demands {choice.tool_name!r}, which is no tool of it"
-                    )
                 wire_choice = {"type": "tool", "name": choice.tool_name}
             case _:
                 wire_choice = {"type": "auto"}

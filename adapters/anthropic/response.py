@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from adapters.assembler import Assembler, parse_object
-from adapters.classify import build_error, read_error_value
+from adapters.classify import error_without_status, read_error_value
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason, TokenUsage, UsageSource
@@ -176,15 +176,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
     """The error of a body or event that came after HTTP 200, and so has no status of its own."""
-    return build_error(
-        read_error_value(value),
-        status=None,
-        headers={},
-        codes=ERROR_CODES,
-        provider=provider,
-        request_id="",  # known to the call, which adds it
-        now_us=0,
-    )
+    return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
 # -- usage

@@ -9,12 +9,12 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.encoding import encode_json
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
-from adapters.surrogates import encode_body
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
-from .data import family
+from .data import REPAIRS, family
 from .errors import CODES
 from .request import build_request
 from .response import read_reply
@@ -34,6 +34,7 @@ class GeminiAdapter(HttpAdapter):
     default_name = "gemini"
     default_base_url = "https://generativelanguage.googleapis.com"
     error_codes = CODES
+    repair_rules = REPAIRS
     capabilities = AdapterCapabilities(
         supports_images=True,
         supports_audio=True,
@@ -83,7 +84,7 @@ class GeminiAdapter(HttpAdapter):
         built = build_request(request, provider=self.name)
         built.history.log()
         path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
-        return WireCall(path, encode_body(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
+        return WireCall(path, encode_json(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         read_reply(body, assembler)

@@ -185,7 +185,7 @@ class _Writer:
     def _own(self, block: TextBlock | ToolUseBlock | ThinkingBlock) -> JsonObject:
         """What the target attached to a block. What another model signed is no more to it than what nobody did."""
         raw = block.provider_raw
-        return raw.data if raw is not None and raw.provider == self.provider and self._is_ours(raw) else {}
+        return self.history.own(raw) if raw is not None and self._is_ours(raw) else {}
 
     def _is_ours(self, raw: ProviderRaw) -> bool:
         return raw.model is None or raw.model == self.model

@@ -6,6 +6,8 @@ import re
 
 import msgspec
 
+from adapters.repair import Refusal, RepairRules
+
 LEVELS = ("minimal", "low", "medium", "high")
 
 
@@ -66,3 +68,36 @@ def family(model: str) -> Family | None:
     """The family of a model, with or without the folder it stands in; None if no row matches."""
     name = model.rpartition("/")[2]
     return next((row for row in FAMILIES if re.match(row.pattern, name)), None)
+
+
+_ENSURE = r"Please ensure that "
+REPAIRS = RepairRules(
+    # wire-facts 4.2, 4.4
+    parameters=(
+        Refusal(
+            r"Budget 0 is invalid\. This model only works in thinking mode\..{0,200}",
+            "generationConfig.thinkingConfig",
+        ),
+    ),
+    pairs=(
+        _ENSURE
+        + r"function call turn comes immediately after a user turn or after a function response turn\..{0,200}",
+        _ENSURE
+        + r"the number of function response parts is equal to the number of function call parts of the "
+        + r"function call turn\..{0,200}",
+        r"Function call is missing a thought_signature in functionCall parts\..{0,800}",
+    ),
+    essential=frozenset(
+        {
+            "contents",
+            "systemInstruction",
+            "tools",
+            "toolConfig",
+            "cachedContent",
+            "generationConfig.maxOutputTokens",
+            "generationConfig.responseMimeType",
+            "generationConfig.responseJsonSchema",
+        }
+    ),
+)
+"""Calls without the signature that a newer model wants are told in words, too."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.classify import ErrorType, build_error, read_error_value
+from adapters.classify import ErrorType, error_without_status, read_error_value
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -39,6 +39,4 @@ CODES: Mapping[str, ErrorType] = {
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
     """What an error means that came with status 200, as an event, a reply or a list of them."""
-    return build_error(
-        read_error_value(value), status=None, headers={}, codes=CODES, provider=provider, request_id="", now_us=0
-    )
+    return error_without_status(read_error_value(value), CODES, provider)

@@ -7,15 +7,13 @@ object by object, and goes first: safety settings, cached content, the provider'
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.settings import changed, dropped, write_settings
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from adapters.settings import changed, check_tool_choice, dropped, own_options, write_settings
+from bus.errors import CapabilityError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
@@ -110,11 +108,8 @@ class _Builder:
 
     def _options(self) -> JsonObject:
         options: JsonObject = {}
-        for key in dict.fromkeys((OPTIONS, self.provider)):
-            given = self.request.provider_options.get(key, {})
-            if not isinstance(given, Mapping):
-                raise InvalidRequestError(f"provider_options[{key!r}] must be an object of body fields")
-            _merge(options, dict(given))
+        for own in own_options(self.request, OPTIONS, self.provider):
+            _merge(options, own)
         return options
 
     def _use_cached(self, body: JsonObject) -> None:
@@ -147,8 +142,7 @@ class _Builder:
 
     def _mode(self) -> JsonObject | None:
         choice, tools = self.request.tool_choice, self.request.tools
-        if choice is not None and choice.mode in ("required", "named") and not tools:
-            raise UnsupportedToolChoiceError("the request demands a tool call and has no tools")
+        check_tool_choice(choice, [tool.name for tool in tools])
         if not tools:
             return None  # without declarations, the mode is refused
         if choice is None or choice.mode == "auto":
@@ -157,10 +151,6 @@ class _Builder:
             return None if choice is None else {"mode": "AUTO"}
         mode: JsonObject = {"mode": _MODES[choice.mode]}
         if choice.tool_name is not None:
-            if choice.tool_name not in [tool.name for tool in tools]:
-                raise UnsupportedToolChoiceError(
-                    f"the request demands {choice.tool_name!r}, which is no tool of it"
-                )
             mode["allowedFunctionNames"] = [choice.tool_name]
         return mode
 

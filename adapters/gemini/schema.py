@@ -6,10 +6,7 @@ rewritten; of any other constraint the description tells the model. Nothing that
 
 from __future__ import annotations
 
-import re
-
-import msgspec
-
+from adapters.schema_sanitizer import describe, in_words, normalise_schema
 from bus.json_types import Json, JsonObject
 
 _KEPT = frozenset(
@@ -17,24 +14,14 @@ _KEPT = frozenset(
     | {"minLength", "maxLength", "pattern", "minProperties", "maxProperties", "default", "nullable", "example"}
     | {"propertyOrdering"}
 )
-_WITHOUT_MEANING = frozenset({"$schema", "$comment", "$vocabulary", "deprecated", "readOnly", "writeOnly"})
+_WITHOUT_MEANING = frozenset({"deprecated", "readOnly", "writeOnly"})
 """Keywords that constrain nothing, and tell a model nothing."""
-
-_IN_WORDS = {
-    "exclusiveMinimum": "greater than {}",
-    "exclusiveMaximum": "less than {}",
-    "multipleOf": "a multiple of {}",
-    "const": "always {}",
-    "examples": "for example {}",
-    "not": "nothing that matches {}",
-    "contentEncoding": "encoded as {}",
-    "contentMediaType": "of media type {}",
-}
 
 
 def fit_schema(schema: JsonObject) -> JsonObject:
     """The schema to send. Pure; the same object if all of it is taken."""
-    fitted = _Fitter(schema).fit(schema, at_root=True)
+    written = normalise_schema(schema)
+    fitted = _Fitter(written).fit(written, at_root=True)
     return schema if fitted == schema else fitted
 
 
@@ -47,7 +34,8 @@ def takes_nothing(schema: JsonObject) -> bool:
 
 class _Fitter:
     def __init__(self, root: JsonObject) -> None:
-        self._definitions = {**_mapping(root.get("definitions")), **_mapping(root.get("$defs"))}
+        definitions = root.get("$defs")
+        self._definitions = definitions if isinstance(definitions, dict) else {}
 
     def fit(self, schema: JsonObject, *, at_root: bool = False) -> JsonObject:
         if "allOf" in schema:
@@ -59,7 +47,7 @@ class _Fitter:
             fitted = {}
             for name, value in _with_inclusive_bounds(schema).items():
                 self._keyword(name, value, fitted, words)
-            _describe(fitted, schema.get("description"), words)
+            fitted = describe(fitted, words)
         if at_root and self._definitions:
             fitted["$defs"] = {name: self._fit(value) for name, value in self._definitions.items()}
         return fitted
@@ -71,8 +59,11 @@ class _Fitter:
 
     def _keyword(self, name: str, value: Json, fitted: JsonObject, words: list[str]) -> None:
         match name, value:
-            case "description" | "$defs" | "definitions", _:
-                pass  # each has its own place
+            case "$defs" | "definitions", _:
+                pass  # they have their own place
+            case "description", str():
+                if value:
+                    fitted[name] = value
             case _ if name in _KEPT:
                 fitted[name] = value
             case "properties", dict():
@@ -87,33 +78,23 @@ class _Fitter:
                 fitted["enum"] = [value]
             case "exclusiveMinimum" | "exclusiveMaximum", True:  # as it was before draft 6
                 words.append("without the bound itself")
-            case "uniqueItems", True:
-                words.append("no item twice")
-            case _ if name in _WITHOUT_MEANING or value is None or value is False:
-                pass
-            case _ if name in _IN_WORDS:
-                words.append(_IN_WORDS[name].format(_json(value)))
-            case _:
-                words.append(f"{name}: {_json(value)}")
+            case _ if name not in _WITHOUT_MEANING:
+                words += in_words({name: value})
 
     def _reference(self, schema: JsonObject) -> JsonObject:
         """A reference, alone as it has to be: what stands beside it goes around it."""
         target = schema["$ref"]
-        target = re.sub(r"^#/definitions/", "#/$defs/", target) if isinstance(target, str) else ""
-        known = target == "#" or target.removeprefix("#/$defs/") in self._definitions
         beside = {name: value for name, value in schema.items() if name not in ("$ref", "$defs", "definitions")}
-        if not known:
-            words = [f"$ref: {_json(schema['$ref'])}"]
-            fitted = self.fit(beside)
-            _describe(fitted, fitted.pop("description", None), words)
-            return fitted
+        if not isinstance(target, str) or not self._knows(target):
+            return describe(self.fit(beside), in_words({"$ref": target}))
         if not beside:
             return {"$ref": target}
         if "anyOf" in beside:
-            around = self.fit(beside)
-            _describe(around, around.pop("description", None), [f"$ref: {_json(target)}"])
-            return around
+            return describe(self.fit(beside), in_words({"$ref": target}))
         return {**self.fit(beside), "anyOf": [{"$ref": target}]}
+
+    def _knows(self, target: str) -> bool:
+        return target == "#" or target.removeprefix("#/$defs/") in self._definitions
 
 
 def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
@@ -142,11 +123,7 @@ def _merged(schema: JsonObject) -> JsonObject:
         inner = _merged(part) if isinstance(part, dict) and "allOf" in part else part
         if not isinstance(inner, dict) or not _join(merged, inner):
             left.append(part)
-    if left:
-        text = f"allOf: {_json(left)}"
-        described = merged.get("description")
-        merged["description"] = f"{described} ({text})" if isinstance(described, str) and described else text
-    return merged
+    return describe(merged, in_words({"allOf": left})) if left else merged
 
 
 def _join(merged: JsonObject, part: JsonObject) -> bool:
@@ -170,18 +147,3 @@ def _join(merged: JsonObject, part: JsonObject) -> bool:
             return False
     merged.update(joined)
     return True
-
-
-def _describe(fitted: JsonObject, description: Json, words: list[str]) -> None:
-    said = description if isinstance(description, str) else ""
-    added = "; ".join(words)
-    if said or added:
-        fitted["description"] = f"{said} ({added})" if said and added else said or added
-
-
-def _mapping(value: Json) -> JsonObject:
-    return value if isinstance(value, dict) else {}
-
-
-def _json(value: Json) -> str:
-    return msgspec.json.encode(value).decode()

@@ -20,6 +20,7 @@ from typing import Literal
 import anyio.to_thread
 import msgspec
 
+from adapters import settings
 from adapters.contract import (
     AdapterCapabilities,
     AdapterConfig,
@@ -195,11 +196,7 @@ def read_options(config: AdapterConfig, name: str) -> LocalOptions:
             f"{name}: type local starts its own server and takes no base_url; "
             "for one that runs already use type openai_compatible"
         )
-    try:
-        options = msgspec.convert(dict(config.options), LocalOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(LocalOptions.__struct_fields__)
-        raise ConfigurationError(f"{name}: options of type local: {error}; known are {known}") from error
+    options = settings.read_options(config.options, LocalOptions, name=name, type_name="local")
     if options.tools is not None and options.protocol != "chat":
         raise ConfigurationError(
             f"{name}: options.tools needs protocol: chat, where alone llama.cpp enforces anything"

@@ -16,9 +16,10 @@ from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
 from adapters.http_call import HttpCall
 from adapters.patience import patient
+from adapters.settings import read_options
 from adapters.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, ConfigurationError
+from bus.errors import AdapterError
 from bus.json_types import Json
 
 from . import wire
@@ -75,11 +76,7 @@ class OllamaAdapter(EmulatingAdapter):
     ) -> None:
         super().__init__(patient(config), name=name, transport=transport, clock=clock)
         self.base_url = self.base_url.removesuffix("/api")
-        try:
-            self.options = msgspec.convert(dict(config.options), OllamaOptions)
-        except msgspec.ValidationError as error:
-            known = ", ".join(OllamaOptions.__struct_fields__)
-            raise ConfigurationError(f"{self.name}: options of type ollama: {error}; known are {known}") from error
+        self.options = read_options(config.options, OllamaOptions, name=self.name, type_name="ollama")
         self.emulates_tools = self.options.tools == "emulate"
         self._catalogue = Catalogue()
         self._windows = Windows()

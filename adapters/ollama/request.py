@@ -19,6 +19,7 @@ from adapters.estimate import at_most
 from adapters.history import Target, fit_history
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
+from adapters.settings import own_options
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
@@ -89,19 +90,13 @@ class _Writer:
             "options": self._options(num_ctx),
         }
         body = _merged(body, defaults)
-        for name in dict.fromkeys((_OPTIONS, self.provider)):
-            body = _merged(body, self._own(name))
+        for own in own_options(request, _OPTIONS, self.provider):
+            body = _merged(body, own)
         self._check_size(estimated_tokens, body)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         history.log()
         headers = {"accept": NDJSON} if stream else {}
         return WireCall(CHAT_PATH, encode_json(body), headers, history.warnings + tuple(self.warnings))
-
-    def _own(self, name: str) -> Mapping[str, Json]:
-        own = self.request.provider_options.get(name, {})
-        if not isinstance(own, dict):
-            raise InvalidRequestError(f"provider_options[{name!r}] must be an object: it is merged into the body")
-        return own
 
     def _check(self) -> None:
         """What the current turn itself asks for must be there."""

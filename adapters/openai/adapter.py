@@ -8,11 +8,11 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
+from adapters.encoding import encode_json
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
-from adapters.surrogates import encode_body
 from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
@@ -85,7 +85,7 @@ class OpenAIAdapter(HttpAdapter):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
         built.history.log()
-        body, ids = encode_body(built.body), built.history.tool_ids
+        body, ids = encode_json(built.body), built.history.tool_ids
         return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.classify import ErrorType, build_error, read_error_value
+from adapters.classify import ErrorType, error_without_status, read_error_value
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -54,6 +54,4 @@ CODES: Mapping[str, ErrorType] = {
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
     """What an error means that came with status 200: nested or flat, an event or a failed response's field."""
-    return build_error(
-        read_error_value(value), status=None, headers={}, codes=CODES, provider=provider, request_id="", now_us=0
-    )
+    return error_without_status(read_error_value(value), CODES, provider)

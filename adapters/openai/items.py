@@ -87,7 +87,7 @@ class _Writer:
         for block in self._pairs(message.content):
             match block:
                 case ThinkingBlock():
-                    item = _reasoning_item(_own(block, self.provider))
+                    item = _reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
                     self.reasoning.add(item.get("id"))
                     self.items.append(item)
@@ -111,7 +111,7 @@ class _Writer:
         for block in reversed(blocks):
             reason = None
             match block:
-                case ThinkingBlock() if _own(block, self.provider).get("type") == REASONING_PART:
+                case ThinkingBlock() if self.history.own(block.provider_raw).get("type") == REASONING_PART:
                     continue  # it goes back with its item, which stands with a later block
                 case ThinkingBlock():
                     reason = self._unled(block, follower)
@@ -132,12 +132,12 @@ class _Writer:
 
     def _unled(self, block: ThinkingBlock, follower: ContentBlock | None) -> str | None:
         """Why a reasoning item can't go back before that block; None if it can."""
-        item = _reasoning_item(_own(block, self.provider))
+        item = _reasoning_item(self.history.own(block.provider_raw))
         if item is None:
             return "it has no encrypted content to be known by"
         led_to = follower is not None and self.history.home(follower) == self.history.home(block)
         if isinstance(follower, TextBlock | ToolUseBlock) and "id" in item:
-            led_to = _own(follower, self.provider).get("after") == item["id"]
+            led_to = self.history.own(follower.provider_raw).get("after") == item["id"]
         return None if led_to else "the item that it led to is not sent"
 
     def _unreplayable(self, block: OpaqueBlock, calls: set[tuple[str, Json]]) -> str | None:
@@ -161,7 +161,7 @@ class _Writer:
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
-        own = _own(block, self.provider)
+        own = self.history.own(block.provider_raw)
         annotations = own.get("annotations")
         part: JsonObject = {
             "type": "output_text",
@@ -172,7 +172,11 @@ class _Writer:
             part = {"type": "refusal", "refusal": block.text}
         named = own.get("item_id")
         last = self.items[-1] if self.items else None
-        if named and isinstance(former, TextBlock) and _own(former, self.provider).get("item_id") == named:
+        if (
+            named
+            and isinstance(former, TextBlock)
+            and self.history.own(former.provider_raw).get("item_id") == named
+        ):
             assert isinstance(last, dict)
             parts = last["content"]
             assert isinstance(parts, list)
@@ -187,7 +191,7 @@ class _Writer:
         self.items.append(item)
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
-        own = _own(block, self.provider)
+        own = self.history.own(block.provider_raw)
         item: JsonObject = {
             "type": "function_call",
             "call_id": self.history.tool_ids[block.id],
@@ -213,7 +217,7 @@ class _Writer:
         else:
             output = [{"type": "input_text", "text": prefix}] if prefix else []
             output += [part for content in block.content for part in self._part(content, block)]
-        own = _own(self.calls[block.tool_use_id], self.provider)
+        own = self.history.own(self.calls[block.tool_use_id].provider_raw)
         item: JsonObject = {
             "type": f"{CUSTOM}_output" if own.get("type") == CUSTOM else "function_call_output",
             "call_id": self.history.tool_ids[block.tool_use_id],
@@ -240,12 +244,6 @@ class _Writer:
 
     def _lose(self, block: ContentBlock, reason: str) -> None:
         self.losses.append(self.history.loss(block, reason))
-
-
-def _own(block: TextBlock | ThinkingBlock | ToolUseBlock, provider: str) -> JsonObject:
-    """What this provider attached to a block; nothing of anyone else's."""
-    raw = block.provider_raw
-    return raw.data if raw is not None and raw.provider == provider else {}
 
 
 def _reasoning_item(data: JsonObject) -> JsonObject | None:

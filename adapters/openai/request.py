@@ -14,10 +14,10 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, fit_history
-from adapters.settings import write_settings
+from adapters.settings import check_tool_choice, own_options, write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import CapabilityError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice, ToolDefinition
 
@@ -113,11 +113,8 @@ class _Builder:
 
     def _options(self) -> JsonObject:
         options: JsonObject = {}
-        for key in dict.fromkeys((OPTIONS, self.provider)):
-            given = self.request.provider_options.get(key, {})
-            if not isinstance(given, dict):
-                raise InvalidRequestError(f"provider_options[{key!r}] must be an object of body fields")
-            options.update(given)
+        for own in own_options(self.request, OPTIONS, self.provider):
+            options |= own
         return options
 
     # -- tools
@@ -134,12 +131,9 @@ class _Builder:
                 body["tool_choice"] = _tool_choice(choice)
 
     def _check_choice(self, choice: ToolChoice) -> None:
-        if choice.mode == "required" and not self.request.tools and "tools" not in self._options():
-            raise UnsupportedToolChoiceError("tool_choice 'required' needs tools")
-        if choice.mode == "named" and all(tool.name != choice.tool_name for tool in self.request.tools):
-            raise UnsupportedToolChoiceError(
-                f"tool_choice names {choice.tool_name!r}, which is no tool of the request"
-            )
+        if choice.mode == "required" and "tools" in self._options():
+            return  # they are the caller's own, and there may be any
+        check_tool_choice(choice, [tool.name for tool in self.request.tools])
 
     def _tool(self, tool: ToolDefinition) -> JsonObject:
         written: JsonObject = {"type": "function", "name": tool.name}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from adapters.classify import ErrorBody, ErrorType, build_error, read_error, read_error_value
+from adapters.classify import ErrorType, error_without_status, read_error, read_error_value
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -71,12 +71,12 @@ ERROR_CODES: Mapping[str, ErrorType] = {
 
 def error_in_reply(value: Json, provider: str) -> AdapterError:
     """The error that a reply of status 200 carries. value: the object that has it, decoded."""
-    return _error(read_error_value(value), provider)
+    return error_without_status(read_error_value(value), ERROR_CODES, provider)
 
 
 def error_in_body(body: bytes, provider: str) -> AdapterError:
     """As `error_in_reply`, for a body or an event that is nothing but the error, in any shape."""
-    return _error(read_error(body), provider)
+    return error_without_status(read_error(body), ERROR_CODES, provider)
 
 
 def overflow_of(error: AdapterError) -> ContextOverflowError:
@@ -89,10 +89,4 @@ def overflow_of(error: AdapterError) -> ContextOverflowError:
         provider_message=error.provider_message,
         request_id=error.request_id,
         provider_request_id=error.provider_request_id,
-    )
-
-
-def _error(said: ErrorBody, provider: str) -> AdapterError:
-    return build_error(
-        said, status=None, headers={}, codes=ERROR_CODES, provider=provider, request_id="", now_us=0
     )

@@ -125,16 +125,15 @@ class _Writer:
         return wire
 
     def _call(self, call: ToolUseBlock) -> JsonObject:
-        raw = call.provider_raw
-        own = raw is not None and raw.provider == self.provider
+        own = self.history.own(call.provider_raw)
         wire: JsonObject = {
             "id": self.history.tool_ids[call.id],
             "type": "function",
             # always an object: chat templates parse it
             "function": {"name": call.name, "arguments": encode_json(call.input).decode()},
         }
-        if raw is not None and own and self.quirks.replays == "extra_content" and "extra_content" in raw.data:
-            wire["extra_content"] = raw.data["extra_content"]
+        if self.quirks.replays == "extra_content" and "extra_content" in own:
+            wire["extra_content"] = own["extra_content"]
         return wire
 
     def _replay(self, wire: JsonObject, message: Message, *, with_calls: bool) -> None:

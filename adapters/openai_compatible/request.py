@@ -8,7 +8,6 @@ any network, if the reply would be another one without it (tool choice, schema, 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
@@ -18,7 +17,7 @@ from adapters.effort import EFFORTS, nearest_effort
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.plain_text import current_turn
-from adapters.settings import changed, dropped, write_settings
+from adapters.settings import changed, check_tool_choice, dropped, own_options, write_settings
 from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
@@ -95,18 +94,10 @@ class _Builder:
             body["stream"] = True
             if self.quirks.stream_usage:
                 body["stream_options"] = {"include_usage": True}
-        for name in dict.fromkeys((COMMON_OPTIONS, self.provider)):
-            body |= self._options(name)
+        for own in own_options(request, COMMON_OPTIONS, self.provider):
+            body |= own
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
-
-    def _options(self, name: str) -> Mapping[str, Json]:
-        options = self.request.provider_options.get(name)
-        if options is None:
-            return {}
-        if not isinstance(options, dict):
-            raise InvalidRequestError(f"provider_options[{name!r}] must be an object: it is merged into the body")
-        return options
 
     def _check(self) -> None:
         """What the current turn itself asks for must be there."""
@@ -159,7 +150,7 @@ class _Builder:
         tools, choice = self.request.tools, self.request.tool_choice
         mode = choice.mode if choice is not None else None
         if mode in ("required", "named"):
-            self._check_choice(mode, choice.tool_name if choice is not None else None)
+            self._check_choice(mode)
         if not tools or (mode == "none" and "none" not in self.quirks.tool_choices):
             return {}
         wire: JsonObject = {"tools": [self._tool(tool) for tool in tools]}
@@ -173,7 +164,7 @@ class _Builder:
                 self._left_out("parallel_tool_calls", "the server does not know it")
         return wire
 
-    def _check_choice(self, mode: str, name: str | None) -> None:
+    def _check_choice(self, mode: str) -> None:
         if mode not in self.quirks.tool_choices:
             raise UnsupportedToolChoiceError(
                 f"{self.provider} can't be made to call a tool (tool choice {mode!r})"
@@ -182,10 +173,7 @@ class _Builder:
             raise UnsupportedToolChoiceError(
                 f"{self.provider} can't be made to call a tool while it reasons (tool choice {mode!r})"
             )
-        if not self.request.tools:
-            raise InvalidRequestError(f"tool choice {mode!r} needs tools")
-        if name is not None and name not in {tool.name for tool in self.request.tools}:
-            raise InvalidRequestError(f"tool choice names {name!r}, which is none of the request's tools")
+        check_tool_choice(self.request.tool_choice, [tool.name for tool in self.request.tools])
 
     def _choice(self, mode: str, name: str | None) -> Json:
         if mode == "named":

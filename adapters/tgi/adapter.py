@@ -14,9 +14,10 @@ from adapters.emulating_adapter import EmulatingAdapter
 from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
 from adapters.partial_usage import positive_count
+from adapters.settings import read_options
 from adapters.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, ConfigurationError, ServerError
+from bus.errors import AdapterError, ServerError
 from bus.json_types import Json
 from bus.usage import TokenUsage, UsageSource
 
@@ -62,11 +63,7 @@ class TGIAdapter(EmulatingAdapter):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(config, name=name, transport=transport, clock=clock)
-        try:
-            self.options = msgspec.convert(dict(config.options), TGIOptions)
-        except msgspec.ValidationError as error:
-            known = ", ".join(TGIOptions.__struct_fields__)
-            raise ConfigurationError(f"{self.name}: options of type tgi: {error}; known are {known}") from error
+        self.options = read_options(config.options, TGIOptions, name=self.name, type_name="tgi")
         self.template = choose_template(self.options.template)
         self._window: int | None = None  # for prompt and reply together; None until the server has said it
         self.capabilities = AdapterCapabilities(

@@ -11,6 +11,7 @@ from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, fit_history
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
+from adapters.settings import own_options
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError
 from bus.json_types import Json, JsonObject
@@ -75,12 +76,7 @@ class _Writer:
             self._left_out("part of stop_sequences", f"the server takes {max_stop} with the template's own")
         if request.output_schema is not None:
             parameters["grammar"] = {"type": "json", "value": request.output_schema}
-        for name in dict.fromkeys((_OPTIONS, self.provider)):
-            own = request.provider_options.get(name, {})
-            if not isinstance(own, dict):
-                raise InvalidRequestError(
-                    f"provider_options[{name!r}] must be an object: it is merged into the parameters"
-                )
+        for own in own_options(request, _OPTIONS, self.provider):
             parameters |= own
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)

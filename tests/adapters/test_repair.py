@@ -9,6 +9,7 @@ import pytest
 
 from adapters.anthropic import AnthropicAdapter
 from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
+from adapters.gemini import GeminiAdapter
 from adapters.http_adapter import HttpAdapter
 from adapters.openai import OpenAIAdapter
 from adapters.openai_compatible import OpenAICompatibleAdapter
@@ -46,6 +47,7 @@ FIXED += "modified. These blocks must remain as they were in the original respon
 def make(name: str, *replies: FakeReply, **options: Json) -> tuple[HttpAdapter, FakeTransport]:
     kind: Callable[..., HttpAdapter] = {
         "anthropic": AnthropicAdapter,
+        "gemini": GeminiAdapter,
         "openai": OpenAIAdapter,
         "openai_compatible": OpenAICompatibleAdapter,
     }[name]
@@ -267,6 +269,14 @@ def test_a_parameter_that_the_provider_names_is_left_out(
     )
 
 
+def test_a_model_that_can_not_but_reason_is_no_longer_told_to_stop() -> None:
+    """The rest of what tunes the reply stays."""
+    thinking: Json = {"thinkingConfig": {"thinkingBudget": 0}, "topK": 3}
+    asked = request(model="gemini:gemini-2.5-pro", provider_options={"gemini": {"generationConfig": thinking}})
+    body = body_after("gemini", asked, "Budget 0 is invalid. This model only works in thinking mode.")
+    assert body["generationConfig"] == {"maxOutputTokens": 64, "topK": 3}
+
+
 def test_a_parameter_with_two_names_gets_its_other_one() -> None:
     said = "property 'max_completion_tokens' is unsupported, did you mean 'max_tokens'?"
     after = body_after("openai_compatible", request(), said)
@@ -336,6 +346,17 @@ def test_a_key_of_ours_on_blocks_goes_everywhere_but_the_hosts_own_data_stays() 
             "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'.",
         ),
         (
+            "gemini",
+            "Please ensure that the number of function response parts is equal to the number of function "
+            "call parts of the function call turn.",
+        ),
+        (
+            "gemini",
+            "Please ensure that function call turn comes immediately after a user turn or after a function "
+            "response turn.",
+        ),
+        ("gemini", "Function call is missing a thought_signature in functionCall parts. Say more."),
+        (
             "anthropic",
             "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: call_1. Each "
             "`tool_use` block must have a corresponding `tool_result` block in the next message.",
@@ -391,7 +412,7 @@ def test_an_exchange_that_is_not_in_the_request_is_no_reason_to_try_again() -> N
 # -- what must not be taken for a complaint
 
 
-@pytest.mark.parametrize("name", ["anthropic", "openai", "openai_compatible"])
+@pytest.mark.parametrize("name", ["anthropic", "gemini", "openai", "openai_compatible"])
 @pytest.mark.parametrize(
     "quoted",
     [

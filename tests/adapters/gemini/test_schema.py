@@ -88,7 +88,7 @@ def test_what_is_taken_is_left_as_it_is() -> None:
             {"$defs": {"x": {}}, "items": {"$ref": "#/$defs/x", "description": "One"}},
             {"items": {"description": "One", "anyOf": [{"$ref": "#/$defs/x"}]}, "$defs": {"x": {}}},
         ),
-        ({"$ref": "https://elsewhere"}, {"description": '$ref: "https://elsewhere"'}),
+        ({"$ref": "https://elsewhere"}, {"description": "$ref: https://elsewhere"}),
         ({"items": [{"type": "string"}]}, {"prefixItems": [{"type": "string"}]}),
         ({"properties": {"a": True}}, {"properties": {"a": {}}}),
         ({"properties": {"a": {"const": 1}}}, {"properties": {"a": {"enum": [1]}}}),

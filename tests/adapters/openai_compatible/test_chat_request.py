@@ -442,6 +442,6 @@ def test_a_reply_survives_the_round_trip() -> None:
 
 def test_json_that_utf8_can_t_hold_is_still_written() -> None:
     """Half a surrogate pair in a tool's arguments doesn't stop the session."""
-    assert encode_json({"a": "x\ud800"}) == b'{"a": "x?"}'
+    assert encode_json({"a": "x\ud800"}) == '{"a":"x�"}'.encode()
     with pytest.raises(InvalidRequestError):
         encode_json({"a": object()})  # type: ignore[dict-item]
