@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +13,22 @@ import msgspec
 import pytest
 import structlog
 
-from adapters import ContextOverflowError, NetworkError
+from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
+from adapters.assembler import Assembler
+from adapters.http_adapter import HttpAdapter
 from benchmarks import fault_lab
 from benchmarks.faults import checks
 from benchmarks.faults.certificate import local_tls
-from benchmarks.faults.plan import FAULTS, STEADY, fault_of, make_plan, mark, turn_of
-from benchmarks.faults.round import run_round
-from bus import TextBlock
+from benchmarks.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
+from benchmarks.faults.replies import make_reply
+from benchmarks.faults.round import TOOLS, run_round
+from benchmarks.faults.server import FaultyServer
+from bus import OverloadedError, ServerError, TextBlock
+from bus.content import ThinkingBlock, ToolUseBlock
+from bus.messages import Message
+from bus.usage import TokenUsage
+
+from ..support.virtual_time import FakeClock
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -108,6 +118,63 @@ def test_the_last_mark_of_a_request_names_its_turn() -> None:
     """A request holds the marks of all turns before."""
     assert turn_of(f"{mark(1, 2)} and {mark(1, 3)}".encode()) == "1.3"
     assert turn_of(b"nothing") == "none"
+
+
+def new_assembler() -> Assembler:
+    return Assembler(
+        message_id="msg",
+        provider="p",
+        requested_model="m",
+        clock=FakeClock(),
+        estimate_usage=lambda text: TokenUsage(0, 0),
+    )
+
+
+def said(assembler: Assembler) -> list[object]:
+    """What a reply says, without the ids that each reading makes for itself."""
+    assert assembler.complete
+    return [
+        (block.name, block.input) if isinstance(block, ToolUseBlock) else (type(block), block.text)
+        for block in assembler.final_content
+        if isinstance(block, TextBlock | ThinkingBlock | ToolUseBlock)
+    ]
+
+
+@pytest.mark.parametrize("provider", PROTOCOLS)
+def test_the_server_says_the_same_whole_and_streamed_in_every_protocol(provider: str) -> None:
+    """And its error within a stream is one that may be tried again. Some of the replies call tools."""
+    adapter = create_adapter(PROTOCOLS[provider], AdapterConfig(api_key="key"), name=provider)
+    assert isinstance(adapter, HttpAdapter)
+    request = CanonicalRequest(
+        request_id="r",
+        model="m",
+        messages=(Message.user("Go on."),),
+        max_output_tokens=100,
+        tools=tuple(tool.definition for tool in TOOLS),
+    )
+    call = adapter.write_request(request, stream=True)
+    calls = 0
+    for seed in range(30):
+        reply = make_reply(call.path, msgspec.json.decode(call.body), random.Random(seed))
+        whole, streamed = new_assembler(), new_assembler()
+        adapter.read_reply(reply.whole, whole)
+        normaliser = adapter.normaliser(streamed)
+        normaliser.feed(reply.streamed)
+        normaliser.close()
+        assert said(streamed) == said(whole)
+        calls += sum(isinstance(block, ToolUseBlock) for block in whole.final_content)
+        broken = adapter.normaliser(new_assembler())
+        broken.feed(reply.error)
+        assert isinstance(broken.error, OverloadedError | ServerError), broken.error
+    assert calls >= 5
+
+
+def test_requests_to_a_provider_are_counted_together_whether_streamed_or_not() -> None:
+    """Or a turn's second request would get the first one's fault again."""
+    server, body = FaultyServer(1), mark(0, 1).encode()
+    for method in ("generateContent", "streamGenerateContent?alt=sse"):
+        server.next_fault(f"/v1beta/models/m:{method}", body)
+    assert list(server.played) == [("0.1", "generateContent", 1), ("0.1", "generateContent", 2)]
 
 
 def test_a_failure_that_the_steady_provider_would_have_healed_is_found() -> None:
