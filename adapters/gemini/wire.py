@@ -16,7 +16,7 @@ ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""
 
 
-class PartialArg(msgspec.Struct):
+class PartialArg(msgspec.Struct, gc=False):
     """A piece of a call's arguments: a value, or more of a string, at a JSONPath. nullValue: UNSET if not sent."""
 
     jsonPath: str | None = None
@@ -26,7 +26,7 @@ class PartialArg(msgspec.Struct):
     nullValue: object = msgspec.UNSET
 
 
-class FunctionCall(msgspec.Struct):
+class FunctionCall(msgspec.Struct, gc=False):
     """A call, usually whole. With `willContinue`, `partialArgs` here and in later parts make up its arguments."""
 
     id: object = None
@@ -36,7 +36,7 @@ class FunctionCall(msgspec.Struct):
     willContinue: object = None
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, gc=False):
     """A part; of any other kind if it has neither text nor a functionCall. thought: the text is reasoning."""
 
     text: str | None = None
@@ -45,13 +45,13 @@ class Part(msgspec.Struct):
     thoughtSignature: str | None = None
 
 
-class Content(msgspec.Struct):
+class Content(msgspec.Struct, gc=False):
     """What a candidate says."""
 
     parts: list[Part] | None = None
 
 
-class Candidate(msgspec.Struct):
+class Candidate(msgspec.Struct, gc=False):
     """One reply. index: absent for the first. The raw fields are about the reply as a whole."""
 
     content: Content | None = None
@@ -64,7 +64,7 @@ class Candidate(msgspec.Struct):
     logprobsResult: msgspec.Raw = ABSENT
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts, in a stream all those so far. Counts of zero are usually left out."""
 
     promptTokenCount: object = None
@@ -74,14 +74,14 @@ class Usage(msgspec.Struct):
     toolUsePromptTokenCount: object = None
 
 
-class PromptFeedback(msgspec.Struct):
+class PromptFeedback(msgspec.Struct, gc=False):
     """Why a prompt got no reply."""
 
     blockReason: object = None
     blockReasonMessage: object = None
 
 
-class Chunk(msgspec.Struct):
+class Chunk(msgspec.Struct, gc=False):
     """A whole reply, or the next piece of a streamed one; or an error, which may come with status 200."""
 
     candidates: list[Candidate] | None = None
@@ -92,7 +92,7 @@ class Chunk(msgspec.Struct):
     error: msgspec.Raw = ABSENT
 
 
-class RawUsage(msgspec.Struct):
+class RawUsage(msgspec.Struct, gc=False):
     """A chunk's usage as it came."""
 
     usageMetadata: msgspec.Raw = ABSENT

@@ -20,27 +20,27 @@ ABSENT = msgspec.Raw(b"null")
 """Stands for a raw field that was not sent; the same as one that was sent as null."""
 
 
-class WireFunction(msgspec.Struct):
+class WireFunction(msgspec.Struct, gc=False):
     """arguments: an object; text that holds one, from some implementations."""
 
     name: str | None = None
     arguments: msgspec.Raw = ABSENT
 
 
-class WireToolCall(msgspec.Struct):
+class WireToolCall(msgspec.Struct, gc=False):
     """id: newer servers only."""
 
     id: Json = None
     function: WireFunction | None = None
 
 
-class WireMessage(msgspec.Struct):
+class WireMessage(msgspec.Struct, gc=False):
     content: str | None = None
     thinking: str | None = None
     tool_calls: list[WireToolCall | None] | None = None
 
 
-class WireReply(msgspec.Struct):
+class WireReply(msgspec.Struct, gc=False):
     """A whole reply, or a line of a streamed one. Durations are in nanoseconds. error: stands alone."""
 
     model: Json = None

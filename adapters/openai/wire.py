@@ -16,7 +16,7 @@ from bus.json_types import Json, JsonObject
 EMPTY = msgspec.Raw()
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One event of a stream, of any type: a delta needs the first six fields only."""
 
     type: str | None = None
@@ -34,7 +34,7 @@ class Event(msgspec.Struct):
     input: msgspec.Raw = EMPTY
 
 
-class Item(msgspec.Struct):
+class Item(msgspec.Struct, gc=False):
     """One output item, of any type."""
 
     type: str | None = None
@@ -53,7 +53,7 @@ class Item(msgspec.Struct):
     caller: msgspec.Raw = EMPTY
 
 
-class Part(msgspec.Struct):
+class Part(msgspec.Struct, gc=False):
     """One part of an item's content or summary."""
 
     type: str | None = None
@@ -62,7 +62,7 @@ class Part(msgspec.Struct):
     annotations: msgspec.Raw = EMPTY
 
 
-class Response(msgspec.Struct):
+class Response(msgspec.Struct, gc=False):
     """The response object: a whole reply, or what a stream says at its beginning and end."""
 
     id: str | None = None
@@ -75,11 +75,11 @@ class Response(msgspec.Struct):
     usage: msgspec.Raw = EMPTY
 
 
-class IncompleteDetails(msgspec.Struct):
+class IncompleteDetails(msgspec.Struct, gc=False):
     reason: str | None = None
 
 
-class Usage(msgspec.Struct):
+class Usage(msgspec.Struct, gc=False):
     """Token counts, which some proxies send as floats."""
 
     input_tokens: float | None = None
@@ -88,7 +88,7 @@ class Usage(msgspec.Struct):
     output_tokens_details: msgspec.Raw = EMPTY
 
 
-class UsageDetails(msgspec.Struct):
+class UsageDetails(msgspec.Struct, gc=False):
     """The parts of either count."""
 
     cached_tokens: float | None = None

@@ -17,14 +17,14 @@ NO_RAW: Final = msgspec.Raw()
 NULL: Final = msgspec.Raw(b"null")
 
 
-class WireFunction(msgspec.Struct):
+class WireFunction(msgspec.Struct, gc=False):
     """arguments: a fragment of JSON text; from some servers an object, or null."""
 
     name: Json = None
     arguments: Json = None
 
 
-class WireToolCall(msgspec.Struct):
+class WireToolCall(msgspec.Struct, gc=False):
     """A call, or a fragment of one."""
 
     index: Json = None
@@ -33,7 +33,7 @@ class WireToolCall(msgspec.Struct):
     extra_content: Json = None  # Gemini's signature of the call
 
 
-class WireMessage(msgspec.Struct):
+class WireMessage(msgspec.Struct, gc=False):
     """A whole message or a delta. content: text, or a list of parts (Mistral)."""
 
     content: str | list[Json] | None = None
@@ -48,7 +48,7 @@ class WireMessage(msgspec.Struct):
     audio: Json = None
 
 
-class WireChoice(msgspec.Struct):
+class WireChoice(msgspec.Struct, gc=False):
     """delta in streams, message in whole replies; some servers mix them up. error: OpenRouter's."""
 
     index: Json = None
@@ -59,7 +59,7 @@ class WireChoice(msgspec.Struct):
     error: Json = None
 
 
-class WireReply(msgspec.Struct):
+class WireReply(msgspec.Struct, gc=False):
     """A whole reply or one chunk. choices: None if there is no such key. object: ``error`` from old servers."""
 
     id: Json = None
@@ -71,7 +71,7 @@ class WireReply(msgspec.Struct):
     error: Json = None
 
 
-class WireUsage(msgspec.Struct):
+class WireUsage(msgspec.Struct, gc=False):
     """Token counts, wherever servers put them. Integers may come as floats; nothing is certain to be there.
 
     Mistral's `num_cached_tokens` is left out: it counts what its server found in memory, which is billed as ever.
@@ -90,7 +90,7 @@ class WireUsage(msgspec.Struct):
     is_byok: Json = None
 
 
-class WireGroq(msgspec.Struct):
+class WireGroq(msgspec.Struct, gc=False):
     """Groq's own corner of a chunk."""
 
     usage: msgspec.Raw = NO_RAW

@@ -15,14 +15,14 @@ STREAM_PATH = "/generate_stream"
 INFO_PATH = "/info"
 
 
-class WireToken(msgspec.Struct):
+class WireToken(msgspec.Struct, gc=False):
     """special: a token that stands for no text, such as the end of the sequence."""
 
     text: str | None = None
     special: bool | None = None
 
 
-class WireDetails(msgspec.Struct):
+class WireDetails(msgspec.Struct, gc=False):
     """input_length: in streams of newer servers only. prefill: the prompt's tokens, if they were asked for."""
 
     finish_reason: Json = None
@@ -31,7 +31,7 @@ class WireDetails(msgspec.Struct):
     prefill: list[Json] | None = None
 
 
-class WireReply(msgspec.Struct):
+class WireReply(msgspec.Struct, gc=False):
     token: WireToken | None = None
     generated_text: str | None = None
     details: WireDetails | None = None
