@@ -399,7 +399,10 @@ def test_missing_usage_is_estimated_and_said_so() -> None:
     [
         (TokenUsage(), ESTIMATE),
         (TokenUsage(0, 7), msgspec.structs.replace(ESTIMATE, output_tokens=7)),
-        (TokenUsage(0, 7, reasoning_tokens=5), msgspec.structs.replace(ESTIMATE, output_tokens=7, reasoning_tokens=5)),
+        (
+            TokenUsage(0, 7, reasoning_tokens=5),
+            msgspec.structs.replace(ESTIMATE, output_tokens=7, reasoning_tokens=5),
+        ),
     ],
 )
 def test_a_usage_without_any_input_was_never_counted(reported: TokenUsage, kept: TokenUsage) -> None:
