@@ -76,6 +76,12 @@ class _Block:
     def copy(self) -> _Block:
         return replace(self, parts=list(self.parts))
 
+    def written(self) -> list[str]:
+        """What the model wrote, in fragments; of a call whose arguments came as an object, that as JSON."""
+        if self.parts or not self.final_input:
+            return self.parts
+        return [msgspec.json.encode(self.final_input).decode()]
+
 
 class Assembler:
     """Collects one reply. Feed it, then `take()` the events that are ready; see the module's text.
@@ -305,7 +311,7 @@ class Assembler:
     def partial_text(self) -> str:
         """All text, reasoning and arguments so far, to estimate output tokens from."""
         blocks = [*self._done, *([self._open] if self._open else []), *self._held]
-        return "".join(part for block in blocks for part in block.parts)
+        return "".join(part for block in blocks for part in block.written())
 
     def take(self) -> list[StreamEvent]:
         """The events that are ready, once."""

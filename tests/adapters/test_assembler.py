@@ -418,6 +418,21 @@ def test_a_usage_without_any_input_was_never_counted(reported: TokenUsage, kept:
     assert [warning.code for warning in assembler.warnings] == ["usage_estimated"]
 
 
+def test_what_an_output_is_estimated_from_has_the_arguments_that_came_whole() -> None:
+    """A call's arguments count alike, as fragments and as an object."""
+    whole, streamed = make(), make()
+    whole.text(0, "So. ")
+    whole.tool_start(1, "read")
+    whole.tool_input(1, {"path": "x"})
+    streamed.text(0, "So. ")
+    streamed.tool_start(1, "read")
+    streamed.tool_arguments(1, '{"path":')
+    streamed.tool_arguments(1, '"x"}')
+    assert whole.partial_text() == streamed.partial_text() == 'So. {"path":"x"}'
+    whole.end(1)
+    assert whole.partial_text() == 'So. {"path":"x"}'
+
+
 def test_zeros_that_cost_nothing_are_a_count() -> None:
     """A reply out of a gateway's cache has zeros and a cost of zero; that is what it used."""
     assembler = make()
