@@ -40,6 +40,7 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "stop": StopReason.END_TURN,
     "length": StopReason.MAX_TOKENS,
     "tool_calls": StopReason.TOOL_USE,
+    "content_filter": StopReason.CONTENT_FILTER,
 }
 
 

@@ -565,6 +565,7 @@ def test_a_refusal_may_be_empty() -> None:
         ("stop", StopReason.END_TURN),
         ("length", StopReason.MAX_TOKENS),
         ("tool_calls", StopReason.TOOL_USE),
+        ("content_filter", StopReason.CONTENT_FILTER),
         ("stop_sequence", StopReason.STOP_SEQUENCE),
         ("tool_use", StopReason.TOOL_USE),
         ("pause_turn", StopReason.PAUSE_TURN),
