@@ -31,6 +31,7 @@ from bus.errors import (
 from bus.json_types import Json, JsonObject
 
 from .error_details import USED_UP, detail_delay, detail_reason
+from .gateway_errors import LITELLM_CODES, exception_name
 from .retry import retry_after_seconds
 from .surrogates import mend_json
 
@@ -79,6 +80,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     USED_UP: QuotaExceededError,
     "API_KEY_INVALID": AuthError,
     "API_KEY_EXPIRED": AuthError,
+    **LITELLM_CODES,
 }
 """Codes and types that mean the same wherever they are used."""
 
@@ -136,9 +138,14 @@ _QUOTA = re.compile(
     re.IGNORECASE,
 )
 _BAD_KEY = re.compile(r"incorrect api key|invalid api key|api key not valid|api key not found", re.IGNORECASE)
+_NO_MODEL = re.compile(r"invalid model name passed in model=", re.IGNORECASE)  # LiteLLM's
+_NO_MEDIA = re.compile(r"(?:image|audio|video) input is not supported")  # llama.cpp's, with 500
 _OVERFLOW_STATUS = frozenset({None, 400, 413, 422, 424, 500})
 _QUOTA_STATUS = frozenset({None, 400, 402, 403, 429})
 _BAD_KEY_STATUS = frozenset({None, 400, 403})
+_NO_MODEL_STATUS = frozenset({None, 400})
+_NO_MEDIA_STATUS = frozenset({None, 500})
+_EVENT_DATA = re.compile(rb"\s*(?:event:[^\n]*\n)?data:(?P<data>[^\n]*)")
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -158,8 +165,9 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 def read_error(body: bytes) -> ErrorBody:
     """Find the error in a body of any known shape; a body of no known shape is the message itself."""
+    event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream so, with an error's status
     try:
-        value: Json = msgspec.json.decode(mend_json(body))
+        value: Json = msgspec.json.decode(mend_json(body if event is None else event["data"]))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = re.sub(rb"<[^>]*>|\s+", b" ", body[:4000]).decode("utf-8", "replace")
         return ErrorBody(message=" ".join(text.split())[:500])
@@ -190,7 +198,7 @@ def _read_fields(error: JsonObject, request_id: str) -> ErrorBody:
     if isinstance(details, dict):
         detail_code = _text(details.get("error_code"))  # Anthropic's
     else:
-        detail_code = detail_reason(details, message)
+        detail_code = detail_reason(details, message) or exception_name(message)
     metadata = error.get("metadata")
     if isinstance(metadata, dict) and metadata.get("raw"):
         message = f"{message}: {_text(metadata['raw'])}"
@@ -237,6 +245,10 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
         return ContextOverflowError
     if status in _BAD_KEY_STATUS and _BAD_KEY.search(body.message):
         return AuthError
+    if status in _NO_MODEL_STATUS and _NO_MODEL.search(body.message):
+        return NotFoundError
+    if status in _NO_MEDIA_STATUS and _NO_MEDIA.search(body.message):
+        return InvalidRequestError
     if status is None and re.fullmatch(r"[1-9][0-9]{2}", body.code):
         status = int(body.code)
     if status is not None and status >= 300:

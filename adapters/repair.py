@@ -36,6 +36,7 @@ from bus.messages import Message, Role
 
 from .classify import read_error_value
 from .contract import CallWarning, CanonicalRequest
+from .gateway_errors import unwrapped
 
 RepairKind: TypeAlias = Literal["signature", "parameter", "tool_pairs"]
 
@@ -69,6 +70,12 @@ class Refusal(msgspec.Struct, frozen=True):
     pattern: str
     path: str = ""
     value: Json | UnsetType = UNSET
+
+
+_GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
+    Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
+    Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
+)
 
 
 class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,10 +143,13 @@ def find_repair(
 def _messages(error: AdapterError) -> Iterator[str]:
     """What the error says, and what an error inside it says: gateways wrap those of others."""
     yield error.provider_message
-    start = error.provider_message.find("{")
+    said = unwrapped(error.provider_message)
+    if said != error.provider_message:
+        yield said
+    start = said.find("{")
     if start >= 0:
         try:
-            inner: Json = msgspec.json.decode(error.provider_message[start:])
+            inner: Json = msgspec.json.decode(said[start:])
         except msgspec.DecodeError:
             return
         yield read_error_value(inner).message
@@ -218,7 +228,7 @@ def _without_parameter(
 
 
 def _named(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[tuple[str, Json | UnsetType]]:
-    for refusal in rules.parameters:
+    for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
         match = _matched((refusal.pattern,), messages)
         if match is not None:
             yield refusal.path or match["name"], refusal.value

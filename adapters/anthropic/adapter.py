@@ -25,8 +25,9 @@ class AnthropicAdapter(HttpAdapter):
 
     `config.options`: ``beta_headers``, a list of names for the `anthropic-beta` header; ``auto_cache``, false to
     place no breakpoints of the prompt cache (see `caching`); ``cache_ttl``, how long it keeps a prompt, ``5m`` or
-    ``1h``. A request's ``provider_options["anthropic"]`` (or under the adapter's own name) is merged into the
-    body; its ``beta_headers`` join the header, and its ``auto_cache`` and ``cache_ttl`` go first.
+    ``1h``; ``errors_in_words``, true for servers that overlook `is_error` (llama.cpp; LiteLLM mostly).
+    A request's ``provider_options["anthropic"]`` (or under the adapter's own name) is merged into the body; its
+    ``beta_headers`` join the header, and its ``auto_cache`` and ``cache_ttl`` go first.
     """
 
     default_name = "anthropic"

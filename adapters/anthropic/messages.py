@@ -59,9 +59,12 @@ _REASONING = ("thinking", "redacted_thinking")
 _MAX_TITLE = 500  # characters
 
 
-def write_messages(history: FittedHistory) -> tuple[list[Json], list[Loss]]:
-    """The messages, and what had to be left out of them. Raises InvalidRequestError if there is none to send."""
-    return _Writer(history).write()
+def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> tuple[list[Json], list[Loss]]:
+    """The messages, and what had to be left out of them. Raises InvalidRequestError if there is none to send.
+
+    errors_in_words: say before a failed tool's result that it is one, to servers that overlook `is_error`.
+    """
+    return _Writer(history, errors_in_words).write()
 
 
 def open_container(history: FittedHistory) -> str | None:
@@ -83,8 +86,9 @@ def open_container(history: FittedHistory) -> str | None:
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory) -> None:
+    def __init__(self, history: FittedHistory, errors_in_words: bool) -> None:
         self.history = history
+        self.error_words = "Error: " if errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
         opaque = _opaque_blocks(history.messages)
@@ -184,6 +188,11 @@ class _Writer:
         content: Json = self._result_content(block)
         if not content and block.is_error:
             content = FAILED_SILENTLY
+        if block.is_error and self.error_words:
+            if isinstance(content, str):
+                content = self.error_words + content
+            elif isinstance(content, list):
+                content = [{"type": "text", "text": self.error_words}, *content]
         if content:
             result["content"] = content
         if block.is_error:

@@ -31,6 +31,7 @@ TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
 BETA_HEADERS = "beta_headers"
 AUTO_CACHE = "auto_cache"
 CACHE_TTL = "cache_ttl"
+ERRORS_IN_WORDS = "errors_in_words"
 _CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
 _OPTIONS = "anthropic"
 """Under this name, or the adapter's own, a request carries what only this protocol knows."""
@@ -78,7 +79,7 @@ class _Writer:
         ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
         if ttl not in TTLS:
             raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
-        body = self._body(extra)
+        body = self._body(extra, errors_in_words=options.get(ERRORS_IN_WORDS) is True)
         if auto_cache is not False:
             minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
             mark(
@@ -113,7 +114,7 @@ class _Writer:
         messages = self.request.messages
         return any(isinstance(block, OpaqueBlock) for message in messages for block in message.content)
 
-    def _body(self, extra: JsonObject) -> JsonObject:
+    def _body(self, extra: JsonObject, *, errors_in_words: bool) -> JsonObject:
         """The body, in the order in which the provider's cache reads it: tools, system, messages."""
         request = self.request
         check_choice(request, self.model, extra.get("thinking"))
@@ -129,7 +130,7 @@ class _Writer:
             body["tool_choice"] = choice
         if self.history.system is not None:
             body["system"] = self.history.system
-        body["messages"], self.losses = write_messages(self.history)
+        body["messages"], self.losses = write_messages(self.history, errors_in_words=errors_in_words)
         container = open_container(self.history)
         if container is not None:
             body["container"] = container

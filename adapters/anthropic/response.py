@@ -36,6 +36,11 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "pause_turn": StopReason.PAUSE_TURN,
     "refusal": StopReason.REFUSAL,
     "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    # words of Chat Completions that servers in front of it let through
+    "stop": StopReason.END_TURN,
+    "length": StopReason.MAX_TOKENS,
+    "tool_calls": StopReason.TOOL_USE,
+    "content_filter": StopReason.CONTENT_FILTER,
 }
 
 

@@ -32,6 +32,7 @@ from .usage import UsageCounts
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "STOP": StopReason.END_TURN,
+    "FUNCTION_CALL": StopReason.END_TURN,  # of servers that imitate Gemini; with a call it is tool_use, as STOP is
     "MAX_TOKENS": StopReason.MAX_TOKENS,
     "SAFETY": StopReason.CONTENT_FILTER,
     "RECITATION": StopReason.CONTENT_FILTER,

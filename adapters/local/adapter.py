@@ -7,6 +7,7 @@ server can really do, which their protocols do not tell (all found by trying, wi
 * Tools: a 135M model calls none, whatever `tool_choice` says, so `supports_tools` is False. With
   ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces; ``tools: native`` is for a
   larger model whose template knows tools. Both by chat only.
+* A failed tool's result: messages overlooks `is_error`, so the text says it, as by the other two.
 * Structured output: chat enforces a schema; messages and responses take one and ignore it, so they refuse.
 * The context is what the server gives each request, not what the model was trained for.
 """
@@ -211,6 +212,8 @@ def create_inner(
     inner_options: dict[str, object] = {"quirks": "llama.cpp"}
     if options.tools == "emulate":
         inner_options["tools"] = "emulate"
+    if options.protocol == "messages":
+        inner_options["errors_in_words"] = True
     inner_config = msgspec.structs.replace(
         patient(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
     )

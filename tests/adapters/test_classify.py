@@ -87,6 +87,14 @@ SHAPES: dict[str, tuple[object, ErrorBody]] = {
     ),
     "html": (b"<html><h1>502 Bad\n Gateway</h1></html>", ErrorBody(message="502 Bad Gateway")),
     "text": (b"upstream\tconnect  error", ErrorBody(message="upstream connect error")),
+    "event": (
+        b'data: {"error": {"message": "m", "type": "t", "param": null, "code": "500"}}\n\ndata: [DONE]\n\n',
+        ErrorBody(type="t", code="500", message="m"),
+    ),
+    "named event": (
+        b'event: error\r\ndata: {"type": "error", "error": {"type": "t", "message": "m"}}\r\n\r\n',
+        ErrorBody(type="t", message="m"),
+    ),
     "empty": (b"", ErrorBody()),
     "string body": (b'"broken"', ErrorBody(message="broken")),
     "number": (b"1", ErrorBody(message="1")),
@@ -193,6 +201,27 @@ CODES: list[tuple[int | None, object, ErrorType]] = [
     (None, {"error": {"code": 502, "message": "x"}}, ServerError),
     (None, {"error": {"code": 400, "message": "Token limit reached"}}, InvalidRequestError),
     (None, {"error": {"message": "something"}}, AdapterError),
+    # LiteLLM's proxy, as 1.106 answers
+    (400, {"error": {"message": "No connected db.", "type": "no_db_connection", "param": None, "code": "400"}},
+     AuthError),
+    (400, {"error": {"message": "litellm.ContextWindowExceededError: litellm.BadRequestError: too much\n\n"
+        "LiteLLM: model group 'x' failed with the error above.", "type": "invalid_request_error", "code": "400"}},
+     ContextOverflowError),
+    (400, {"type": "error", "error": {"type": "invalid_request_error", "message":
+        "litellm.ContentPolicyViolationError: AzureException - no"}}, ContentFilterError),
+    (400, {"error": {"message": "You wrote litellm.ContextWindowExceededError: x", "code": "400"}},
+     InvalidRequestError),
+    (500, {"error": {"message": "litellm.InternalServerError: InternalServerError: x", "code": "500"}},
+     ServerError),
+    (400, {"error": {"message": "/responses: Invalid model name passed in model=no. Call `/v1/models`",
+        "type": "invalid_request_error", "code": "400"}}, NotFoundError),
+    (400, {"error": {"message": "Budget has been exceeded! Current cost: 2", "type": "budget_exceeded"}},
+     QuotaExceededError),
+    # llama.cpp for a model without eyes, alone and behind LiteLLM: trying again is no use
+    (500, {"error": {"code": 500, "type": "server_error", "message": "image input is not supported - hint: if "
+        "this is unexpected, you may need to provide the mmproj"}}, InvalidRequestError),
+    (500, {"error": {"code": "500", "message": "litellm.InternalServerError: InternalServerError: "
+        "OpenAIException - image input is not supported - hint: x"}}, InvalidRequestError),
 ]  # fmt: skip
 
 

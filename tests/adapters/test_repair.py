@@ -13,7 +13,7 @@ from adapters.gemini import GeminiAdapter
 from adapters.http_adapter import HttpAdapter
 from adapters.openai import OpenAIAdapter
 from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.repair import Repair
+from adapters.repair import Edit, Repair
 from bus.content import (
     ImageBlock,
     OpaqueBlock,
@@ -431,6 +431,54 @@ def test_what_an_error_only_quotes_changes_nothing(name: str, quoted: str) -> No
 @pytest.mark.parametrize("status", [401, 403, 413, 429, 500, 503])
 def test_only_a_refused_request_is_mended(status: int) -> None:
     assert repair_of("anthropic", conversation("anthropic"), BOUND, status) is None
+
+
+UNSUPPORTED = (
+    "Unsupported value: 'temperature' does not support 0.0 with this model. Only the default is supported."
+)
+INNER = msgspec.json.encode({"error": {"message": UNSUPPORTED}}).decode()
+NO_FALLBACK = "\n\nLiteLLM: model group 'gpt' failed with the error above. No fallback was attempted."
+
+
+def cold(name: str) -> CanonicalRequest:
+    return request(provider_options={name: {"temperature": 0}})
+
+
+@pytest.mark.parametrize("name", ["anthropic", "openai", "openai_compatible"])
+@pytest.mark.parametrize(
+    "message",
+    [
+        "litellm.UnsupportedParamsError: gpt-5 doesn't support temperature=0.0 while reasoning is active. Only "
+        "temperature=1 is supported unless reasoning_effort resolves to 'none'. To drop unsupported params set "
+        f"`litellm.drop_params = True`{NO_FALLBACK}",
+        "litellm.UnsupportedParamsError: groq does not support parameters: ['temperature'], for model=x. To drop "
+        f"these, set `litellm.drop_params=True` or for proxy:{NO_FALLBACK}",
+    ],
+)
+def test_what_litellm_refuses_by_itself_is_left_out(name: str, message: str) -> None:
+    """The proxy checks parameters before it asks the provider, on each protocol in the same words."""
+    found = repair_of(name, cold(name), message)
+    assert found is not None
+    assert found.edits == (Edit(("temperature",)),)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
+        f"litellm.BadRequestError: litellm.BadRequestError: OpenAIException - {UNSUPPORTED}{NO_FALLBACK}",
+        f"litellm.BadRequestError: OpenAIException - {UNSUPPORTED}. Received Model Group=gpt\nAvailable=None",
+        f"litellm.BadRequestError: OpenAIException - {INNER}{NO_FALLBACK}",
+        f"litellm.BadRequestError: OpenAIException - b'{INNER}'{NO_FALLBACK}",
+    ],
+)
+def test_a_complaint_in_litellms_words_counts(message: str) -> None:
+    """The proxy puts its own words before and behind the provider's, or quotes the body."""
+    found = repair_of("openai_compatible", cold("openai_compatible"), message)
+    assert found is not None
+    assert found.edits == (Edit(("temperature",)),)
+    quoted = message.replace("Unsupported value", "You wrote: Unsupported value")
+    assert repair_of("openai_compatible", cold("openai_compatible"), quoted) is None
 
 
 def test_a_complaint_inside_a_gateways_own_error_counts() -> None:

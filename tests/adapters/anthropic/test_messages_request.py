@@ -184,6 +184,34 @@ def test_a_results_content_is_what_the_wire_accepts(
     assert messages[-1] == user({"type": "tool_result", "tool_use_id": "tu_1", **expected})
 
 
+@pytest.mark.parametrize(
+    ("content", "is_error", "expected"),
+    [
+        ("no such file", True, "Error: no such file"),
+        ((TextBlock("bad"),), True, [says("Error: "), says("bad")]),
+        ("", True, f"Error: {FAILED_SILENTLY}"),
+        ("all well", False, "all well"),
+    ],
+)
+def test_a_server_that_overlooks_failures_is_told_in_words(
+    content: str | tuple[TextBlock, ...], is_error: bool, expected: Json
+) -> None:
+    """llama.cpp does not show the model `is_error`; whoever does still gets it."""
+    asked = request(
+        messages=(
+            Message.user("Go"),
+            Message.assistant((ToolUseBlock("tu_1", "f", {}),)),
+            Message.tool_result("tu_1", content, is_error=is_error),
+        )
+    )
+    call = write_request(
+        asked, provider="anthropic", options={"errors_in_words": True, "auto_cache": False}, stream=False
+    )
+    (result,) = msgspec.json.decode(call.body)["messages"][-1]["content"]
+    assert result["content"] == expected
+    assert result.get("is_error", False) is is_error
+
+
 def test_reasoning_goes_back_word_for_word() -> None:
     """Signed, redacted and omitted reasoning, in its place before the call."""
     call = ToolUseBlock("tu_1", "f", {}, provider_raw=ours(id="toolu_1"))

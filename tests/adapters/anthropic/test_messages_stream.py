@@ -562,6 +562,10 @@ def test_a_refusal_may_be_empty() -> None:
     [
         ("end_turn", StopReason.END_TURN),
         ("max_tokens", StopReason.MAX_TOKENS),
+        ("stop", StopReason.END_TURN),
+        ("length", StopReason.MAX_TOKENS),
+        ("tool_calls", StopReason.TOOL_USE),
+        ("content_filter", StopReason.CONTENT_FILTER),
         ("stop_sequence", StopReason.STOP_SEQUENCE),
         ("tool_use", StopReason.TOOL_USE),
         ("pause_turn", StopReason.PAUSE_TURN),

@@ -21,6 +21,7 @@ from adapters.contract import (
 )
 from adapters.local import LocalAdapter
 from adapters.registry import create_adapter
+from bus.content import ToolUseBlock
 from bus.errors import (
     CancelledError,
     CapabilityError,
@@ -33,6 +34,7 @@ from bus.messages import Message, ToolDefinition
 from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
 from bus.usage import StopReason, UsageSource
 
+from ...support.invariants import check_stream
 from .local_processes import child_processes, process_gone, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -106,6 +108,61 @@ async def test_the_protocols_agree(adapters: dict[str, LocalAdapter]) -> None:
         seen.add((response.text, response.stop_reason, response.usage.total_input_tokens))
     assert len(seen) == 1
     assert seen.pop()[1] is StopReason.MAX_TOKENS
+
+
+async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAdapter]) -> None:
+    """With a system prompt, three turns, and whether streamed or whole."""
+    conversation = CanonicalRequest(
+        request_id="req_three_turns",
+        messages=(
+            Message.user("What is the capital of France?"),
+            Message.assistant("The capital of France is Paris."),
+            Message.user("And of Italy?"),
+            Message.assistant("The capital of Italy is Rome."),
+            Message.user("And of Spain?"),
+        ),
+        model="local:smollm2",
+        system_prompt="You are brief.",
+        max_output_tokens=24,
+        temperature=0.0,
+    )
+    seen = {}
+    for protocol, adapter in adapters.items():
+        whole = await adapter.complete(conversation)
+        async with adapter.stream(conversation) as stream:
+            last = check_stream([event async for event in stream])
+            streamed = stream.response
+        assert streamed is not None
+        assert last.final_content == streamed.content
+        for how, response in (("whole", whole), ("streamed", streamed)):
+            assert response.usage.source is UsageSource.REPORTED
+            seen[protocol, how] = (response.text, response.stop_reason, response.usage.total_input_tokens)
+    assert len(set(seen.values())) == 1, seen
+    assert seen["chat", "whole"][0]
+    assert seen["chat", "whole"][1] is StopReason.END_TURN
+
+
+async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalAdapter]) -> None:
+    """llama.cpp's Messages API overlooks `is_error`, so the model is told in words, as by the others."""
+    call = ToolUseBlock("tu_1", "get_weather", {"city": "Paris"})
+    seen = set()
+    for adapter in adapters.values():
+        for is_error in (False, True):
+            response = await adapter.complete(
+                CanonicalRequest(
+                    request_id="req_failed_tool",
+                    messages=(
+                        Message.user("What is the weather in Paris?"),
+                        Message.assistant([call]),
+                        Message.tool_result("tu_1", "no such city", is_error=is_error),
+                    ),
+                    model="local:smollm2",
+                    max_output_tokens=8,
+                    temperature=0.0,
+                )
+            )
+            seen.add((is_error, response.text, response.usage.total_input_tokens))
+    assert len(seen) == 2
 
 
 async def test_adapters_with_equal_options_share_a_server(adapters: dict[str, LocalAdapter]) -> None:
