@@ -208,7 +208,7 @@ def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
         yield f"stop reason: {outcome.stop_reason}, not {reason}"
     if contract["usage"] is not None and not any(contract["usage"].values()):
         # a provider's lapse: no reply uses nothing, so the adapters estimate and say so
-        yield from _differs("source of the usage", getattr(outcome.usage, "source", None), UsageSource.ESTIMATED)
+        yield from _differs("source of the usage", outcome.usage.source, UsageSource.ESTIMATED)
     elif contract["usage"] is not None:
         for bucket in BUCKETS:
             yield from _differs(bucket, getattr(outcome.usage, bucket), contract["usage"][bucket])
