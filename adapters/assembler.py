@@ -242,24 +242,12 @@ class Assembler:
     def finish(
         self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
     ) -> None:
-        """The reply ended as the provider meant it. What of its usage was never reported is estimated."""
+        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated."""
         usage = usage or self.usage
-        if usage is None or _counts_nothing(usage):
-            usage = self._estimated(usage)
+        if usage is None:
+            usage = self._estimate_usage(self.partial_text())
             self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
         self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
-
-    def _estimated(self, usage: TokenUsage | None) -> TokenUsage:
-        """An estimate for the reply so far, with whatever a usage without input has."""
-        estimate = self._estimate_usage(self.partial_text())
-        if usage is None:
-            return estimate
-        return msgspec.structs.replace(
-            usage,
-            input_tokens=estimate.input_tokens,
-            output_tokens=usage.output_tokens or estimate.output_tokens,
-            source=UsageSource.ESTIMATED,
-        )
 
     def fork(self) -> Assembler:
         """The reply as far as it has got, to be ended without what the provider may still send."""
@@ -279,10 +267,10 @@ class Assembler:
         """
         if usage is not None:
             pass
-        elif (reported := self.usage) is not None and not _counts_nothing(reported):
-            usage = msgspec.structs.replace(reported, source=UsageSource.PARTIAL)
+        elif self.usage is not None:
+            usage = msgspec.structs.replace(self.usage, source=UsageSource.PARTIAL)
         else:
-            usage = self._estimated(reported)
+            usage = self._estimate_usage(self.partial_text())
         self._finish(stop_reason, self.raw_stop_reason, usage, cut_off=True)
 
     def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
@@ -435,14 +423,6 @@ class Assembler:
 
     def _raw_or_none(self, data: JsonObject | None) -> ProviderRaw | None:
         return None if data is None else self._raw(data)
-
-
-def _counts_nothing(usage: TokenUsage) -> bool:
-    """True for a usage that was never counted: no prompt has zero tokens, but some servers fill in zeros.
-
-    A reply from a gateway's cache has zeros, too; it says that it cost nothing.
-    """
-    return usage.total_input_tokens == 0 and usage.reported_cost_nano_usd is None
 
 
 def parse_object(text: str) -> JsonObject | None:

@@ -394,28 +394,13 @@ def test_missing_usage_is_estimated_and_said_so() -> None:
     assert [warning.code for warning in assembler.warnings] == ["usage_estimated"]
 
 
-@pytest.mark.parametrize(
-    ("reported", "kept"),
-    [
-        (TokenUsage(), ESTIMATE),
-        (TokenUsage(0, 7), msgspec.structs.replace(ESTIMATE, output_tokens=7)),
-        (
-            TokenUsage(0, 7, reasoning_tokens=5),
-            msgspec.structs.replace(ESTIMATE, output_tokens=7, reasoning_tokens=5),
-        ),
-    ],
-)
-def test_a_usage_without_any_input_was_never_counted(reported: TokenUsage, kept: TokenUsage) -> None:
-    """LiteLLM's and aimock's zeros are no count: what they lack is estimated, whole and cut off."""
+def test_zeros_that_a_provider_reports_stay_zeros() -> None:
+    """An explicit zero is what the provider said; only what it did not say is estimated."""
     assembler = make()
     assembler.text(0, "x")
-    assembler.usage = reported
-    cut = assembler.fork()
-    cut.abort(StopReason.CANCELLED)
-    assert cut.usage == kept
-    assembler.finish(StopReason.END_TURN, "stop")
-    assert check_stream(assembler.take()).usage == kept
-    assert [warning.code for warning in assembler.warnings] == ["usage_estimated"]
+    assembler.finish(StopReason.END_TURN, "stop", TokenUsage())
+    assert assembler.usage == TokenUsage()
+    assert assembler.warnings == []
 
 
 def test_what_an_output_is_estimated_from_has_the_arguments_that_came_whole() -> None:
@@ -431,16 +416,6 @@ def test_what_an_output_is_estimated_from_has_the_arguments_that_came_whole() ->
     assert whole.partial_text() == streamed.partial_text() == 'So. {"path":"x"}'
     whole.end(1)
     assert whole.partial_text() == 'So. {"path":"x"}'
-
-
-def test_zeros_that_cost_nothing_are_a_count() -> None:
-    """A reply out of a gateway's cache has zeros and a cost of zero; that is what it used."""
-    assembler = make()
-    assembler.text(0, "x")
-    free = TokenUsage(reported_cost_nano_usd=0)
-    assembler.finish(StopReason.END_TURN, "stop", free)
-    assert assembler.usage == free
-    assert assembler.warnings == []
 
 
 def test_a_key_used_for_another_kind_begins_another_block() -> None:
