@@ -45,8 +45,23 @@ USAGE_PARTS = {
     "audio_output": "output",
     "image_output": "output",
 }
-"""Names in `TokenUsage.details` that are tokens, and the bucket that they are a part of: uncached input, input read
-from a cache, output without reasoning. Every other name counts pieces: searches, images, seconds."""
+"""Names in `TokenUsage.details` that are tokens, and the bucket that they are a part of: uncached input, input
+read from a cache, output without reasoning. Every other name counts pieces: searches, images, seconds."""
+
+_USUAL_TIERS = frozenset(
+    {"", "default", "standard", "standard_only", "auto", "on_demand", "unspecified", "service_tier_unspecified"}
+)
+
+
+def unusual_tier(service_tier: object) -> str | None:
+    """A service tier in lower case; None for each provider's word for the usual one, and for what is no word."""
+    name = service_tier.strip().lower() if isinstance(service_tier, str) else ""
+    return None if name in _USUAL_TIERS else name
+
+
+def details_of(**counts: int | None) -> dict[str, int] | None:
+    """`TokenUsage.details` of those counts that there are; None if there are none."""
+    return {name: count for name, count in counts.items() if count} or None
 
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +78,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     raw: the provider's usage object as it came, for prices that are invented later.
     details: what some prices count apart, where there is any of it: the tokens named in `USAGE_PARTS`, which are
     in the counts above as well, and pieces by the name of their rate, such as ``web_search``.
-    service_tier: the tier that the provider says it served, in its own word; None if it says nothing.
+    service_tier: the tier that the provider says it served, as `unusual_tier` gives it; None for the usual one.
     """
 
     input_tokens: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import price_snapshot
 from .prices import PriceTable
 
 OWN_NAME = "prices.yaml"
@@ -14,7 +13,11 @@ SNAPSHOT_NAME = "price-snapshot.json"
 def published_table(home: Path) -> PriceTable:
     """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
     path = home / SNAPSHOT_NAME
-    return price_snapshot.read(path).table() if path.exists() else PriceTable.default()
+    if not path.exists():
+        return PriceTable.default()
+    from .price_snapshot import read
+
+    return read(path).table()
 
 
 def price_table(home: Path, own: Path | None = None) -> PriceTable:

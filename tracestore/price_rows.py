@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 import msgspec
 
 from bus.errors import ConfigurationError
-from bus.usage import USAGE_PARTS
+from bus.usage import USAGE_PARTS, unusual_tier
 
 MAX_INT64 = 2**63 - 1
 US_PER_SECOND = 1_000_000
@@ -20,13 +20,10 @@ _MAX_RATE = 10**15  # pico-USD: 1,000 USD for one; beyond that it is a mistake i
 BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
 """What is counted separately, in the order of `explain()`; also the names of the rates."""
 
-_STANDARD = frozenset({"", "default", "standard", "standard_only", "auto", "on_demand", "unspecified"})
-
 
 def tier_name(service_tier: str | None) -> str:
     """A service tier as rows name it: in lower case, and empty for each provider's word for the usual one."""
-    name = (service_tier or "").strip().lower()
-    return "" if name in _STANDARD else name
+    return unusual_tier(service_tier) or ""
 
 
 class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
