@@ -36,7 +36,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
-    """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair."""
+    """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair.
+
+    priced_as: the ``provider:name`` whose published prices it has, where that is another.
+    """
 
     provider: str
     model: str
@@ -45,6 +48,7 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     reason: str = "first"
     routing: RoutingDecision | None = None
     estimated_input_tokens: int | None = None
+    priced_as: str | None = None
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):

@@ -36,6 +36,33 @@ class UsageSource(StrEnum):
 
 _STRENGTH = (UsageSource.REPORTED, UsageSource.PARTIAL, UsageSource.ESTIMATED)
 
+USAGE_PARTS = {
+    "audio_input": "input",
+    "image_input": "input",
+    "video_input": "input",
+    "audio_cache_read": "cache_read",
+    "image_cache_read": "cache_read",
+    "audio_output": "output",
+    "image_output": "output",
+}
+"""Names in `TokenUsage.details` that are tokens, and the bucket that they are a part of: uncached input, input
+read from a cache, output without reasoning. Every other name counts pieces: searches, images, seconds."""
+
+_USUAL_TIERS = frozenset(
+    {"", "default", "standard", "standard_only", "auto", "on_demand", "unspecified", "service_tier_unspecified"}
+)
+
+
+def unusual_tier(service_tier: object) -> str | None:
+    """A service tier in lower case; None for each provider's word for the usual one, and for what is no word."""
+    name = service_tier.strip().lower() if isinstance(service_tier, str) else ""
+    return None if name in _USUAL_TIERS else name
+
+
+def details_of(**counts: int | None) -> dict[str, int] | None:
+    """`TokenUsage.details` of those counts that there are; None if there are none."""
+    return {name: count for name, count in counts.items() if count} or None
+
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     """Token counts of one call. The four counts are disjoint, for every provider.
@@ -49,6 +76,9 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     source: how far the figures can be trusted.
     reported_cost_nano_usd: what the provider says that the call cost, in nano-USD; None if it says nothing.
     raw: the provider's usage object as it came, for prices that are invented later.
+    details: what some prices count apart, where there is any of it: the tokens named in `USAGE_PARTS`, which are
+    in the counts above as well, and pieces by the name of their rate, such as ``web_search``.
+    service_tier: the tier that the provider says it served, as `unusual_tier` gives it; None for the usual one.
     """
 
     input_tokens: int = 0
@@ -60,6 +90,8 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     source: UsageSource = UsageSource.REPORTED
     raw: msgspec.Raw | None = None
     reported_cost_nano_usd: int | None = None
+    details: dict[str, int] | None = None
+    service_tier: str | None = None
 
     @property
     def total_input_tokens(self) -> int:
@@ -79,7 +111,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     def __add__(self, other: TokenUsage) -> TokenUsage:
         """The sum of two usages; its source is the weaker of the two, and `raw` is dropped.
 
-        A reported cost remains only if both have one.
+        A reported cost remains only if both have one, a service tier only if it is the same.
         """
         if not isinstance(other, TokenUsage):
             return NotImplemented
@@ -95,7 +127,15 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
             reasoning_tokens=None if reasoning == (None, None) else (reasoning[0] or 0) + (reasoning[1] or 0),
             source=max(self.source, other.source, key=_STRENGTH.index),
             reported_cost_nano_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
+            details=_added(self.details, other.details),
+            service_tier=self.service_tier if self.service_tier == other.service_tier else None,
         )
+
+
+def _added(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[str, int] | None:
+    if first is None or second is None:
+        return first or second
+    return {name: first.get(name, 0) + second.get(name, 0) for name in {**first, **second}}
 
 
 class CostSource(StrEnum):
@@ -111,12 +151,15 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
 
     pricing_version: the price table that gave the figure (12 hex digits), if one did.
     reason: why there is no figure, or what is remarkable about it.
+    computed_nano_usd: what the price table gives, beside the figure of a provider that names its own; with it
+    `pricing_version` is the table's, and `reason` says why the table has none.
     """
 
     nano_usd: int | None
     source: CostSource
     pricing_version: str | None = None
     reason: str | None = None
+    computed_nano_usd: int | None = None
 
     @property
     def usd(self) -> Decimal | None:

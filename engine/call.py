@@ -57,7 +57,8 @@ CANCEL_GRACE_SECONDS = 5.0
 class CallScene:
     """What a call needs besides its request.
 
-    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. deadline: when the
+    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose
+    published prices the model has, see `engine.published_prices`. deadline: when the
     call is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
     """
 
@@ -74,6 +75,7 @@ class CallScene:
     tags: dict[str, str] | None = None
     estimated_input_tokens: int | None = None
     warnings: tuple[CallWarning, ...] = ()
+    priced_as: str | None = None
     order: int = 0
     deadline: float = math.inf
     drain_seconds: float = 0.0
@@ -250,6 +252,7 @@ class Call:
             reason=report.reason,
             routing=routing if report.attempt == 1 else None,
             estimated_input_tokens=self.scene.estimated_input_tokens,
+            priced_as=self.scene.priced_as,
         )
 
     def _completed(self, response: CanonicalResponse, cost: Cost) -> LlmCallCompleted:
@@ -293,11 +296,19 @@ class Call:
         )
 
     def _price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """What the provider says it cost, else under the table in force when the attempt started."""
-        if usage.reported_cost_nano_usd is not None:
-            return Cost(usage.reported_cost_nano_usd, CostSource.PROVIDER)
-        prices = self._prices or self.scene.prices()
-        return prices.price(self.scene.routing.model, usage, self._attempt_us, served_model=served)
+        """What the provider says it cost, else under the table in force when the attempt started.
+
+        What that table gives is kept beside the provider's figure.
+        """
+        prices, scene = self._prices or self.scene.prices(), self.scene
+        computed = prices.price(
+            scene.routing.model, usage, self._attempt_us, served_model=served, priced_as=scene.priced_as
+        )
+        reported = usage.reported_cost_nano_usd
+        if reported is None:
+            return computed
+        version, reason = computed.pricing_version, computed.reason
+        return Cost(reported, CostSource.PROVIDER, version, reason, computed.nano_usd)
 
     def _elapsed_ms(self) -> int:
         return (self.scene.clock.monotonic_ns() - self._started_ns) // 1_000_000

@@ -35,6 +35,7 @@ from bus import (
 )
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
+from tracestore.price_home import price_table
 
 from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
@@ -87,8 +88,9 @@ class Engine:
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
     keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: not there yet;
-    True is refused rather than ignored. prices: a table, or the path of one; None is $CALLBOARD_HOME/prices.yaml,
-    else a table that knows only that local models are free. Raises ConfigurationError.
+    True is refused rather than ignored. prices: a table, which is taken as it is; or the path of a price file,
+    whose rows go before those of the published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The
+    published prices are those of `callboard prices update`, else the shipped ones. Raises ConfigurationError.
     """
 
     def __init__(
@@ -374,10 +376,7 @@ def _require_asyncio() -> None:
 def _load_prices(prices: PriceTable | Path | None) -> PriceTable:
     if isinstance(prices, PriceTable):
         return prices
-    own = home_folder() / "prices.yaml"
-    if prices is None and not own.exists():
-        return PriceTable.default()
-    return PriceTable.from_yaml(prices or own)
+    return price_table(home_folder(), prices)
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

@@ -38,6 +38,7 @@ _ADAPTER_KEYS = {
     "stream_read_timeout",
     "extra_headers",
     "options",
+    "prices_as",
     *_SHARED_KEYS,
 }
 _MODEL_KEYS = {
@@ -102,6 +103,7 @@ class Reader:
             name=name,
             type=kind,
             config=config,
+            prices_as=self._string(entry, "prices_as", where),
             missing_key=missing,
             max_concurrency=slots or None,
             capabilities=self._capabilities(entry, where),

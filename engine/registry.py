@@ -32,6 +32,7 @@ NO_DEFAULTS = ModelDefaults()
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One configured adapter.
 
+    prices_as: the provider whose published prices its models have, where its type and address don't say it.
     missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
     more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
     otherwise themselves; see `ModelEntry`.
@@ -40,6 +41,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     type: str
     config: AdapterConfig
+    prices_as: str | None = None
     missing_key: str | None = None
     max_concurrency: int | None = None
     capabilities: dict[str, bool | int] = {}

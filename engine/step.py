@@ -34,6 +34,7 @@ from .call import Call, CallOutcome, CallScene
 from .capabilities import Asked, check
 from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
+from .published_prices import published_name
 from .registry import ModelRegistry
 from .routing import (
     NOMINAL_USAGE,
@@ -194,12 +195,14 @@ class Step:
             warnings=warnings,
             obstacle=obstacle,
             standing=engine.availability.standing(entry.adapter, named.model, engine.clock.now_us()),
-            nominal_cost=self._nominal_cost(named.model) if self._journey.plan.cheapest else None,
+            nominal_cost=self._nominal_cost(named) if self._journey.plan.cheapest else None,
         )
 
-    def _nominal_cost(self, model: str) -> int | None:
+    def _nominal_cost(self, named: Named) -> int | None:
         engine = self._journey.engine
-        return engine.prices.price(model, NOMINAL_USAGE, engine.clock.now_us()).nano_usd
+        priced_as = published_name(self._journey.registry.adapters[named.entry.adapter], named.entry)
+        now_us = engine.clock.now_us()
+        return engine.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
     # -- one call
 
@@ -312,6 +315,7 @@ class Step:
             drain_seconds=running.entry.config.drain_for_usage if drain is None else drain,
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
+            priced_as=published_name(running.entry, route.option.named.entry),
         )
 
     # -- what comes of it

@@ -20,7 +20,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from .database import Durability
-from .prices import Component, Explanation, PriceRow, PriceTable
+from .price_rows import PriceAlias, PriceRow
+from .prices import Component, Explanation, PriceTable
 from .queries import CallFilter, CallRow, CostRow, SessionRow
 from .repricing import ModelReprice, RepriceReport, RepriceRun
 from .store import TraceStore
@@ -35,6 +36,7 @@ __all__ = [
     "Explanation",
     "Flush",
     "ModelReprice",
+    "PriceAlias",
     "PriceRow",
     "PriceTable",
     "RepriceReport",

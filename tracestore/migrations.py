@@ -8,8 +8,8 @@ How the tables hang together:
 * `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
 * `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
   the one at call time and never changes afterwards.
-* `price_version` and `price_row` hold the price tables that were used for repricing, `call_cost` what each call
-  costs under each of them: both append-only, which triggers enforce.
+* `price_version`, `price_row` and `price_alias` hold the price tables that were used for repricing, `call_cost`
+  what each call costs under each of them: both append-only, which triggers enforce.
 * `current_version` says which of those costs is *the* cost: the first in it that has a row for the call, else
   the one at call time. It mostly has no row or one; a filtered repricing puts its version before the others.
 
@@ -211,7 +211,36 @@ _M001_INITIAL = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", _M001_INITIAL),)
+_PRICE_DIMENSIONS = (
+    "ALTER TABLE calls ADD COLUMN priced_as TEXT",  # provider:name of the published prices, if it isn't `model`
+    "ALTER TABLE calls ADD COLUMN service_tier TEXT",
+    "ALTER TABLE calls ADD COLUMN usage_details TEXT",  # JSON, see TokenUsage.details; NULL: nothing
+    "ALTER TABLE calls ADD COLUMN cost_computed_nano INTEGER",  # beside a cost that the provider reported
+    "ALTER TABLE price_row ADD COLUMN extra TEXT NOT NULL DEFAULT '{}'",
+    "ALTER TABLE price_row ADD COLUMN service_tier TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE price_row ADD COLUMN daily_from INTEGER",
+    "ALTER TABLE price_row ADD COLUMN daily_to INTEGER",
+    "ALTER TABLE price_row ADD COLUMN reference INTEGER NOT NULL DEFAULT 0",
+    """
+    CREATE TABLE price_alias (
+        version    TEXT NOT NULL REFERENCES price_version (version),
+        position   INTEGER NOT NULL,
+        pattern    TEXT NOT NULL,
+        target     TEXT NOT NULL,
+        reference  INTEGER NOT NULL,
+        PRIMARY KEY (version, position)
+    ) STRICT, WITHOUT ROWID
+    """,
+    """
+    CREATE TRIGGER price_alias_is_immutable BEFORE UPDATE ON price_alias
+    BEGIN SELECT RAISE(ABORT, 'price versions are immutable'); END
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("initial", _M001_INITIAL),
+    ("price dimensions", _PRICE_DIMENSIONS),
+)
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -15,6 +15,12 @@ whole pico-USD per token). A file holds one table, or several dated ones:
             cache_write_1h: 2.5
             reasoning: 10                  # left out: as output
             per_request: 0.01              # US dollars per call
+            extra:                         # what usage counts apart
+              audio_input: 40              # tokens, per million: audio_, image_, video_input, audio_output,
+                                           # image_output, audio_, image_cache_read; left out: as the whole
+              web_search: 0.01             # anything else: US dollars for one
+            service_tier: batch            # left out: the usual one; '*' is any without a row of its own
+            hours: 00:30-16:30             # of each day, UTC; goes before a row for all day
             valid_from: 2025-08-07         # inclusive; a date, or a time with its offset; left out: always
             valid_to: 2026-08-07           # exclusive
             note: where the figure comes from
@@ -23,9 +29,11 @@ whole pico-USD per token). A file holds one table, or several dated ones:
                 input: 2.5
                 output: 15
                 cache_read: 0.25
+        aliases:                           # names that are priced as others
+          "work:*": "anthropic:*"          # what the star stands for is taken over
 
-A tier gives all of its own rates: what it leaves out is unknown. A file with one table has `label`, `date` and
-`prices` at its top.
+A tier gives all of its own rates: what it leaves out is unknown. A file with one table has `label`, `date`,
+`prices` and `aliases` at its top. A tier of sizes (`tiers`) and a service tier are different things.
 """
 
 from __future__ import annotations
@@ -37,17 +45,23 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from bus.errors import ConfigurationError
+from bus.usage import USAGE_PARTS
 
-from .prices import BUCKETS, PriceRow, PriceTable
+from .price_rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceRow, tier_name
+from .prices import PriceTable
 
 Node: TypeAlias = "str | list[Node] | dict[str, Node]"
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 _NULLS = ("", "~", "null", "Null", "NULL")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_TABLE_KEYS = ("label", "date", "prices")
-_TIER_KEYS = ("above", *BUCKETS, "per_request")
-_ROW_KEYS = ("model", *BUCKETS, "per_request", "valid_from", "valid_to", "note", "tiers")
+_HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+_TABLE_KEYS = ("label", "date", "prices", "aliases")
+_TIER_KEYS = ("above", *BUCKETS, "per_request", "extra")
+_ROW_KEYS = (
+    *("model", *BUCKETS, "per_request", "extra", "service_tier", "hours", "valid_from", "valid_to", "note"),
+    "tiers",
+)
 
 
 def load(path: Path) -> tuple[PriceTable, ...]:
@@ -114,8 +128,12 @@ class _Reader:
         for index, entry in enumerate(self._list(table.get("prices", ""), f"{where}prices")):
             here = f"{where}prices[{index}]"
             rows += self._rows(self._mapping(entry, here), f"{here}.")
+        given = self._mapping(table.get("aliases") or {}, f"{where}aliases")
+        aliases = [
+            PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}")) for pattern, node in given.items()
+        ]
         try:
-            return moment, PriceTable(rows, label)
+            return moment, PriceTable(rows, label, aliases=aliases)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self._path}: {where}prices: {error}") from error
 
@@ -127,6 +145,8 @@ class _Reader:
         valid_from = self._moment(entry.get("valid_from"), f"{where}valid_from")
         valid_to = self._moment(entry.get("valid_to"), f"{where}valid_to")
         note = self._text(entry.get("note"), f"{where}note")
+        service_tier = self._text(entry.get("service_tier"), f"{where}service_tier")
+        daily_from, daily_to = self._hours(entry.get("hours"), f"{where}hours")
         tiers: list[tuple[int, dict[str, Node], str]] = [(0, entry, where)]
         for index, node in enumerate(self._list(entry.get("tiers", []), f"{where}tiers")):
             here = f"{where}tiers[{index}]."
@@ -136,8 +156,17 @@ class _Reader:
         return [
             PriceRow(
                 model=model,
-                **{bucket: self._rate(rates.get(bucket), f"{here}{bucket}", 6) for bucket in BUCKETS},
+                input=self._rate(rates.get("input"), f"{here}input", 6),
+                output=self._rate(rates.get("output"), f"{here}output", 6),
+                reasoning=self._rate(rates.get("reasoning"), f"{here}reasoning", 6),
+                cache_read=self._rate(rates.get("cache_read"), f"{here}cache_read", 6),
+                cache_write_5m=self._rate(rates.get("cache_write_5m"), f"{here}cache_write_5m", 6),
+                cache_write_1h=self._rate(rates.get("cache_write_1h"), f"{here}cache_write_1h", 6),
                 per_request=self._rate(rates.get("per_request"), f"{here}per_request", 12) or 0,
+                extra=self._extra(rates.get("extra"), f"{here}extra"),
+                service_tier=ANY_TIER if service_tier == ANY_TIER else tier_name(service_tier),
+                daily_from=daily_from,
+                daily_to=daily_to,
                 valid_from=valid_from,
                 valid_to=valid_to,
                 above=above,
@@ -145,6 +174,28 @@ class _Reader:
             )
             for above, rates, here in tiers
         ]
+
+    def _extra(self, node: Node | None, where: str) -> dict[str, int]:
+        """Rates of tokens per million, and of everything else for one."""
+        rates = {
+            name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
+            for name, value in self._mapping(node or {}, where).items()
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def _hours(self, node: Node | None, where: str) -> tuple[int | None, int | None]:
+        """Seconds since midnight, UTC."""
+        text = self._text(node, where)
+        if not text:
+            return None, None
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            self._fail(where, "hours of a day in UTC, such as 00:30-16:30", node)
+        hours = [int(group) for group in found.groups()]
+        begin, end = (hours[0] * 60 + hours[1]) * 60, (hours[2] * 60 + hours[3]) * 60
+        if not begin < end <= DAY_SECONDS:
+            self._fail(where, "the earlier hour first; over midnight takes two rows", node)
+        return begin, end
 
     def _rate(self, node: Node | None, where: str, decimals: int) -> int | None:
         """Dollars, times 10 ** decimals, as an integer."""

@@ -5,13 +5,11 @@ per million is 3_000_000. A cost is integer nano-USD. The products of a call are
 rounded once, half up. No float touches money.
 
 **Buckets.** `TokenUsage` counts are disjoint, so each bucket has one rate and no token is billed twice. Reasoning
-tokens are a part of the output; they take the `reasoning` rate if there is one, else the output's.
+tokens are a part of the output; they take the `reasoning` rate if there is one, else the output's. What usage
+counts apart (`TokenUsage.details`) is taken out of its bucket if it is tokens, and added if it is pieces.
 
-**Which row.** Of the rows that are valid at the moment of the call and for its size, the most specific wins:
-
-1. a row for exactly this ``provider:name``;
-2. a row for the name without its date, if the name ends in one (``-2025-08-06`` or ``-20250806``);
-3. a row with ``*`` in it, which stands for any text; among those, the one with more literal characters.
+**Which row.** The first in the order of `tracestore.price_matching` that is valid at the moment of the call, for
+its size, and for the service tier that the provider says it served.
 
 A row may begin above a number of input tokens (`above`): such tiers are cliffs. Once the total input, cached or
 not, is *greater* than the threshold, all tokens of the call pay the tier's rates.
@@ -22,8 +20,6 @@ the cost is None, with the reason.
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -31,74 +27,47 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError
-from bus.usage import Cost, CostSource, TokenUsage
+from bus.usage import USAGE_PARTS, Cost, CostSource, TokenUsage
 
-MAX_INT64 = 2**63 - 1
-_MAX_RATE = 10**15  # pico-USD: 1,000 USD per token; beyond that it is a mistake in the unit
-_DATED = re.compile(r"(?:-\d{4}-\d{2}-\d{2}|-\d{8})$")
-_CACHE_SIZE = 4096
+from .price_matching import Match, Matcher
+from .price_rows import (
+    ANY_TIER,
+    DAY_SECONDS,
+    MAX_INT64,
+    US_PER_SECOND,
+    PriceAlias,
+    PriceRow,
+    hash_of,
+    sorted_rows,
+    tier_name,
+)
 
-BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
-"""What is counted separately, in the order of `explain()`; also the names of the rates."""
+MOST_PICO = 9 * 10**18
+"""Of one call: 9 million USD, which with every sum of it fits in 64 bits."""
 
 TOO_LARGE = "cost too large"
 INCONSISTENT = "usage inconsistent"
 """Reasons that the SQL of repricing gives in the same words."""
 
 
-class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The rates of one model for a span of time and of sizes.
-
-    model: ``provider:name``; ``*`` stands for any text.
-    input, output, cache_read, cache_write_5m, cache_write_1h: pico-USD per token; None: not known.
-    reasoning: pico-USD per token; None: as output. per_request: pico-USD per call.
-    valid_from, valid_to: microseconds UTC, from inclusive to exclusive; None: without limit.
-    above: applies to calls with more input tokens in total than this; 0: to all.
-    note: for people; no part of the version.
-    """
-
-    model: str
-    input: int | None = None
-    output: int | None = None
-    cache_read: int | None = None
-    cache_write_5m: int | None = None
-    cache_write_1h: int | None = None
-    reasoning: int | None = None
-    per_request: int = 0
-    valid_from: int | None = None
-    valid_to: int | None = None
-    above: int = 0
-    note: str = ""
-
-    def rate(self, bucket: str) -> int | None:
-        """The rate for one of `BUCKETS`, in pico-USD per token; None if it is not known."""
-        if bucket == "reasoning" and self.reasoning is None:
-            return self.output
-        value: int | None = getattr(self, bucket)
-        return value
-
-    def covers(self, at_us: int, total_input_tokens: int) -> bool:
-        """Whether the row is valid at that moment and for a call of that size."""
-        return (
-            (self.valid_from is None or at_us >= self.valid_from)
-            and (self.valid_to is None or at_us < self.valid_to)
-            and (self.above == 0 or total_input_tokens > self.above)
-        )
-
-
 class Component(msgspec.Struct, frozen=True):
-    """One line of a bill. count: tokens, or 1 request. rate: pico-USD for one. pico_usd: their product."""
+    """One line of a bill. count: tokens, pieces, or 1 request. rate: pico-USD for one. pico_usd: their product.
+
+    rate_name: whose rate it is, if the row has none of that name: of audio billed as any input, ``input``.
+    """
 
     name: str
     count: int
     rate: int
     pico_usd: int
+    rate_name: str = ""
 
 
 class Explanation(msgspec.Struct, frozen=True):
     """How a cost came about. The components sum to `pico_usd` exactly; the cost is that sum, rounded once.
 
-    row: the price row that applied. components is empty, and pico_usd None, if the call is unpriced.
+    row: the price row that applied; rule: how it was found. components is empty, and pico_usd None, if the call is
+    unpriced.
     """
 
     model: str
@@ -106,6 +75,7 @@ class Explanation(msgspec.Struct, frozen=True):
     components: tuple[Component, ...]
     pico_usd: int | None
     cost: Cost
+    rule: str = ""
 
 
 class PriceTable:
@@ -115,25 +85,24 @@ class PriceTable:
     label: for people. Raises ConfigurationError if rows overlap or hold impossible values.
     """
 
-    __slots__ = ("_cache", "_exact", "_patterns", "label", "rows", "version")
+    __slots__ = ("_matcher", "aliases", "label", "rows", "version")
 
-    def __init__(self, rows: Iterable[PriceRow], label: str = "") -> None:
-        self.rows: tuple[PriceRow, ...] = tuple(sorted(rows, key=_order))
-        for row in self.rows:
-            _validate(row)
-        _refuse_overlaps(self.rows)
+    def __init__(self, rows: Iterable[PriceRow], label: str = "", *, aliases: Iterable[PriceAlias] = ()) -> None:
+        self.rows = sorted_rows(rows)
+        self.aliases = tuple(aliases)
+        for alias in self.aliases:
+            if ":" not in alias.pattern or ":" not in alias.target or alias.target.count("*") > 1:
+                raise ConfigurationError(
+                    f"price alias {alias.pattern!r} to {alias.target!r}: expected two names as provider:name"
+                )
+            if "*" in alias.target and alias.pattern.count("*") != 1:
+                raise ConfigurationError(
+                    f"price alias {alias.pattern!r} to {alias.target!r}: a '*' in the target takes over that of "
+                    "the pattern, which must have exactly one"
+                )
         self.label = label
-        self.version = _hash(self.rows)
-        self._exact: dict[str, tuple[PriceRow, ...]] = {}
-        patterns: dict[str, tuple[PriceRow, ...]] = {}
-        for row in self.rows:
-            group = patterns if "*" in row.model else self._exact
-            group[row.model] = (*group.get(row.model, ()), row)
-        self._patterns = [
-            (re.compile(".*".join(map(re.escape, pattern.split("*")))), group)
-            for pattern, group in sorted(patterns.items(), key=lambda item: _specificity(item[0]))
-        ]
-        self._cache: dict[str, tuple[PriceRow, ...]] = {}
+        self.version = hash_of(self.rows, self.aliases)
+        self._matcher = Matcher(self.rows, self.aliases)
 
     @classmethod
     def from_rows(cls, rows: Iterable[PriceRow], label: str = "") -> PriceTable:
@@ -157,103 +126,146 @@ class PriceTable:
 
     @classmethod
     def default(cls) -> PriceTable:
-        """The table of who has none: models on this machine cost nothing, everything else is unpriced."""
-        return cls((_LOCAL,), "default: local models are free")
+        """The table of who has none: the shipped snapshot, and models on this machine cost nothing.
+
+        It is read when it is first asked for, and kept.
+        """
+        from .price_snapshot import shipped
+
+        return shipped()
 
     def merged(self, overrides: PriceTable, label: str | None = None) -> PriceTable:
-        """A table in which the rows of `overrides` replace all rows of the same models here."""
+        """A table in which the rows of `overrides` replace all rows of the same models here.
+
+        Rows of a reference table stay behind all others, patterns included; so the overrides' `openai:*` goes
+        before a reference's `openai:gpt-5`.
+        """
         replaced = {row.model for row in overrides.rows}
         kept = [row for row in self.rows if row.model not in replaced]
-        return PriceTable([*kept, *overrides.rows], overrides.label if label is None else label)
+        return PriceTable(
+            [*kept, *overrides.rows],
+            overrides.label if label is None else label,
+            aliases=(*overrides.aliases, *(alias for alias in self.aliases if alias not in overrides.aliases)),
+        )
 
     def find(
-        self, model: str, at_us: int, total_input_tokens: int = 0, *, served_model: str | None = None
+        self,
+        model: str,
+        at_us: int,
+        total_input_tokens: int = 0,
+        *,
+        served_model: str | None = None,
+        priced_as: str | None = None,
+        service_tier: str | None = None,
     ) -> PriceRow | None:
         """The row for a ``provider:name`` at a moment (microseconds UTC) and size; None if there is none."""
-        candidates = self.candidates(model, served_model)
-        return next((row for row in candidates if row.covers(at_us, total_input_tokens)), None)
+        found = self._find(model, at_us, total_input_tokens, served_model, priced_as, service_tier)
+        return None if found is None else found.row
 
-    def candidates(self, model: str, served_model: str | None = None) -> tuple[PriceRow, ...]:
-        """All rows that may price a model, at any time or size, the most specific first.
+    def _find(
+        self,
+        model: str,
+        at_us: int,
+        total: int,
+        served_model: str | None,
+        priced_as: str | None,
+        service_tier: str | None,
+    ) -> Match | None:
+        tier = tier_name(service_tier)
+        for match in self.matches(model, served_model, priced_as):
+            if match.row.service_tier in (tier, ANY_TIER) and match.row.covers(at_us, total):
+                return match
+        return None
+
+    def matches(
+        self, model: str, served_model: str | None = None, priced_as: str | None = None
+    ) -> tuple[Match, ...]:
+        """All rows that may price a model, at any time, size and service tier, the first in rank first.
 
         served_model: what the provider says it ran, with or without ``provider:``. Rows that fit it go before
-        rows that fit only `model`, because it is the served model that is billed.
+        rows that fit only `model`, because it is the served model that is billed. priced_as: the ``provider:name``
+        whose published prices the model has, where its adapter goes by a name of its own.
         """
-        if served_model:
-            provider = model.partition(":")[0]
-            full = served_model if served_model.startswith(f"{provider}:") else f"{provider}:{served_model}"
-            if full != model:
-                return (*self._rows_for(full), *self._rows_for(model))
-        return self._rows_for(model)
+        return self._matcher.matches(model, served_model, priced_as)
 
-    def price(self, model: str, usage: TokenUsage, at_us: int, *, served_model: str | None = None) -> Cost:
+    def price(
+        self,
+        model: str,
+        usage: TokenUsage,
+        at_us: int,
+        *,
+        served_model: str | None = None,
+        priced_as: str | None = None,
+    ) -> Cost:
         """What a call costs under this table.
 
         model: ``provider:name`` as routed. at_us: when the attempt started, microseconds UTC. served_model: the
-        model that the provider says it ran, if it did.
+        model that the provider says it ran, if it did. priced_as: see `matches`.
         The cost's source is ``computed``, or ``unpriced`` with a reason; it is never zero for want of a price.
         """
-        return self.explain(model, usage, at_us, served_model=served_model).cost
+        return self.explain(model, usage, at_us, served_model=served_model, priced_as=priced_as).cost
 
     def explain(
-        self, model: str, usage: TokenUsage, at_us: int, *, served_model: str | None = None
+        self,
+        model: str,
+        usage: TokenUsage,
+        at_us: int,
+        *,
+        served_model: str | None = None,
+        priced_as: str | None = None,
     ) -> Explanation:
         """Like `price()`, with every component: count times rate."""
-        row = self.find(model, at_us, usage.total_input_tokens, served_model=served_model)
+        tier = usage.service_tier
+        match = self._find(model, at_us, usage.total_input_tokens, served_model, priced_as, tier)
+        row, rule = (None, "") if match is None else (match.row, match.rule)
         counts = _counts(usage)
         if counts is None:
-            return self._unpriced(model, row, INCONSISTENT)
+            return self._unpriced(model, row, INCONSISTENT, rule)
         if row is None:
-            return self._unpriced(model, None, f"no price for {model}")
+            return self._unpriced(model, None, f"no price for {model}{tier_words(tier)}")
         components = []
-        for bucket, count in counts.items():
-            rate = row.rate(bucket)
+        for name, count in counts.items():
+            rate = row.rate(name)
             if count and rate is None:
-                return self._unpriced(model, row, f"no {bucket} rate for {model}")
+                return self._unpriced(model, row, f"no {name} rate for {model}", rule)
             if count and rate is not None:
-                components.append(Component(bucket, count, rate, count * rate))
+                billed = row.rate_name(name)
+                components.append(Component(name, count, rate, count * rate, "" if billed == name else billed))
         if row.per_request:
             components.append(Component("request", 1, row.per_request, row.per_request))
         pico = sum(component.pico_usd for component in components)
-        if pico > MAX_INT64:
-            return self._unpriced(model, row, TOO_LARGE)
+        if pico > MOST_PICO:
+            return self._unpriced(model, row, TOO_LARGE, rule)
         cost = Cost(round_to_nano(pico), CostSource.COMPUTED, self.version)
-        return Explanation(model, row, tuple(components), pico, cost)
+        return Explanation(model, row, tuple(components), pico, cost, rule)
 
-    def segments(self, model: str, served_model: str | None = None) -> Iterator[Segment]:
-        """The table's answer for one model as disjoint boxes of time and size: what SQL can join with.
+    def segments(
+        self,
+        model: str,
+        served_model: str | None = None,
+        priced_as: str | None = None,
+        service_tier: str | None = None,
+    ) -> Iterator[Segment]:
+        """The table's answer for one model as disjoint boxes of time, hours and size: what SQL can join with.
 
         It is obtained by asking at each corner where the answer can change, so it is the same answer.
         """
-        candidates = self.candidates(model, served_model)
-        times = sorted({t for row in candidates for t in (row.valid_from, row.valid_to) if t is not None})
-        sizes = sorted({row.above for row in candidates if row.above})
+        tiers = (tier_name(service_tier), ANY_TIER)
+        matches = self.matches(model, served_model, priced_as)
+        rows = [match.row for match in matches if match.row.service_tier in tiers]
+        times = sorted({t for row in rows for t in (row.valid_from, row.valid_to) if t is not None})
+        sizes = sorted({row.above for row in rows if row.above})
+        hours = sorted({t for row in rows for t in (row.daily_from, row.daily_to) if t} - {DAY_SECONDS})
         for since, until in pairwise([-MAX_INT64, *times, MAX_INT64]):
             for above, up_to in pairwise([-1, *sizes, MAX_INT64]):
-                row = next((row for row in candidates if row.covers(since, above + 1)), None)
-                if row is not None:
-                    yield Segment(since, until, above, up_to, row)
+                for begin, end in pairwise([0, *hours, DAY_SECONDS]):
+                    row = next((row for row in rows if row.valid_at(since, above + 1, begin)), None)
+                    if row is not None:
+                        span = (begin * US_PER_SECOND, end * US_PER_SECOND)
+                        yield Segment(since, until, above, up_to, row, *span)
 
-    def _rows_for(self, model: str) -> tuple[PriceRow, ...]:
-        found = self._cache.get(model)
-        if found is None:
-            if len(self._cache) >= _CACHE_SIZE:
-                self._cache.clear()
-            found = self._cache[model] = tuple(self._search(model))
-        return found
-
-    def _search(self, model: str) -> Iterator[PriceRow]:
-        # Within a group the highest tier comes first, so that the first row that covers a call is the right one.
-        yield from reversed(self._exact.get(model, ()))
-        undated = _DATED.sub("", model)
-        if undated != model:
-            yield from reversed(self._exact.get(undated, ()))
-        for pattern, rows in self._patterns:
-            if pattern.fullmatch(model):
-                yield from reversed(rows)
-
-    def _unpriced(self, model: str, row: PriceRow | None, reason: str) -> Explanation:
-        return Explanation(model, row, (), None, Cost(None, CostSource.UNPRICED, self.version, reason))
+    def _unpriced(self, model: str, row: PriceRow | None, reason: str, rule: str = "") -> Explanation:
+        return Explanation(model, row, (), None, Cost(None, CostSource.UNPRICED, self.version, reason), rule)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -269,24 +281,16 @@ class PriceTable:
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """Where one row applies: since <= moment < until, and above < total input tokens <= up_to."""
+    """Where one row applies: since <= moment < until, above < total input tokens <= up_to, and of each UTC day
+    daily_from <= microseconds since midnight < daily_to."""
 
     since: int
     until: int
     above: int
     up_to: int
     row: PriceRow
-
-
-_LOCAL = PriceRow(
-    model="local*:*",
-    input=0,
-    output=0,
-    cache_read=0,
-    cache_write_5m=0,
-    cache_write_1h=0,
-    note="runs on this machine: no charge",
-)
+    daily_from: int
+    daily_to: int
 
 
 def round_to_nano(pico_usd: int) -> int:
@@ -294,8 +298,14 @@ def round_to_nano(pico_usd: int) -> int:
     return pico_usd // 1000 + (pico_usd % 1000 >= 500)
 
 
+def tier_words(service_tier: str | None) -> str:
+    """What a reason adds for a service tier: nothing for the usual one."""
+    tier = tier_name(service_tier)
+    return f" at service tier {tier}" if tier else ""
+
+
 def _counts(usage: TokenUsage) -> dict[str, int] | None:
-    """The tokens of each bucket; None if the counts contradict each other."""
+    """What there is of each bucket and each detail; None if the counts contradict each other."""
     reasoning = usage.reasoning_tokens or 0
     counts = {
         "input": usage.input_tokens,
@@ -305,54 +315,9 @@ def _counts(usage: TokenUsage) -> dict[str, int] | None:
         "cache_write_5m": usage.cache_creation_input_tokens - usage.cache_creation_1h_input_tokens,
         "cache_write_1h": usage.cache_creation_1h_input_tokens,
     }
+    if usage.details:
+        for name in sorted(usage.details):
+            counts[name] = usage.details[name]
+            if name in USAGE_PARTS:
+                counts[USAGE_PARTS[name]] -= usage.details[name]
     return None if min(counts.values()) < 0 else counts
-
-
-def _order(row: PriceRow) -> tuple[str, int, int]:
-    return (row.model, row.above, -MAX_INT64 if row.valid_from is None else row.valid_from)
-
-
-def _specificity(pattern: str) -> tuple[int, str]:
-    return (-len(pattern.replace("*", "")), pattern)
-
-
-def _validate(row: PriceRow) -> None:
-    provider, colon, name = row.model.partition(":")
-    if not (provider and colon and name):
-        raise ConfigurationError(f"price row {row.model!r}: expected a model as provider:name, '*' allowed")
-    for field in (*BUCKETS, "per_request"):
-        rate = getattr(row, field)
-        if rate is not None and not (isinstance(rate, int) and 0 <= rate <= _MAX_RATE):
-            raise ConfigurationError(
-                f"price row {row.model!r}: {field} is {rate!r}, expected a whole number of pico-USD from 0 to "
-                f"{_MAX_RATE}"
-            )
-    if row.above < 0:
-        raise ConfigurationError(f"price row {row.model!r}: above is {row.above}, expected 0 or more tokens")
-    if row.valid_from is not None and row.valid_to is not None and row.valid_from >= row.valid_to:
-        raise ConfigurationError(f"price row {row.model!r}: valid_to must be later than valid_from")
-
-
-def _refuse_overlaps(rows: tuple[PriceRow, ...]) -> None:
-    for first, second in pairwise(rows):
-        if (first.model, first.above) == (second.model, second.above) and (
-            first.valid_to is None or second.valid_from is None or second.valid_from < first.valid_to
-        ):
-            raise ConfigurationError(
-                f"price rows for {first.model!r} overlap in time: give the earlier one a valid_to no later than "
-                "the other's valid_from"
-            )
-
-
-def _hash(rows: tuple[PriceRow, ...]) -> str:
-    # Fields at their defaults are left out, so that a field added later doesn't change the version of old tables.
-    defaults = PriceRow(model="")
-    canonical = [
-        {
-            name: value
-            for name in sorted(PriceRow.__struct_fields__)
-            if name != "note" and (value := getattr(row, name)) != getattr(defaults, name)
-        }
-        for row in rows
-    ]
-    return hashlib.sha256(msgspec.json.encode(canonical)).hexdigest()[:12]

@@ -29,7 +29,7 @@ from bus.usage import Cost, TokenUsage
 from .codec import encode_event, topic_of
 from .database import Statements
 from .insert import Insert, SqlValue
-from .prices import MAX_INT64
+from .price_rows import MAX_INT64
 from .queries import US_PER_DAY
 
 Values = list[SqlValue]
@@ -52,12 +52,15 @@ _SHARED = (
 )
 _IDENTITY = slice(5, 12)  # the columns of an event that go into the row of a call as they are
 _REQUEST, _ATTEMPT, _RUN, _STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
-_STARTED = ("started_us", "requested_model", "streamed", "reason", "routing", "estimated_input_tokens")
+_STARTED = (
+    *("started_us", "requested_model", "streamed", "reason", "routing", "estimated_input_tokens"),
+    "priced_as",
+)
 _ENDED = (
     *("finished_us", "first_token_ms", "latency_ms", "provider_request_id", "retry_count"),
     *("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
-    *("cache_creation_1h_input_tokens", "reasoning_tokens", "usage_source", "usage_raw"),
-    *("cost_nano", "cost_source", "cost_version", "cost_reason"),
+    *("cache_creation_1h_input_tokens", "reasoning_tokens", "usage_source", "usage_raw", "usage_details"),
+    *("service_tier", "cost_nano", "cost_source", "cost_version", "cost_reason", "cost_computed_nano"),
 )
 _COMPLETED = (*_ENDED, "served_model", "stop_reason", "raw_stop_reason", "response_id", "warnings")
 _FAILED = (
@@ -217,6 +220,7 @@ class Batch:
                 start = [
                     *(*shared, ts_us, event.requested_model, int(event.streamed), event.reason),
                     *(None if event.routing is None else _json(event.routing), event.estimated_input_tokens),
+                    event.priced_as,
                 ]
                 if (request_id, attempt) in self._starts:
                     self._more_starts.append(start)
@@ -282,14 +286,15 @@ def _began(event: LlmCallCompleted | LlmCallFailed, ts_us: int) -> tuple[int, in
 
 
 def _used(usage: TokenUsage | None, cost: Cost | None) -> Values:
-    values: Values = [None] * 8
+    values: Values = [None] * 10
     if usage is not None:
         raw = None if usage.raw is None else bytes(usage.raw).decode("utf-8", "replace")
-        values = [*astuple(usage)[:6], str(usage.source), raw]
+        details = _json(usage.details) if usage.details else None
+        values = [*astuple(usage)[:6], str(usage.source), raw, details, usage.service_tier]
     if cost is None:
-        values += (None, None, None, None)
+        values += (None, None, None, None, None)
     else:
-        values += (cost.nano_usd, str(cost.source), cost.pricing_version, cost.reason)
+        values += (cost.nano_usd, str(cost.source), cost.pricing_version, cost.reason, cost.computed_nano_usd)
     return values
 
 

@@ -83,7 +83,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of one call, as the store knows it.
 
     started_us, finished_us: microseconds UTC. first_token_ms, latency_ms: milliseconds from the start.
-    model: ``provider:name`` as routed. retry_count: retries before this attempt. usage: None if none is known.
+    model: ``provider:name`` as routed. priced_as: the ``provider:name`` whose prices it has, if another's.
+    retry_count: retries before this attempt. usage: None if none is known.
     at_call_time: the cost when it was called; None while the call runs and if it ended without one.
     cost: under the current price version, or the one that was asked for; calls that it doesn't cover keep the
     cost at call time.
@@ -108,6 +109,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     requested_model: str | None = None
     served_model: str | None = None
+    priced_as: str | None = None
     streamed: bool | None = None
     routing: RoutingDecision | None = None
     estimated_input_tokens: int | None = None
@@ -184,7 +186,8 @@ WITH_CURRENT_COST = f"""
            CASE WHEN cc.call_id IS NULL THEN c.cost_source
                 WHEN cc.cost_nano IS NULL THEN 'unpriced'
                 ELSE 'computed'
-           END AS now_source
+           END AS now_source,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_computed_nano END AS now_computed_nano
       FROM calls AS c
       JOIN runs AS r ON r.id = c.run
       LEFT JOIN call_cost AS cc
@@ -199,11 +202,14 @@ _CALL_COLUMNS = """
     provider_request_id error_class error_type error_message provider_status provider_code
     retry_count will_retry delay_seconds retry_after_seconds input_tokens output_tokens
     cached_input_tokens cache_creation_input_tokens cache_creation_1h_input_tokens reasoning_tokens
-    usage_source usage_raw cost_nano cost_source cost_version cost_reason now_nano now_source
-    now_version now_reason
+    usage_source usage_raw usage_details service_tier priced_as cost_nano cost_source cost_version cost_reason
+    cost_computed_nano now_nano now_source now_version now_reason now_computed_nano
 """.split()  # noqa: SIM905 - a list of names, not of strings
 
+_COST_PARTS = ("nano", "source", "version", "reason", "computed_nano")
+
 _strings = msgspec.json.Decoder(dict[str, str])
+_counts = msgspec.json.Decoder(dict[str, int])
 _warnings = msgspec.json.Decoder(tuple[str, ...])
 _routing = msgspec.json.Decoder(RoutingDecision)
 
@@ -224,10 +230,7 @@ def calls_query(where: CallFilter | None, under: str | None, limit: int | None) 
 def call_row(row: Row) -> CallRow:
     """A row of `calls_query` as a CallRow."""
     named = dict(zip(_CALL_COLUMNS, row, strict=True))
-    costs = {
-        prefix: [named.pop(f"{prefix}_{part}") for part in ("nano", "source", "version", "reason")]
-        for prefix in ("cost", "now")
-    }
+    costs = {prefix: [named.pop(f"{prefix}_{part}") for part in _COST_PARTS] for prefix in ("cost", "now")}
     return CallRow(
         call_id=named.pop("id"),
         usage=_usage(named),
@@ -250,6 +253,7 @@ def tags_of(text: str | None) -> dict[str, str]:
 
 def _usage(named: dict[str, object]) -> TokenUsage | None:
     source, raw = named.pop("usage_source"), named.pop("usage_raw")
+    details, tier = named.pop("usage_details"), named.pop("service_tier")
     counts = {name: named.pop(name) for name in TokenUsage.__struct_fields__[:6]}
     if source is None:
         return None
@@ -258,11 +262,15 @@ def _usage(named: dict[str, object]) -> TokenUsage | None:
         **values,  # type: ignore[arg-type]
         source=UsageSource(str(source)),
         raw=None if raw is None else msgspec.Raw(str(raw).encode()),
+        details=None if details is None else _counts.decode(str(details)),
+        service_tier=None if tier is None else str(tier),
     )
 
 
-def _cost(nano: int | None, source: str | None, version: str | None, reason: str | None) -> Cost | None:
-    return None if source is None else Cost(nano, CostSource(source), version, reason)
+def _cost(
+    nano: int | None, source: str | None, version: str | None, reason: str | None, computed: int | None
+) -> Cost | None:
+    return None if source is None else Cost(nano, CostSource(source), version, reason, computed)
 
 
 def _flag(value: int | None) -> bool | None:

@@ -8,8 +8,8 @@
    nothing that anyone sees; running it again goes on where rows are missing.
 
 Nothing is ever edited: neither events, nor the costs at call time, nor a cost under a version, because the same
-version always gives the same cost. The SQL follows `PriceTable.explain` case by case; a property test holds the
-two together to the nano-dollar.
+version always gives the same cost. The SQL (`tracestore.price_sql`) follows `PriceTable.explain` case by case; a
+property test holds the two together to the nano-dollar.
 
 A repricing of *some* calls puts its version in front of the current one: the other calls keep the cost they had.
 """
@@ -26,7 +26,9 @@ from bus.errors import ConfigurationError, StoreError
 
 from .database import Database, Row, Statements
 from .insert import SqlValue
-from .prices import INCONSISTENT, MAX_INT64, TOO_LARGE, PriceRow, PriceTable
+from .price_rows import PriceAlias, PriceRow
+from .price_sql import PRICE_CHUNK, compile_table
+from .prices import PriceTable
 from .queries import CURRENT_VERSION_OF_CALL, CallFilter
 
 CHUNK = 50_000
@@ -82,114 +84,6 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     sum_before_nano_usd: int | None
     sum_after_nano_usd: int | None
 
-
-_TEMPORARY_TABLES = (
-    """
-    CREATE TEMP TABLE IF NOT EXISTS reprice_model (
-        key       INTEGER PRIMARY KEY,
-        provider  TEXT NOT NULL,
-        model     TEXT NOT NULL,
-        served    TEXT NOT NULL,
-        UNIQUE (model, provider, served)
-    )
-    """,
-    """
-    CREATE TEMP TABLE IF NOT EXISTS reprice_segment (
-        key             INTEGER NOT NULL,
-        since           INTEGER NOT NULL,
-        until           INTEGER NOT NULL,
-        above           INTEGER NOT NULL,
-        up_to           INTEGER NOT NULL,
-        input           INTEGER,
-        output          INTEGER,
-        reasoning       INTEGER,
-        cache_read      INTEGER,
-        cache_write_5m  INTEGER,
-        cache_write_1h  INTEGER,
-        per_request     INTEGER NOT NULL
-    )
-    """,
-    "CREATE INDEX IF NOT EXISTS temp.reprice_segment_key ON reprice_segment (key, since)",
-    """
-    CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
-        id      INTEGER PRIMARY KEY,
-        model   TEXT NOT NULL,
-        nano    INTEGER,
-        reason  TEXT
-    )
-    """,
-    "DELETE FROM reprice_model",
-    "DELETE FROM reprice_segment",
-)
-
-# The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
-# leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
-_PRICE_CHUNK = f"""
-    INSERT INTO temp.reprice_cost (id, model, nano, reason)
-    WITH counted AS (
-        SELECT c.id, c.model, c.served_model, c.ts_us, c.provider,
-               coalesce(c.input_tokens, 0) AS n_input,
-               coalesce(c.output_tokens, 0) - coalesce(c.reasoning_tokens, 0) AS n_output,
-               coalesce(c.reasoning_tokens, 0) AS n_reasoning,
-               coalesce(c.cached_input_tokens, 0) AS n_cache_read,
-               coalesce(c.cache_creation_input_tokens, 0)
-                   - coalesce(c.cache_creation_1h_input_tokens, 0) AS n_cache_write_5m,
-               coalesce(c.cache_creation_1h_input_tokens, 0) AS n_cache_write_1h,
-               coalesce(c.input_tokens, 0) + coalesce(c.cached_input_tokens, 0)
-                   + coalesce(c.cache_creation_input_tokens, 0) AS n_total
-          FROM calls AS c
-         WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({{condition}})
-    ),
-    matched AS (
-        SELECT n.*, m.priced_as, s.key IS NOT NULL AS found,
-               s.input AS r_input,
-               s.output AS r_output,
-               coalesce(s.reasoning, s.output) AS r_reasoning,
-               s.cache_read AS r_cache_read,
-               s.cache_write_5m AS r_cache_write_5m,
-               s.cache_write_1h AS r_cache_write_1h,
-               s.per_request AS r_request
-          FROM counted AS n
-          JOIN (SELECT key, provider, model, served, coalesce(?, model) AS priced_as FROM temp.reprice_model) AS m
-            ON m.model = n.model AND m.provider = n.provider AND m.served = coalesce(n.served_model, '')
-          LEFT JOIN temp.reprice_segment AS s
-            ON s.key = m.key
-           AND n.ts_us >= s.since AND n.ts_us < s.until
-           AND n.n_total > s.above AND (n.n_total <= s.up_to OR s.up_to = {MAX_INT64})
-    ),
-    summed AS (
-        SELECT id, model,
-               CASE
-                   WHEN min(n_input, n_output, n_reasoning, n_cache_read, n_cache_write_5m, n_cache_write_1h) < 0
-                       THEN '{INCONSISTENT}'
-                   WHEN NOT found THEN 'no price for ' || priced_as
-                   WHEN n_input > 0 AND r_input IS NULL THEN 'no input rate for ' || priced_as
-                   WHEN n_output > 0 AND r_output IS NULL THEN 'no output rate for ' || priced_as
-                   WHEN n_reasoning > 0 AND r_reasoning IS NULL THEN 'no reasoning rate for ' || priced_as
-                   WHEN n_cache_read > 0 AND r_cache_read IS NULL THEN 'no cache_read rate for ' || priced_as
-                   WHEN n_cache_write_5m > 0 AND r_cache_write_5m IS NULL
-                       THEN 'no cache_write_5m rate for ' || priced_as
-                   WHEN n_cache_write_1h > 0 AND r_cache_write_1h IS NULL
-                       THEN 'no cache_write_1h rate for ' || priced_as
-               END AS missing,
-               n_input * coalesce(r_input, 0)
-                   + n_output * coalesce(r_output, 0)
-                   + n_reasoning * coalesce(r_reasoning, 0)
-                   + n_cache_read * coalesce(r_cache_read, 0)
-                   + n_cache_write_5m * coalesce(r_cache_write_5m, 0)
-                   + n_cache_write_1h * coalesce(r_cache_write_1h, 0)
-                   + coalesce(r_request, 0) AS pico
-          FROM matched
-    )
-    SELECT id, model,
-           CASE WHEN missing IS NULL AND typeof(pico) = 'integer'
-                THEN pico / 1000 + (pico % 1000 >= 500)
-           END,
-           CASE WHEN missing IS NULL AND typeof(pico) <> 'integer' THEN '{TOO_LARGE}'
-                ELSE missing
-           END
-      FROM summed
-"""
 
 _KEEP_CHUNK = """
     INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
@@ -258,36 +152,7 @@ class Repricing:
         return int(last)
 
     def _compile(self, statements: Statements) -> list[Row]:
-        """Resolve every distinct model once, into segments that SQL can join with."""
-        for sql in _TEMPORARY_TABLES:
-            statements.run(sql)
-        models = statements.run(
-            f"""
-            SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, '')
-              FROM calls AS c
-             WHERE c.usage_source IS NOT NULL AND ({self._condition})
-            """,
-            self._values,
-        )
-        segments: list[list[SqlValue]] = []
-        for key, (_, model, served) in enumerate(models):
-            name, billed = (self._as_model, None) if self._as_model else (model, served or None)
-            for part in self._table.segments(name, billed):
-                row = part.row
-                rates = [
-                    row.input,
-                    row.output,
-                    row.reasoning,
-                    row.cache_read,
-                    row.cache_write_5m,
-                    row.cache_write_1h,
-                ]
-                segments.append([key, part.since, part.until, part.above, part.up_to, *rates, row.per_request])
-        statements.run_many(
-            "INSERT INTO reprice_model (key, provider, model, served) VALUES (?, ?, ?, ?)",
-            [[key, *names] for key, names in enumerate(models)],
-        )
-        statements.run_many("INSERT INTO reprice_segment VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", segments)
+        compile_table(statements, self._table, self._condition, self._values, self._as_model)
         return []
 
     async def _begin(self) -> int:
@@ -306,7 +171,7 @@ class Repricing:
     def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
         """Work out the costs of one chunk; by model, what its calls cost now and what they would cost."""
         statements.run("DELETE FROM temp.reprice_cost")
-        statements.run(_PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values, self._as_model])
+        statements.run(PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values])
         return statements.run(_SUM_BY_MODEL)
 
     def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
@@ -388,10 +253,31 @@ def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
             VALUES (?, ?, {", ".join("?" * len(_ROW_COLUMNS))})
             """,
             [
-                [table.version, position, *(getattr(row, name) for name in _ROW_COLUMNS)]
+                [table.version, position, *(_stored(getattr(row, name)) for name in _ROW_COLUMNS)]
                 for position, row in enumerate(table.rows)
             ],
         )
+        statements.run_many(
+            "INSERT INTO price_alias (version, position, pattern, target, reference) VALUES (?, ?, ?, ?, ?)",
+            [
+                [table.version, position, alias.pattern, alias.target, int(alias.reference)]
+                for position, alias in enumerate(table.aliases)
+            ],
+        )
+
+
+def _stored(value: object) -> SqlValue:
+    if isinstance(value, dict):
+        return msgspec.json.encode(value, order="deterministic").decode()
+    assert value is None or isinstance(value, str | int)
+    return int(value) if isinstance(value, bool) else value
+
+
+def _row_of(values: Row) -> PriceRow:
+    fields = dict(zip(_ROW_COLUMNS, values, strict=True))
+    fields["extra"] = msgspec.json.decode(fields["extra"])
+    fields["reference"] = bool(fields["reference"])
+    return PriceRow(**fields)
 
 
 async def stored_table(database: Database, version: str) -> PriceTable:
@@ -402,9 +288,14 @@ async def stored_table(database: Database, version: str) -> PriceTable:
     rows = await database.read(
         f"SELECT {', '.join(_ROW_COLUMNS)} FROM price_row WHERE version = ? ORDER BY position", (version,)
     )
+    aliases = await database.read(
+        "SELECT pattern, target, reference FROM price_alias WHERE version = ? ORDER BY position", (version,)
+    )
     try:
         return PriceTable(
-            (PriceRow(**dict(zip(_ROW_COLUMNS, row, strict=True))) for row in rows), label=labels[0][0]
+            map(_row_of, rows),
+            label=labels[0][0],
+            aliases=[PriceAlias(pattern, target, bool(flag)) for pattern, target, flag in aliases],
         )
     except ConfigurationError as error:
         raise StoreError(f"{database.path}: price version {version} is damaged: {error}") from error

@@ -23,7 +23,7 @@ from adapters.assembler import Assembler, parse_object
 from adapters.classify import error_without_status, read_error_value
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
 
 from . import wire
 from .errors import ERROR_CODES
@@ -206,7 +206,7 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     written, written_1h = _cache_writes(usage)
     if fresh is None and output is None and read is None and written is None:
         return None
-    details = usage.get("output_tokens_details")
+    details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
     reasoning = _count(details.get("thinking_tokens")) if isinstance(details, dict) else None
     return TokenUsage(
         input_tokens=fresh or 0,
@@ -217,6 +217,8 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
         source=UsageSource.REPORTED if final and None not in (fresh, output) else UsageSource.PARTIAL,
         raw=raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage)),
+        details=details_of(web_search=_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0),
+        service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
     )
 
 

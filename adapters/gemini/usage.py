@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from bus.usage import TokenUsage, UsageSource
+from bus.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
 from . import wire
 
@@ -19,18 +19,11 @@ class UsageCounts:
     def add(self, usage: wire.Usage, data: bytes) -> None:
         """Take in what a chunk reports. data: the chunk's JSON."""
         last = self._last
-        if usage.promptTokenCount is None:
-            usage.promptTokenCount = last.promptTokenCount
-        else:
+        if usage.promptTokenCount is not None:
             self._chunk = data
-        if usage.cachedContentTokenCount is None:
-            usage.cachedContentTokenCount = last.cachedContentTokenCount
-        if usage.candidatesTokenCount is None:
-            usage.candidatesTokenCount = last.candidatesTokenCount
-        if usage.thoughtsTokenCount is None:
-            usage.thoughtsTokenCount = last.thoughtsTokenCount
-        if usage.toolUsePromptTokenCount is None:
-            usage.toolUsePromptTokenCount = last.toolUsePromptTokenCount
+        for name in usage.__struct_fields__:
+            if getattr(usage, name) is None:
+                setattr(usage, name, getattr(last, name))
         self._last = usage
 
     def total(self, *, final: bool = False) -> TokenUsage | None:
@@ -45,14 +38,35 @@ class UsageCounts:
         tool_use = _count(last.toolUsePromptTokenCount)
         if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
+        fresh = max(0, (prompt or 0) - (cached or 0))
+        heard, heard_before = _of(last.promptTokensDetails, "AUDIO"), _of(last.cacheTokensDetails, "AUDIO")
+        seen, seen_before = _of(last.promptTokensDetails, "IMAGE"), _of(last.cacheTokensDetails, "IMAGE")
+        audio = min(fresh, max(0, heard - heard_before))
+        spoken = min(candidates or 0, _of(last.candidatesTokensDetails, "AUDIO"))
         return TokenUsage(
-            input_tokens=max(0, (prompt or 0) - (cached or 0)) + (tool_use or 0),
+            input_tokens=fresh + (tool_use or 0),
             output_tokens=(candidates or 0) + (thoughts or 0),
             cached_input_tokens=cached or 0,
             reasoning_tokens=thoughts,
             source=UsageSource.REPORTED if final and prompt is not None else UsageSource.PARTIAL,
+            details=details_of(
+                audio_input=audio,
+                image_input=min(fresh - audio, max(0, seen - seen_before)),
+                audio_cache_read=min(cached or 0, heard_before),
+                image_cache_read=min(max(0, (cached or 0) - heard_before), seen_before),
+                audio_output=spoken,
+                image_output=min((candidates or 0) - spoken, _of(last.candidatesTokensDetails, "IMAGE")),
+            ),
+            service_tier=unusual_tier(last.serviceTier),
             raw=wire.decode_usage(self._chunk).usageMetadata.copy() if self._chunk else None,
         )
+
+
+def _of(details: object, modality: str) -> int:
+    """The tokens of one modality in a list of them."""
+    parts = details if isinstance(details, list) else []
+    named = [part for part in parts if isinstance(part, dict) and part.get("modality") == modality]
+    return sum(_count(part.get("tokenCount")) or 0 for part in named)
 
 
 def _count(value: object) -> int | None:

@@ -72,6 +72,10 @@ class Usage(msgspec.Struct, gc=False):
     candidatesTokenCount: object = None
     thoughtsTokenCount: object = None
     toolUsePromptTokenCount: object = None
+    promptTokensDetails: object = None
+    cacheTokensDetails: object = None
+    candidatesTokensDetails: object = None
+    serviceTier: object = None
 
 
 class PromptFeedback(msgspec.Struct, gc=False):

@@ -88,7 +88,7 @@ class Reply:
 
     def finish(self, response: Response) -> None:
         """The reply is whole. Raises the error that it holds, if it holds one instead."""
-        usage = read_usage(response.usage)
+        usage = read_usage(response.usage, response.service_tier)
         self.assembler.usage = usage or self.assembler.usage
         error = error_of(response, self.assembler.provider)
         if error is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from bus.usage import TokenUsage
+from bus.usage import TokenUsage, unusual_tier
 
 from .wire import Usage, UsageDetails, read_or_default
 
 
-def read_usage(data: msgspec.Raw) -> TokenUsage | None:
-    """Usage in disjoint buckets; None if nothing was reported."""
+def read_usage(data: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
+    """Usage in disjoint buckets; None if nothing was reported. service_tier: as served."""
     usage = read_or_default(Usage, data)
     if usage.input_tokens is None and usage.output_tokens is None:
         return None
@@ -24,6 +24,7 @@ def read_usage(data: msgspec.Raw) -> TokenUsage | None:
         cache_creation_input_tokens=written,
         reasoning_tokens=None if reasoning is None else min(_count(reasoning), _count(usage.output_tokens)),
         raw=msgspec.Raw(bytes(data)),
+        service_tier=unusual_tier(service_tier),
     )
 
 

@@ -73,6 +73,7 @@ class Response(msgspec.Struct, gc=False):
     incomplete_details: msgspec.Raw = EMPTY
     output: msgspec.Raw = EMPTY
     usage: msgspec.Raw = EMPTY
+    service_tier: str | None = None
 
 
 class IncompleteDetails(msgspec.Struct, gc=False):

@@ -20,7 +20,7 @@ import msgspec
 from adapters.assembler import Assembler
 from bus.errors import AdapterError, StreamError
 from bus.json_types import Json, JsonObject
-from bus.usage import StopReason
+from bus.usage import StopReason, unusual_tier
 
 from .errors import error_in_reply, overflow_of
 from .quirks import Quirks
@@ -66,6 +66,7 @@ class ReplyReader:
         self._thinking = 0  # number of the current block of opaque reasoning
         self._details: list[Json] | None = None  # of that block, growing
         self._wholes = 0
+        self._tier: str | None = None
 
     def chunk(self, reply: WireReply) -> None:
         """A whole reply, or a chunk of one. Raises AdapterError for the error that it carries."""
@@ -75,6 +76,7 @@ class ReplyReader:
         if not self._model_known and isinstance(reply.model, str) and reply.model:
             self._model_known = True
             assembler.model = reply.model
+        self._tier = unusual_tier(reply.service_tier) or self._tier
         if reply.usage or reply.x_groq:
             self._usage(reply.usage)
             self._usage(groq_usage(reply.x_groq))
@@ -93,7 +95,7 @@ class ReplyReader:
         assembler.finish(self._stop_reason(), self.finish_reason)
 
     def _usage(self, raw: msgspec.Raw) -> None:
-        usage = read_usage(raw)
+        usage = read_usage(raw, self._tier)
         if usage is not None:
             self.assembler.usage = usage
 

@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 import msgspec
 
 from bus.json_types import Json
-from bus.usage import TokenUsage, UsageSource
+from bus.usage import TokenUsage, UsageSource, details_of
 
 from .wire import WireUsage, decode_usage
 
@@ -16,8 +16,8 @@ MOST_DOLLARS = 1_000_000
 """For one call; whatever is more, infinite or no number is no cost."""
 
 
-def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
-    """Token counts in disjoint buckets; None if nothing is reported.
+def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
+    """Token counts in disjoint buckets; None if nothing is reported. service_tier: as served, if unusual.
 
     The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
     reasoning that some servers count nowhere else.
@@ -46,14 +46,25 @@ def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
         _count(wire.reasoning_tokens),
         none=hidden if hidden and completion is not None else None,
     )
+    fresh = max(0, prompt - (cached or 0) - written)
+    heard = min(fresh, _detail(wire.prompt_tokens_details, "audio_tokens") or 0)
+    spoken = min(
+        output - min(reasoning or 0, output), _detail(wire.completion_tokens_details, "audio_tokens") or 0
+    )
     return TokenUsage(
-        input_tokens=max(0, prompt - (cached or 0) - written),
+        input_tokens=fresh,
         output_tokens=output,
         cached_input_tokens=cached or 0,
         cache_creation_input_tokens=written,
         reasoning_tokens=None if reasoning is None else min(reasoning, output),
         source=UsageSource.PARTIAL if partial else UsageSource.REPORTED,
         reported_cost_nano_usd=_cost(wire),
+        details=details_of(
+            audio_input=heard,
+            audio_output=spoken,
+            web_search=_detail(wire.server_tool_use, "web_search_requests"),
+        ),
+        service_tier=service_tier,
         raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
     )
 

@@ -68,6 +68,7 @@ class WireReply(msgspec.Struct, gc=False):
     choices: list[WireChoice | None] | None = None
     usage: msgspec.Raw = NO_RAW
     x_groq: msgspec.Raw = NO_RAW
+    service_tier: Json = None
     error: Json = None
 
 
@@ -88,6 +89,7 @@ class WireUsage(msgspec.Struct, gc=False):
     cost: Json = None  # OpenRouter's, in US dollars
     cost_details: Json = None
     is_byok: Json = None
+    server_tool_use: Json = None
 
 
 class WireGroq(msgspec.Struct, gc=False):

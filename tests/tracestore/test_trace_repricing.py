@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bus.errors import StoreError
 from bus.usage import Cost, CostSource, TokenUsage
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
+from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore, repricing
 
 from .trace_making import T0, Maker
 
@@ -192,6 +192,7 @@ async def test_writing_goes_on_between_chunks(
 
 counts = st.one_of(st.integers(0, 300_000), st.integers(50_000, 300_000), st.integers(0, 2**62))
 MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
+DETAILS = st.sampled_from(["audio_input", "audio_output", "image_cache_read", "web_search", "audio_second"])
 PATTERNS = ["a:x", "a:*", "*:x", "a:x-*", "b:x", "*:*"]
 
 
@@ -200,9 +201,13 @@ def tables(draw: st.DrawFn) -> PriceTable:
     """Rows with gaps in time, tiers, missing rates and patterns that compete."""
     rate = st.one_of(st.integers(1, 999), st.integers(1_000, 20_000_000), st.none())
     rows = []
-    for pattern in draw(st.lists(st.sampled_from(PATTERNS), min_size=1, max_size=4, unique=True)):
+    patterns = st.tuples(st.sampled_from(PATTERNS), st.sampled_from(["", "", "batch", "*"]))
+    for pattern, tier in draw(st.lists(patterns, min_size=1, max_size=4, unique=True)):
         cuts = sorted(draw(st.sets(st.integers(0, 20), max_size=3)))
         spans = list(zip([None, *cuts], [*cuts, None], strict=True))
+        hours = draw(st.sampled_from([(None, None), (None, None), (0, 48_002), (48_003, 86_400)]))
+        reference, names = draw(st.booleans()), st.sampled_from(["audio_input", "image_output", "web_search"])
+        extra = draw(st.dictionaries(names, st.integers(0, 10**9), max_size=2))
         for above in draw(st.sets(st.sampled_from([0, 100, 100_000]), min_size=1)):
             for low, high in spans:
                 if draw(st.integers(0, 3)):
@@ -214,10 +219,16 @@ def tables(draw: st.DrawFn) -> PriceTable:
                             valid_to=None if high is None else T0 + high * 1_000_000,
                             above=above,
                             per_request=draw(st.integers(0, 2000)),
+                            service_tier=tier,
+                            daily_from=hours[0],
+                            daily_to=hours[1],
+                            reference=reference,
+                            extra=extra,
                             **{name: draw(rate) for name in names},
                         )
                     )
-    return PriceTable(rows)
+    aliases = [PriceAlias("b:*", "a:*"), PriceAlias("a:y", "b:x"), PriceAlias("*:q*", "a:x", reference=True)]
+    return PriceTable(rows, aliases=draw(st.lists(st.sampled_from(aliases), unique=True)))
 
 
 @st.composite
@@ -227,6 +238,8 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
         *(draw(counts) for _ in range(4)),
         draw(st.integers(0, 1000)),
         draw(st.none() | st.integers(0, 1000)),
+        details=draw(st.none() | st.dictionaries(DETAILS, st.integers(-1, 500) | counts, max_size=3)),
+        service_tier=draw(st.sampled_from([None, "batch", "flex", "Default"])),
     )
 
 
@@ -234,7 +247,10 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
     table=tables(),
     calls=st.lists(
         st.tuples(
-            st.sampled_from(MODELS), st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]), any_usage()
+            st.sampled_from(MODELS),
+            st.none() | st.sampled_from(["x", "y", "x-20250101", "q"]),
+            st.none() | st.sampled_from(["a:x", "b:y", "c:x"]),
+            any_usage(),
         ),
         min_size=1,
         max_size=12,
@@ -244,7 +260,7 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
 def test_sql_and_table_agree_to_the_nano_dollar(
     tmp_path_factory: pytest.TempPathFactory,
     table: PriceTable,
-    calls: list[tuple[str, str | None, TokenUsage]],
+    calls: list[tuple[str, str | None, str | None, TokenUsage]],
 ) -> None:
     """For every table and call: the same cost, the same reason, and the report's sums are theirs."""
 
@@ -252,13 +268,17 @@ def test_sql_and_table_agree_to_the_nano_dollar(
         make = Maker()
         async with TraceStore(tmp_path_factory.mktemp("agree") / "t.db") as store:
             expected = {}
-            for number, (model, served, usage) in enumerate(calls):
-                start = make.started(f"r{number}", model)
+            for number, (model, served, priced_as, usage) in enumerate(calls):
+                start = make.started(f"r{number}", model, priced_as=priced_as)
                 await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
                 billed = served or model.partition(":")[2]
-                expected[f"r{number}"] = table.price(model, usage, start.ts_us, served_model=billed)
+                expected[f"r{number}"] = table.price(
+                    model, usage, start.ts_us, served_model=billed, priced_as=priced_as
+                )
             report = await store.reprice(table)
             assert {row.request_id: row.cost for row in await store.calls()} == expected
+            assert (await store.price_tables())[0] == table
+            assert (await store.price_tables())[0].rows == table.rows
             nano = [cost.nano_usd for cost in expected.values()]
             assert report.sum_after_nano_usd == sum(cost for cost in nano if cost is not None)
             assert report.unpriced == nano.count(None)

@@ -24,10 +24,18 @@ class Maker:
         return Envelope(seq, self.run_id, when, seq * 1000, event, **ids)  # type: ignore[arg-type]
 
     def started(
-        self, request: str = "req_1", model: str = "openai:gpt-5", attempt: int = 1, **ids: object
+        self,
+        request: str = "req_1",
+        model: str = "openai:gpt-5",
+        attempt: int = 1,
+        *,
+        priced_as: str | None = None,
+        **ids: object,
     ) -> Envelope:
         provider = model.partition(":")[0]
-        event = LlmCallStarted(provider=provider, model=model, requested_model="alias", streamed=True)
+        event = LlmCallStarted(
+            provider=provider, model=model, requested_model="alias", streamed=True, priced_as=priced_as
+        )
         return self(event, request_id=request, attempt=attempt, **ids)
 
     def completed(

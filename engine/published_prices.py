@@ -1,0 +1,42 @@
+"""Whose published prices a call has: an adapter may be called anything, its provider's price list isn't."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from .registry import AdapterEntry, ModelEntry
+
+_BY_TYPE = frozenset({"anthropic", "openai", "gemini", "ollama", "local"})
+"""Adapter types that are a provider's own, and stand for it in price tables."""
+
+_LOCAL_SERVERS = frozenset({"lmstudio"})
+
+
+def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
+    """The ``provider:name`` of a model in published price tables; None if it is its id, or not known.
+
+    The provider is the adapter's `prices_as`; else the server that its address belongs to; else its type, if that
+    is a provider's own. The name is what the provider calls the model.
+    """
+    provider = adapter.prices_as or _known_server(adapter) or (adapter.type if adapter.type in _BY_TYPE else None)
+    if provider is None:
+        return None
+    name = f"{provider}:{model.wire_name}"
+    return None if name == f"{adapter.name}:{model.wire_name}" else name
+
+
+def _known_server(adapter: AdapterEntry) -> str | None:
+    from adapters.openai_compatible.quirks import QUIRKS, quirks_name
+
+    quirks = adapter.config.options.get("quirks") if adapter.type == "openai_compatible" else None
+    base = quirks.get("base") if isinstance(quirks, dict) else quirks
+    url = adapter.config.base_url
+    if isinstance(base, str) and base in QUIRKS:
+        name = base
+    elif url is not None:
+        name = quirks_name(url if urlsplit(url).scheme else f"https://{url}")
+    else:
+        return None
+    if name in _LOCAL_SERVERS:
+        return "local"
+    return None if name == "default" else name

@@ -1,0 +1,76 @@
+"""What some prices count apart: modalities, searches and the service tier, as each wire reports them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from adapters.anthropic.response import token_usage
+from adapters.gemini import wire
+from adapters.gemini.usage import UsageCounts
+from adapters.openai.usage import read_usage as read_responses
+from adapters.openai_compatible.usage import read_usage as read_chat
+from bus.json_types import JsonObject
+
+
+def raw(value: JsonObject) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+@pytest.mark.parametrize(
+    ("said", "tier"),
+    [
+        ({"service_tier": "standard"}, None),
+        ({"service_tier": "batch"}, "batch"),
+        ({"service_tier": "standard", "speed": "fast"}, "fast"),
+    ],
+)
+def test_anthropic_says_its_tier_speed_and_searches(said: JsonObject, tier: str | None) -> None:
+    """The usual tier is none; fast is a tier of its own."""
+    counts: JsonObject = {"input_tokens": 1, "output_tokens": 2, "server_tool_use": {"web_search_requests": 3}}
+    usage = token_usage({**counts, **said})
+    assert usage is not None
+    assert (usage.details, usage.service_tier) == ({"web_search": 3}, tier)
+
+
+def test_chat_counts_audio_within_what_it_is_a_part_of() -> None:
+    """Never more than the bucket has, and nothing at all without any."""
+    counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}
+    heard: JsonObject = {"audio_tokens": 4}
+    usage = read_chat(
+        raw({**counts, "prompt_tokens_details": heard, "completion_tokens_details": {"audio_tokens": 9}}), "flex"
+    )
+    assert usage is not None
+    assert (usage.details, usage.service_tier) == ({"audio_input": 4, "audio_output": 5}, "flex")
+    plain = read_chat(raw({**counts, "prompt_tokens_details": {"audio_tokens": 0}}))
+    assert plain is not None
+    assert plain.details is None
+
+
+def test_responses_takes_the_tier_that_was_served() -> None:
+    """Default is the usual one."""
+    counts = raw({"input_tokens": 1, "output_tokens": 1})
+    tiers = [usage.service_tier for word in ("default", "priority") if (usage := read_responses(counts, word))]
+    assert tiers == [None, "priority"]
+
+
+def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
+    """A modality's cached tokens are not counted as fresh ones; later chunks keep what they don't repeat."""
+    counts = UsageCounts()
+    first = {
+        "promptTokenCount": 100,
+        "cachedContentTokenCount": 30,
+        "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 60}, {"modality": "TEXT", "tokenCount": 40}],
+        "cacheTokensDetails": [{"modality": "AUDIO", "tokenCount": 20}],
+        "serviceTier": "FLEX",
+    }
+    for chunk in (
+        first,
+        {"candidatesTokenCount": 7, "candidatesTokensDetails": [{"modality": "IMAGE", "tokenCount": 7}]},
+    ):
+        data = msgspec.json.encode({"usageMetadata": chunk})
+        counts.add(msgspec.convert(chunk, wire.Usage), data)
+    usage = counts.total(final=True)
+    assert usage is not None
+    assert usage.details == {"audio_input": 40, "audio_cache_read": 20, "image_output": 7}
+    assert usage.service_tier == "flex"

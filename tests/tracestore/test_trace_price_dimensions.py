@@ -1,0 +1,347 @@
+"""Prices by service tier, hour, modality and piece; names that lead to a price; the published snapshot."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus.errors import ConfigurationError
+from bus.usage import Cost, CostSource, TokenUsage
+from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore, migrations, price_snapshot
+from tracestore.price_home import SNAPSHOT_NAME, price_table
+from tracestore.price_source import convert
+
+from .trace_making import Maker
+
+DAY = 86_400_000_000
+NOW = 1_795_000_000_000_000
+
+
+def usage_of(**counts: object) -> TokenUsage:
+    return TokenUsage(**counts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("model", "usage", "usd"),
+    [
+        # Gemini 2.5 Pro above its cliff: all 262,960 tokens, of which 257,955 cached, and all output
+        (
+            "gemini:gemini-2.5-pro",
+            usage_of(input_tokens=5005, cached_input_tokens=257_955, output_tokens=1744),
+            None,
+        ),
+        ("gemini:gemini-2.5-pro", usage_of(input_tokens=200_000), "0.25"),
+        ("gemini:gemini-2.5-pro", usage_of(input_tokens=200_001), "0.5000025"),
+        ("gemini:gemini-2.5-flash", usage_of(input_tokens=300, details={"audio_input": 100}), "0.00016"),
+        ("anthropic:claude-sonnet-4-5", usage_of(input_tokens=1, details={"web_search": 2}), "0.020003"),
+        (
+            "anthropic:claude-sonnet-4-5",
+            usage_of(
+                cached_input_tokens=1000, cache_creation_input_tokens=2000, cache_creation_1h_input_tokens=1000
+            ),
+            "0.01005",
+        ),
+        ("openai:gpt-5", usage_of(input_tokens=86, cached_input_tokens=1920, output_tokens=300), "0.0033475"),
+        ("openai:gpt-5", usage_of(input_tokens=1000, output_tokens=1000, service_tier="batch"), "0.005625"),
+        ("ollama:anything", usage_of(input_tokens=1000), "0"),
+    ],
+)
+def test_the_worked_examples_come_out_to_the_nano_dollar(model: str, usage: TokenUsage, usd: str | None) -> None:
+    """Known bills, under the shipped snapshot."""
+    cost = PriceTable.default().price(model, usage, NOW)
+    expected = Fraction(usd) if usd else Fraction(5005 * 2500 + 257_955 * 250 + 1744 * 15_000, 10**9)
+    assert cost.usd is not None
+    assert Fraction(cost.usd) == expected
+
+
+names = ("audio_input", "image_input", "audio_cache_read", "audio_output", "web_search")
+small = st.integers(0, 10**6)
+
+
+@given(
+    rates=st.fixed_dictionaries(dict.fromkeys(("input", "output", "cache_read", "cache_write_5m"), small)),
+    extra=st.dictionaries(st.sampled_from(names), small),
+    parts=st.fixed_dictionaries(dict.fromkeys(names, small)),
+    rest=st.tuples(small, small, small, small),
+)
+@settings(max_examples=60)
+def test_every_token_is_billed_once_at_its_own_rate(
+    rates: dict[str, int], extra: dict[str, int], parts: dict[str, int], rest: tuple[int, int, int, int]
+) -> None:
+    """The bill equals one made of fractions, bucket by bucket, where parts without a rate pay the whole's."""
+    whole = {
+        "audio_input": "input",
+        "image_input": "input",
+        "audio_cache_read": "cache_read",
+        "audio_output": "output",
+    }
+    extra = {"web_search": 7, **extra}
+    table = PriceTable([PriceRow(model="p:m", extra=extra, **rates)])
+    usage = TokenUsage(
+        input_tokens=rest[0] + parts["audio_input"] + parts["image_input"],
+        output_tokens=rest[1] + parts["audio_output"],
+        cached_input_tokens=rest[2] + parts["audio_cache_read"],
+        cache_creation_input_tokens=rest[3],
+        details=parts,
+    )
+    million = Fraction(1, 10**6)  # dollars per token for a pico-USD rate, in nano-USD: one thousandth
+    dollars = sum(
+        Fraction(count * rates[bucket]) * million
+        for count, bucket in zip(rest, ("input", "output", "cache_read", "cache_write_5m"), strict=True)
+    )
+    for name, count in parts.items():
+        rate = extra[name] if name in extra else rates[whole[name]]
+        dollars += Fraction(count * rate) * million
+    nano = int(dollars * 1000 + Fraction(1, 2))
+    assert table.price("p:m", usage, 0).nano_usd == nano
+
+
+def test_a_service_tier_has_its_own_price_or_none() -> None:
+    """The usual price is no price for another tier; the providers' words for the usual one are one."""
+    table = PriceTable(
+        [
+            PriceRow(model="p:m", input=1000),
+            PriceRow(model="p:m", input=500, service_tier="batch"),
+            PriceRow(model="p:free", input=0, service_tier="*"),
+        ]
+    )
+    found = {
+        tier: table.price("p:m", TokenUsage(1, service_tier=tier), 0)
+        for tier in (None, "Standard", "batch", "flex")
+    }
+    assert [cost.nano_usd for cost in found.values()] == [1, 1, 1, None]
+    assert found["flex"].reason == "no price for p:m at service tier flex"
+    assert table.price("p:free", TokenUsage(1, service_tier="flex"), 0).nano_usd == 0
+
+
+def test_hours_hold_each_day_and_go_before_all_day() -> None:
+    """From inclusive to exclusive, in UTC."""
+    table = PriceTable(
+        [PriceRow(model="p:m", input=1000), PriceRow(model="p:m", input=2000, daily_from=3600, daily_to=7200)]
+    )
+    hours = [
+        table.price("p:m", TokenUsage(1), 5 * DAY + second * 1_000_000).nano_usd
+        for second in (3599, 3600, 7199, 7200)
+    ]
+    assert hours == [1, 2, 2, 1]
+
+
+def test_overlapping_hours_are_refused() -> None:
+    """At most one row can match a call."""
+    rows = [
+        PriceRow(model="p:m", input=1, daily_from=0, daily_to=10),
+        PriceRow(model="p:m", input=2, daily_from=9, daily_to=20),
+    ]
+    with pytest.raises(ConfigurationError, match="overlap"):
+        PriceTable(rows)
+
+
+def test_a_users_rows_go_before_published_ones_and_patterns_too() -> None:
+    """A contract price for a whole provider is not undone by a published row for one of its models."""
+    published = PriceTable([PriceRow(model="p:m", input=9000, reference=True)])
+    table = published.merged(PriceTable([PriceRow(model="p:*", input=1000)]))
+    assert table.price("p:m", TokenUsage(1), 0).nano_usd == 1
+
+
+def test_an_adapter_of_any_name_finds_its_providers_prices() -> None:
+    """`priced_as` leads there; a row of one's own for the adapter still goes first."""
+    published = PriceTable(
+        [
+            PriceRow(model="anthropic:claude", input=3000, reference=True),
+            PriceRow(model="work:x", input=9, reference=True),
+        ]
+    )
+    asked = {"served_model": "claude", "priced_as": "anthropic:x"}
+    assert published.price("work:x", TokenUsage(1), 0, **asked).nano_usd == 3
+    table = published.merged(PriceTable([PriceRow(model="work:*", input=2000)]))
+    assert table.price("work:x", TokenUsage(1), 0, **asked).nano_usd == 2
+
+
+def test_aliases_lead_on_and_circles_end() -> None:
+    """An alias may take over a part of the name; the rule names each step."""
+    table = PriceTable(
+        [PriceRow(model="a:real", input=1000)],
+        aliases=[PriceAlias("b:*", "a:*"), PriceAlias("a:old*", "a:real"), PriceAlias("a:*", "b:*")],
+    )
+    bill = table.explain("b:old-1", TokenUsage(1), 0)
+    assert bill.cost.nano_usd == 1
+    assert bill.rule == "alias b:* is a:old-1, alias a:old* is a:real"
+    assert table.price("b:new", TokenUsage(1), 0).nano_usd is None
+
+
+def test_part_of_the_usage_without_its_own_rate_says_whose_it_pays() -> None:
+    """Audio billed as text is seen in the bill."""
+    bill = PriceTable([PriceRow(model="p:m", input=5)]).explain(
+        "p:m", TokenUsage(10, details={"audio_input": 4}), 0
+    )
+    assert [(part.name, part.count, part.rate_name) for part in bill.components] == [
+        ("input", 6, ""),
+        ("audio_input", 4, "input"),
+    ]
+
+
+@pytest.mark.parametrize("details", [{"audio_input": 11}, {"web_search": -1}])
+def test_parts_larger_than_the_whole_are_inconsistent(details: dict[str, int]) -> None:
+    """No bucket becomes negative."""
+    table = PriceTable([PriceRow(model="p:m", input=5, extra={"web_search": 1})])
+    assert table.price("p:m", TokenUsage(10, details=details), 0).reason == "usage inconsistent"
+
+
+def test_a_price_file_has_all_dimensions(tmp_path: Path) -> None:
+    """Tiers of service, hours, extra rates and aliases are read exactly."""
+    path = tmp_path / "prices.yaml"
+    path.write_text(
+        """
+        aliases: {"work:*": "p:*"}
+        prices:
+          - {model: "p:m", input: 1, hours: "00:30-16:30", extra: {audio_input: 2.5, web_search: 0.01}}
+          - {model: "p:m", input: 0.5, service_tier: batch}
+        """
+    )
+    table = PriceTable.from_yaml(path)
+    row = table.find("work:m", 1_800_000_000)
+    assert row is not None
+    assert (row.daily_from, row.daily_to, row.extra) == (
+        1800,
+        59_400,
+        {"audio_input": 2_500_000, "web_search": 10**10},
+    )
+    assert table.find("work:m", 0, service_tier="batch") is not None
+    assert table.find("work:m", 0) is None
+
+
+def test_the_snapshot_is_not_read_at_import() -> None:
+    """Nor what reads it."""
+    code = "import engine, sys; print('tracestore.price_snapshot' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_snapshot_says_where_it_is_from_and_survives_its_own_encoding() -> None:
+    """Date, source, licence, what was left out; every model in it has rates."""
+    snapshot = price_snapshot.read(price_snapshot.SHIPPED)
+    assert snapshot.date >= "2026-11-22"
+    assert snapshot.source.startswith("genai-prices ")
+    assert "MIT" in snapshot.licence
+    assert snapshot.left_out
+    assert all(model.prices for model in snapshot.models)
+    assert price_snapshot.decode(price_snapshot.encode(snapshot), "again") == snapshot
+
+
+def test_a_home_may_have_newer_prices_and_its_own_over_them(tmp_path: Path) -> None:
+    """The snapshot in the home replaces the shipped one, and prices.yaml lies over it."""
+    snapshot = msgspec.structs.replace(
+        price_snapshot.read(price_snapshot.SHIPPED),
+        models=(price_snapshot.SnapshotModel("p:m", ({"input": 1000},)), price_snapshot.SnapshotModel("p:n", ())),
+    )
+    (tmp_path / SNAPSHOT_NAME).write_bytes(price_snapshot.encode(snapshot))
+    assert price_table(tmp_path).price("p:m", TokenUsage(1), 0).nano_usd == 1
+    assert price_table(tmp_path).price("openai:gpt-5", TokenUsage(1), 0).nano_usd is None
+    (tmp_path / "prices.yaml").write_text("prices: [{model: 'p:*', input: 0.002}]")
+    assert price_table(tmp_path).price("p:m", TokenUsage(1), 0).nano_usd == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b"[", b'{"format": 9, "date": "", "source": "", "licence": "", "models": []}']
+)
+def test_what_is_no_snapshot_is_refused(tmp_path: Path, content: bytes) -> None:
+    """The error names the file."""
+    path = tmp_path / SNAPSHOT_NAME
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=SNAPSHOT_NAME):
+        price_table(tmp_path)
+
+
+def test_published_dates_tiers_and_hours_are_taken_over() -> None:
+    """Hours hold since the last date, cliffs become rows, a variant fills up from the usual price."""
+    source = {
+        "providers": [
+            {
+                "id": "google",
+                "models": [
+                    {
+                        "id": "m",
+                        "match": {"or": [{"equals": "m"}, {"starts_with": "m-"}, {"regex": "^n-\\d{8}$"}]},
+                        "prices": [
+                            {"prices": {"input_mtok": 1, "output_mtok": 2}},
+                            {
+                                "constraint": {"start_date": "1970-01-11"},
+                                "prices": {"input_mtok": {"base": 3, "tiers": [{"start": 10, "price": 4}]}},
+                            },
+                            {
+                                "constraint": {"start_time": "01:00:00+00:00", "end_time": "02:00:00+00:00"},
+                                "prices": {"input_mtok": 9},
+                            },
+                        ],
+                        "price_variants": [{"when": {"processing": "batch"}, "prices": {"output_mtok": 5}}],
+                    }
+                ],
+            }
+        ]
+    }
+    table = convert(source, source="test", day="2026-01-01").table()  # type: ignore[arg-type]
+    hour = 3_600_000_000
+
+    def rates(name: str, at: int, total: int = 0, tier: str | None = None) -> tuple[int | None, int | None]:
+        row = table.find(name, at, total, service_tier=tier)
+        assert row is not None
+        return row.input, row.output
+
+    assert rates("gemini:m", 9 * DAY + hour) == (1_000_000, 2_000_000)
+    assert rates("google:m-1", 10 * DAY, 10) == (3_000_000, None)
+    assert rates("gemini:n-20260101", 10 * DAY, 11) == (4_000_000, None)
+    assert rates("gemini:m", 10 * DAY + hour) == (9_000_000, None)
+    assert rates("gemini:m", 0, tier="batch") == (1_000_000, 5_000_000)
+
+
+@pytest.mark.anyio
+async def test_both_costs_of_a_call_are_kept(store: TraceStore, make: Maker) -> None:
+    """What the provider says, and beside it what the table gives; details and tier come back too."""
+    cost = Cost(700, CostSource.PROVIDER, "aaaaaaaaaaaa", None, 650)
+    usage = TokenUsage(5, 5, details={"audio_input": 2, "web_search": 1}, service_tier="flex")
+    await store.write([make.started(priced_as="openai:gpt"), make.completed(usage=usage, cost=cost)])
+    (row,) = await store.calls()
+    assert (row.cost, row.at_call_time, row.usage, row.priced_as) == (cost, cost, usage, "openai:gpt")
+
+
+@pytest.mark.anyio
+async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opened by this version, it can be repriced, and its old table has its old version."""
+    import sqlite3
+
+    path = tmp_path / "old.db"
+    position = [name for name, _ in migrations.MIGRATIONS].index("price dimensions")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:position])
+        patch.setattr(migrations, "SCHEMA_VERSION", position)
+        async with TraceStore(path):
+            pass
+    table = PriceTable([PriceRow(model="openai:*", input=1000)])
+    with sqlite3.connect(path) as old:
+        old.execute("INSERT INTO runs VALUES (1, 'r', 1, 1, 1)")
+        old.execute("INSERT INTO price_version VALUES (?, 'old', 1)", (table.version,))
+        old.execute(
+            "INSERT INTO price_row (version, position, model, above, input, per_request, note) "
+            "VALUES (?, 0, 'openai:*', 0, 1000, 0, '')",
+            (table.version,),
+        )
+        old.execute(
+            "INSERT INTO calls (request_id, attempt, run, ts_us, day, status, provider, model, input_tokens, "
+            "usage_source) VALUES ('q', 1, 1, 5, 0, 'completed', 'openai', 'openai:x', 3, 'reported')"
+        )
+    old.close()
+    async with TraceStore(path) as store:
+        assert await store.price_tables() == [table]
+        await store.reprice(table.version)
+        (row,) = await store.calls()
+        assert row.cost == Cost(3, CostSource.COMPUTED, table.version)
+        assert row.usage == TokenUsage(3)

@@ -1,0 +1,31 @@
+"""The prices of a home folder: the published ones, and the user's own over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .prices import PriceTable
+
+OWN_NAME = "prices.yaml"
+SNAPSHOT_NAME = "price-snapshot.json"
+
+
+def published_table(home: Path) -> PriceTable:
+    """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    path = home / SNAPSHOT_NAME
+    if not path.exists():
+        return PriceTable.default()
+    from .price_snapshot import read
+
+    return read(path).table()
+
+
+def price_table(home: Path, own: Path | None = None) -> PriceTable:
+    """A user's price file over the published prices. own: None is prices.yaml in that folder, if there is one.
+
+    Raises ConfigurationError.
+    """
+    published, default = published_table(home), home / OWN_NAME
+    if own is None and not default.exists():
+        return published
+    return published.merged(PriceTable.from_yaml(own or default))
