@@ -19,10 +19,13 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .costs import CostRow
 from .database import Durability
+from .free_sql import SqlResult
 from .prices import Component, Explanation, PriceRow, PriceTable
-from .queries import CallFilter, CallRow, CostRow, SessionRow
+from .queries import CallFilter, CallRow, SessionRow
 from .repricing import ModelReprice, RepriceReport, RepriceRun
+from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
 
@@ -32,14 +35,18 @@ __all__ = [
     "Component",
     "CostRow",
     "Durability",
+    "ErrorRow",
     "Explanation",
     "Flush",
     "ModelReprice",
+    "Percentiles",
     "PriceRow",
     "PriceTable",
     "RepriceReport",
     "RepriceRun",
     "SessionRow",
+    "SqlResult",
+    "StatisticsRow",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

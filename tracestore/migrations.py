@@ -211,7 +211,12 @@ _M001_INITIAL = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", _M001_INITIAL),)
+_QUERIES = ("CREATE INDEX calls_by_error ON calls (error_class, ts_us) WHERE error_class IS NOT NULL",)
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("initial", _M001_INITIAL),
+    ("queries", _QUERIES),
+)
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -11,10 +11,10 @@ from bus import ConfigurationError, StoreError
 from tracestore import PriceTable, RepriceReport, TraceStore
 
 from .events import plural
+from .filters import add_filters, call_filter, chosen_file
 from .places import command_name, short
 from .screen import make_console
 from .tables import reprice_table
-from .traces import add_filters, call_filter, chosen_file
 
 AT_CALL_TIME = "call-time"
 

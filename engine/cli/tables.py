@@ -50,7 +50,7 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
     """One line for each call. when: with the time and the id of each, for a file of many; else numbered."""
-    table = _table()
+    table = plain_table()
     if when:
         table.add_column("time", no_wrap=True)
         table.add_column("call", no_wrap=True)
@@ -62,7 +62,7 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, call in enumerate(calls, 1):
         row = call.last
-        head = [_moment(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
+        head = [moment_text(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
         table.add_row(
             *head,
             row.model,
@@ -77,7 +77,7 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
 
 def reprice_table(report: RepriceReport) -> Table:
     """One line for each model, and the sums below."""
-    table = _table(footer=len(report.models) > 1)
+    table = plain_table(footer=len(report.models) > 1)
     sums = _change(
         report.calls,
         (report.unpriced_before, report.sum_before_nano_usd),
@@ -110,7 +110,8 @@ def _sum(calls: int, unpriced: int, nano_usd: int) -> str:
     return f"{usd(nano_usd)} + {unpriced} unpriced" if unpriced else usd(nano_usd)
 
 
-def _table(*, footer: bool = False) -> Table:
+def plain_table(*, footer: bool = False) -> Table:
+    """A table without lines; footer: with a line of sums below."""
     from rich import box
     from rich.table import Table
 
@@ -131,7 +132,12 @@ def _cost(call: CallSummary) -> str:
     return "-" if call.last.usage is None else "unpriced"
 
 
-def _moment(ts_us: int | None) -> str:
+def rate(part: float | None) -> str:
+    """A part of a whole in per cent; a dash if there is no whole."""
+    return "-" if part is None else f"{part * 100:.1f}%"
+
+
+def moment_text(ts_us: int | None) -> str:
     """Local time; with its date unless that is today."""
     if ts_us is None:
         return "-"
