@@ -24,7 +24,7 @@ from .database import Durability
 from .free_sql import SqlResult
 from .prices import Component, Explanation, PriceRow, PriceTable
 from .queries import CallFilter, CallRow, SessionRow
-from .repricing import ModelReprice, RepriceReport, RepriceRun
+from .reprice_runs import DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
@@ -34,6 +34,7 @@ __all__ = [
     "CallRow",
     "Component",
     "CostRow",
+    "DayReprice",
     "Durability",
     "ErrorRow",
     "Explanation",
@@ -44,6 +45,7 @@ __all__ = [
     "PriceTable",
     "RepriceReport",
     "RepriceRun",
+    "SessionReprice",
     "SessionRow",
     "SqlResult",
     "StatisticsRow",

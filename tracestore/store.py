@@ -20,7 +20,7 @@ import msgspec
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 
-from . import repricing
+from . import reprice_runs, repricing
 from .codec import decode_event
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
@@ -39,7 +39,8 @@ from .queries import (
     tags_of,
     to_us,
 )
-from .repricing import RepriceReport, RepriceRun
+from .reprice_runs import RepriceReport, RepriceRun
+from .repricing import OnProgress
 from .statistics import ErrorRow, StatisticsRow, errors, statistics
 
 _KNOWN_RUNS = 256
@@ -356,18 +357,47 @@ class TraceStore:
         where: CallFilter | None = None,
         dry_run: bool = False,
         as_model: str | None = None,
+        by_session: bool = False,
+        progress: OnProgress | None = None,
     ) -> RepriceReport:
         """Work out what stored calls cost under another price table, and make that the current cost.
 
         table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
         as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
-        Events and costs at call time stay as they are; `use_prices()` goes back.
+        by_session: compare sessions too. progress: told between chunks how far it is.
+        Events and costs at call time stay as they are; `undo_reprice()` goes back. One that is interrupted has
+        changed nothing yet; `resume_reprice()` goes on with it.
         """
         if isinstance(table, str):
             table = await repricing.stored_table(self._database, table)
-        run = repricing.Repricing(self._database, self._clock, table, where or CallFilter(), as_model)
+        run = repricing.Repricing(
+            *(self._database, self._clock, table, where or CallFilter(), as_model),
+            by_session=by_session,
+            progress=progress,
+        )
         async with self._repricing:
             return await run.run(dry=dry_run or as_model is not None)
+
+    async def resume_reprice(
+        self, run_id: int | None = None, *, progress: OnProgress | None = None
+    ) -> RepriceReport:
+        """Go on with a repricing that was interrupted, the latest unless told; the report is that of the whole.
+
+        Raises StoreError if there is none.
+        """
+        async with self._repricing:
+            begun = await reprice_runs.interrupted(self._database, run_id)
+            table = await repricing.stored_table(self._database, begun.version)
+            run = repricing.Repricing(
+                *(self._database, self._clock, table, begun.where, None),
+                by_session=begun.by_session,
+                progress=progress,
+            )
+            return await run.resume(begun)
+
+    async def undo_reprice(self) -> RepriceRun:
+        """Take the latest repricing back: what was current before it is current again. Raises StoreError."""
+        return await reprice_runs.undo(self._database, self._clock.now_us())
 
     async def use_prices(self, version: str | None) -> None:
         """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time."""
@@ -383,7 +413,7 @@ class TraceStore:
 
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""
-        return await repricing.history(self._database)
+        return await reprice_runs.history(self._database)
 
 
 _SUMS = """
