@@ -24,7 +24,7 @@ from .database import Durability
 from .free_sql import SqlResult
 from .prices import Component, Explanation, PriceRow, PriceTable
 from .queries import CallFilter, CallRow, SessionRow
-from .reprice_runs import DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
+from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
@@ -34,6 +34,7 @@ __all__ = [
     "CallRow",
     "Component",
     "CostRow",
+    "CurrentPrices",
     "DayReprice",
     "Durability",
     "ErrorRow",

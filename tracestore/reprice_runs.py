@@ -79,9 +79,9 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
 class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One repricing in the file's history.
 
-    finished_us: None if it never came to its end. undone_us: when it was undone. last_call: the number of the last
-    call that it is to price; done: of the last that it has priced. replaced: the versions that were current before,
-    in their order; None if it isn't finished. Times are microseconds UTC, sums nano-USD.
+    finished_us: None if it never came to its end. undone_us: when it was undone. last_call: the number of the
+    last call that it is to price; done: of the last that it has priced. replaced: the versions that were current
+    before, in their order; None if it isn't finished. Times are microseconds UTC, sums nano-USD.
     """
 
     id: int
@@ -112,6 +112,20 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
         if self.where == CallFilter():
             return [self.version]
         return [self.version, *(version for version in self.replaced or () if version != self.version)]
+
+
+class CurrentPrices(msgspec.Struct, frozen=True):
+    """Which costs are current. versions: the first that has a cost for a call goes; none: those at call time.
+
+    run: the latest repricing that finished.
+    """
+
+    versions: tuple[str, ...]
+    run: RepriceRun | None
+
+    @property
+    def run_id(self) -> int:
+        return self.run.id if self.run is not None else 0
 
 
 class Sums(TypedDict):
@@ -201,11 +215,18 @@ async def finish(database: Database, run_id: int, report: RepriceReport, where: 
 async def undo(database: Database, now_us: int) -> RepriceRun:
     """Take the latest repricing back; the run as it stands now. Its costs stay in the file.
 
-    Raises StoreError if there is none, or if other prices were chosen since.
+    Raises StoreError if there is none, if other prices were chosen since, and if its version was current before:
+    a version has one cost for a call, so there is nothing to go back to.
     """
     run = next((run for run in await history(database) if run.state == "finished"), None)
     if run is None or run.replaced is None:
         raise StoreError(f"{database.path}: there is no repricing to undo")
+    if run.version in run.replaced:
+        raise StoreError(
+            f"{database.path}: repricing {run.id} only went further with price version {run.version}, which was "
+            "current before it; the costs that it added can't be told from those. Choose a version, or the costs at "
+            "call time"
+        )
     replaced, expected = list(run.replaced), run.current_after()
 
     def work(statements: Statements) -> None:
@@ -255,6 +276,13 @@ async def history(database: Database) -> list[RepriceRun]:
             named["replaced"] = msgspec.json.decode(named["replaced"], type=tuple[str, ...])
         found.append(RepriceRun(**named))
     return found
+
+
+async def current_prices(database: Database) -> CurrentPrices:
+    """Two reads of tables with a few rows."""
+    versions = await database.read("SELECT version FROM current_version ORDER BY position")
+    run = next((run for run in await history(database) if run.finished_us is not None), None)
+    return CurrentPrices(tuple(version for (version,) in versions), run)
 
 
 def _current(statements: Statements) -> list[str]:

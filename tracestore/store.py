@@ -39,7 +39,7 @@ from .queries import (
     tags_of,
     to_us,
 )
-from .reprice_runs import RepriceReport, RepriceRun
+from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
 from .repricing import OnProgress
 from .statistics import ErrorRow, StatisticsRow, errors, statistics
 
@@ -402,6 +402,10 @@ class TraceStore:
     async def use_prices(self, version: str | None) -> None:
         """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time."""
         await repricing.use_prices(self._database, version)
+
+    async def current_prices(self) -> CurrentPrices:
+        """Which costs are the current ones, and the latest repricing; changed when anyone changed them."""
+        return await reprice_runs.current_prices(self._database)
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if they are those at call time."""

@@ -12,6 +12,7 @@ from tracestore import CallRow, RepriceReport
 
 from .events import seconds
 from .money import difference, percent, usd
+from .reprice_page import Line, lines, total
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -75,22 +76,22 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
     return table
 
 
-def reprice_table(report: RepriceReport) -> Table:
-    """One line for each model, and the sums below."""
-    table = plain_table(footer=len(report.models) > 1)
-    sums = _change(
-        report.calls,
-        (report.unpriced_before, report.sum_before_nano_usd),
-        (report.unpriced, report.sum_after_nano_usd),
-    )
-    table.add_column("model", "all", overflow="fold")
+def reprice_table(report: RepriceReport, by: str = "model") -> Table:
+    """One line for each model, day or session, and the sums below."""
+    rows = lines(report, by)
+    table = plain_table(footer=len(rows) > 1)
+    everything = total(report)
+    table.add_column(by, "all", overflow="fold")
     table.add_column("calls", f"{report.calls:,}", justify="right")
-    for heading, total in zip(("before", "after", "difference", ""), sums, strict=True):
-        table.add_column(heading, total, justify="right", no_wrap=True)
-    for row in report.models:
-        before, after = (row.unpriced_before, row.before_nano_usd), (row.unpriced, row.after_nano_usd)
-        table.add_row(row.model, f"{row.calls:,}", *_change(row.calls, before, after))
+    for heading, sums in zip(("before", "after", "difference", ""), _line_change(everything), strict=True):
+        table.add_column(heading, sums, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.name, f"{row.calls:,}", *_line_change(row))
     return table
+
+
+def _line_change(line: Line) -> tuple[str, str, str, str]:
+    return _change(line.calls, (line.unpriced_before, line.before), (line.unpriced, line.after))
 
 
 def _change(calls: int, before: tuple[int, int], after: tuple[int, int]) -> tuple[str, str, str, str]:
