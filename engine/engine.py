@@ -34,7 +34,7 @@ from bus import (
     WrongLoop,
 )
 from bus.stream_events import TurnEvent
-from tracestore import CallFilter, PriceTable, RepriceReport, TraceStore
+from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.price_home import price_table
 
 from .adapter_pool import AdapterPool, make_spare
@@ -43,6 +43,7 @@ from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .routing import expand
@@ -116,6 +117,7 @@ class Engine:
         )
         self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
+        self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
@@ -217,7 +219,15 @@ class Engine:
         if self.store is None:
             raise CallboardError("this engine keeps no trace (trace=False), so there is nothing to reprice")
         await hosted.flush()
-        report = await self.store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
+        watch = self._prices_watch
+        assert watch is not None
+        watch.held += 1
+        try:
+            report = await self.store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
+            if not dry_run and as_model is None:
+                await watch.mark()
+        finally:
+            watch.held -= 1
         if not dry_run and as_model is None:
             self.prices = version if isinstance(version, PriceTable) else await self._stored_prices(version)
             await self._show_costs(hosted)
@@ -231,6 +241,33 @@ class Engine:
                 )
             )
         return report
+
+    async def undo_reprice(self) -> RepriceRun:
+        """Take the latest repricing back, also in live messages. Raises StoreError if there is none."""
+        hosted = await self.start()
+        if self.store is None or self._prices_watch is None:
+            raise CallboardError("this engine keeps no trace (trace=False), so there is nothing to undo")
+        await hosted.flush()
+        await self._prices_watch.mark()
+        run = await self.store.undo_reprice()
+        await self._look_at_prices()
+        return run
+
+    def notice_prices(self) -> None:
+        """Have a look, beside the turn that begins, whether somebody else repriced. At most one a second."""
+        watch, hosted = self._prices_watch, self._hosted
+        if watch is not None and hosted is not None and watch.due():
+            hosted.manager.spawn(self._look_at_prices, name="look at prices")
+
+    async def _look_at_prices(self) -> None:
+        watch, hosted = self._prices_watch, self._hosted
+        found = await watch.look() if watch is not None else None
+        if found is None or hosted is None:
+            return
+        if found.versions:
+            self.prices = await self._stored_prices(found.versions[0])
+        await self._show_costs(hosted)
+        self.bus.publish(announcement(found))
 
     async def _stored_prices(self, version: str) -> PriceTable:
         assert self.store is not None

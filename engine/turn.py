@@ -154,6 +154,7 @@ class Turn:
 
     async def _begin(self) -> Message:
         state, engine = self._state, self._engine
+        engine.notice_prices()
         model = in_words(self._model or state.model)
         engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id, turn_id=self.id)
         self._pending = [Message(Role.USER, self.content, id=engine.clock.new_id("msg"))]

@@ -19,11 +19,14 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .costs import CostRow
 from .database import Durability
+from .free_sql import SqlResult
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
-from .queries import CallFilter, CallRow, CostRow, SessionRow
-from .repricing import ModelReprice, RepriceReport, RepriceRun
+from .queries import CallFilter, CallRow, SessionRow
+from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
+from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
 
@@ -32,16 +35,23 @@ __all__ = [
     "CallRow",
     "Component",
     "CostRow",
+    "CurrentPrices",
+    "DayReprice",
     "Durability",
+    "ErrorRow",
     "Explanation",
     "Flush",
     "ModelReprice",
+    "Percentiles",
     "PriceAlias",
     "PriceRow",
     "PriceTable",
     "RepriceReport",
     "RepriceRun",
+    "SessionReprice",
     "SessionRow",
+    "SqlResult",
+    "StatisticsRow",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

@@ -58,6 +58,8 @@ _PROGRESS_STEPS = 10_000
 _CACHED_STATEMENTS = 256
 _WAL_LIMIT_BYTES = 64 * 1024 * 1024
 
+_VALUE_LIMIT_BYTES = 16 * 1024 * 1024
+
 _log = Log("tracestore.database")
 
 
@@ -77,6 +79,24 @@ def _unstorable() -> Iterator[None]:
         raise Unstorable(str(error)) from error  # missing, of another type than the column's, or too large
 
 
+def _may_read(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    """SQLite's question whether a statement may do something: it may read, but open or load no other file."""
+    import sqlite3
+
+    match action:
+        case sqlite3.SQLITE_SELECT | sqlite3.SQLITE_READ | sqlite3.SQLITE_RECURSIVE:
+            return sqlite3.SQLITE_OK
+        case sqlite3.SQLITE_FUNCTION if second != "load_extension":
+            return sqlite3.SQLITE_OK
+        case sqlite3.SQLITE_PRAGMA if first in _READING_PRAGMAS:
+            return sqlite3.SQLITE_OK
+        case _:
+            return sqlite3.SQLITE_DENY
+
+
+_READING_PRAGMAS = ("table_info", "table_xinfo", "table_list", "index_list", "index_info")
+
+
 class Statements:
     """What a function may do in the connection's thread. Handed to it; not to be kept, nor used elsewhere."""
 
@@ -86,6 +106,15 @@ class Statements:
     def run(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
         """Execute one statement and return all its rows."""
         return self._connection.execute(sql, parameters).fetchall()
+
+    def first(self, sql: str, parameters: Sequence[SqlValue], limit: int) -> tuple[list[str], list[Row]]:
+        """The columns and the first rows of one statement, which may only read, and no value beyond 16 MiB."""
+        import sqlite3
+
+        self._connection.set_authorizer(_may_read)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_LIMIT_BYTES)
+        cursor = self._connection.execute(sql, parameters)
+        return [column[0] for column in cursor.description or ()], cursor.fetchmany(limit)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
         """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
@@ -245,6 +274,36 @@ class Database:
                     raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
                 raise
         return [str(said) for (said,) in rows if said != "ok"]
+
+    async def select(
+        self, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
+    ) -> tuple[list[str], list[Row]]:
+        """The columns and first rows of a statement from outside, which may do nothing but read.
+
+        For a connection of its own, opened `readonly`: from then on it refuses everything else. Raises StoreError
+        for any other statement, TimeoutError when it could not finish in time.
+        """
+        import sqlite3
+
+        def too_late() -> bool:
+            return time.monotonic() > deadline
+
+        def work(statements: Statements) -> tuple[list[str], list[Row]]:
+            with statements.interrupted_when(too_late):
+                return statements.first(sql, parameters, limit)
+
+        deadline = time.monotonic() + seconds
+        with self._translated():
+            try:
+                return await _uninterrupted(_in_thread(self._open_connection(), work))
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                match getattr(error, "sqlite_errorcode", None):
+                    case sqlite3.SQLITE_INTERRUPT:
+                        raise TimeoutError(f"{self.path}: not read within {seconds:g} s") from None
+                    case sqlite3.SQLITE_AUTH:
+                        raise StoreError(f"{self.path}: only reading is allowed: SELECT, WITH, EXPLAIN") from None
+                    case _:  # no SQL, more than one statement, too few parameters, or the file itself
+                        raise StoreError(f"{self.path}: {error}") from error
 
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""

@@ -237,9 +237,36 @@ _PRICE_DIMENSIONS = (
     """,
 )
 
+_QUERIES = (
+    "CREATE INDEX calls_by_error ON calls (error_class, ts_us) WHERE error_class IS NOT NULL",
+    # last_call: up to which call it goes; done: up to which it has come. replaced: the versions that were current
+    # before, as JSON; undone_us: when they became current again.
+    "ALTER TABLE reprice_run ADD COLUMN last_call INTEGER",
+    "ALTER TABLE reprice_run ADD COLUMN done INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE reprice_run ADD COLUMN by_session INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE reprice_run ADD COLUMN replaced TEXT",
+    "ALTER TABLE reprice_run ADD COLUMN undone_us INTEGER",
+    # What a repricing did, and how far its sums have come: written in the transaction of the costs they add up.
+    """
+    CREATE TABLE reprice_sum (
+        run              INTEGER NOT NULL REFERENCES reprice_run (id),
+        model            TEXT NOT NULL,
+        day              INTEGER NOT NULL,
+        session          TEXT NOT NULL,   -- empty where it was not asked for, or the call has none
+        calls            INTEGER NOT NULL,
+        unpriced         INTEGER NOT NULL,
+        after            INTEGER NOT NULL,
+        unpriced_before  INTEGER NOT NULL,
+        before           INTEGER NOT NULL,
+        PRIMARY KEY (run, model, day, session)
+    ) STRICT, WITHOUT ROWID
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("price dimensions", _PRICE_DIMENSIONS),
+    ("queries", _QUERIES),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -18,7 +18,6 @@ from .database import Row
 from .insert import SqlValue
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
-Dimension: TypeAlias = Literal["day", "provider", "model", "session_id", "status"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US_PER_DAY = 86_400_000_000
@@ -30,6 +29,9 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     since, until: when the attempt started, from inclusive to exclusive; microseconds UTC, or an aware datetime.
     model: as routed; ``provider:name``, or the name alone, and with ``*`` at its end any that begin so.
     tags: all of them, with these values.
+    turn_id: has no index of its own; in a large file say the session too.
+    unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much.
+    Both are about the current cost, or the one under the version that is asked for.
     """
 
     since: int | datetime | None = None
@@ -40,14 +42,22 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str | None = None
     status: CallStatus | None = None
     tags: dict[str, str] | None = None
+    turn_id: str | None = None
+    error_class: str | None = None
+    unpriced: bool = False
+    min_cost_nano_usd: int | None = None
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
             if isinstance(moment, datetime) and moment.tzinfo is None:
                 raise ValueError("CallFilter takes datetimes with a time zone")
 
-    def condition(self) -> tuple[str, list[SqlValue]]:
-        """An SQL condition on ``calls AS c``, and its parameters."""
+    def condition(self, cost: str | None = None) -> tuple[str, list[SqlValue]]:
+        """An SQL condition on ``calls AS c``, and its parameters.
+
+        cost: an SQL expression for a call's nano-USD; None looks its current cost up.
+        """
+        nano = cost or _CURRENT_NANO
         parts: list[str] = ["1"]
         values: list[SqlValue] = []
 
@@ -74,6 +84,14 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             add("c.request_id = ?", self.request_id)
         if self.status is not None:
             add("c.status = ?", self.status)
+        if self.turn_id is not None:
+            add("c.turn_id = ?", self.turn_id)
+        if self.error_class is not None:
+            add("c.error_class = ?", self.error_class)
+        if self.unpriced:
+            add(f"c.usage_source IS NOT NULL AND {nano} IS NULL")
+        if self.min_cost_nano_usd is not None:
+            add(f"{nano} >= ?", self.min_cost_nano_usd)
         for key, value in (self.tags or {}).items():
             add("c.id IN (SELECT t.call_id FROM call_tags AS t WHERE t.key = ? AND t.value = ?)", key, value)
         return " AND ".join(parts), values
@@ -152,22 +170,6 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int
 
 
-class CostRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums of a group of calls. key: its values, in the order asked for; days are ISO dates.
-
-    estimated: how many of the calls have usage that was estimated. unpriced: with usage, but without a cost.
-    """
-
-    key: tuple[str, ...]
-    calls: int
-    total_input_tokens: int
-    output_tokens: int
-    cost_nano_usd: int
-    at_call_time_nano_usd: int
-    unpriced: int
-    estimated: int
-
-
 # The cost under the current version: the first of the current versions that has a row for the call, else the one
 # at call time. `under` stands for the version of that row, and is NULL where the call-time cost holds.
 CURRENT_VERSION_OF_CALL = """(
@@ -178,10 +180,19 @@ CURRENT_VERSION_OF_CALL = """(
          LIMIT 1
     )"""
 
+_CURRENT_NANO = f"""(
+        CASE WHEN {CURRENT_VERSION_OF_CALL} IS NULL THEN c.cost_nano
+             ELSE (SELECT k.cost_nano FROM call_cost AS k
+                    WHERE k.call_id = c.id AND k.price_version = {CURRENT_VERSION_OF_CALL})
+        END)"""
+
+NOW_NANO = "(CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END)"
+"""The current cost where `WITH_CURRENT_COST` has joined it: for `CallFilter.condition`."""
+
 WITH_CURRENT_COST = f"""
     SELECT c.*, r.run_id,
            coalesce(cc.price_version, c.cost_version) AS now_version,
-           CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END AS now_nano,
+           {NOW_NANO} AS now_nano,
            CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
            CASE WHEN cc.call_id IS NULL THEN c.cost_source
                 WHEN cc.cost_nano IS NULL THEN 'unpriced'
@@ -216,7 +227,7 @@ _routing = msgspec.json.Decoder(RoutingDecision)
 
 def calls_query(where: CallFilter | None, under: str | None, limit: int | None) -> tuple[str, list[SqlValue]]:
     """The query behind `TraceStore.calls`, newest first."""
-    condition, values = (where or CallFilter()).condition()
+    condition, values = (where or CallFilter()).condition(NOW_NANO)
     sql = f"""
         WITH priced AS ({WITH_CURRENT_COST} WHERE {condition})
         SELECT {", ".join(_CALL_COLUMNS)}

@@ -5,7 +5,8 @@
 2. One ``INSERT ... SELECT`` per 50,000 calls joins calls with segments and writes a cost, or the reason why there
    is none. Between two of these transactions other writers get their turn.
 3. Only when all are written does the version become the current one. A repricing that dies half-way has changed
-   nothing that anyone sees; running it again goes on where rows are missing.
+   nothing that anyone sees. The file says how far it came, in the transaction of the costs themselves, so that
+   `resume` goes on from there and ends with the same report (`reprice_runs` keeps that book).
 
 Nothing is ever edited: neither events, nor the costs at call time, nor a cost under a version, because the same
 version always gives the same cost. The SQL (`tracestore.price_sql`) follows `PriceTable.explain` case by case; a
@@ -30,60 +31,35 @@ from .price_rows import PriceAlias, PriceRow
 from .price_sql import PRICE_CHUNK, compile_table
 from .prices import PriceTable
 from .queries import CURRENT_VERSION_OF_CALL, CallFilter
+from .reprice_runs import RepriceReport, RepriceRun, begin, finish, note_progress, sums_of
 
 CHUNK = 50_000
 """Calls per transaction."""
 
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
-_Sums: TypeAlias = dict[str, list[int]]
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Told the number of the last call that is done and of the last there is, between chunks. What it raises stops
+the repricing there, as a kill would: it can be resumed."""
 
 
-class ModelReprice(msgspec.Struct, frozen=True):
-    """What a repricing did to one model's calls. Sums are nano-USD over the calls that have a cost."""
-
-    model: str
-    calls: int
-    unpriced: int
-    before_nano_usd: int
-    after_nano_usd: int
-    unpriced_before: int = 0
-
-
-class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repricing did, or would do.
-
-    calls: those with usage that match the filter. unpriced: those of them without a cost in this version;
-    unpriced_before: without one until now. Sums are nano-USD over the calls that have a cost. models: the same by
-    routed model, the greatest sum first. previous_version: what to give to `use_prices()` to undo it.
+_SUMS_TABLE = (
     """
-
-    version: str
-    label: str
-    dry_run: bool
-    calls: int
-    unpriced: int
-    unpriced_before: int
-    sum_before_nano_usd: int
-    sum_after_nano_usd: int
-    models: tuple[ModelReprice, ...]
-    as_model: str | None = None
-    previous_version: str | None = None
-
-
-class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One repricing in the file's history. finished_us: None if it never came to its end."""
-
-    id: int
-    version: str
-    where: CallFilter
-    started_us: int
-    finished_us: int | None
-    calls: int | None
-    unpriced: int | None
-    sum_before_nano_usd: int | None
-    sum_after_nano_usd: int | None
-
+    CREATE TEMP TABLE IF NOT EXISTS reprice_sum (
+        run              INTEGER NOT NULL,
+        model            TEXT NOT NULL,
+        day              INTEGER NOT NULL,
+        session          TEXT NOT NULL,
+        calls            INTEGER NOT NULL,
+        unpriced         INTEGER NOT NULL,
+        after            INTEGER NOT NULL,
+        unpriced_before  INTEGER NOT NULL,
+        before           INTEGER NOT NULL,
+        PRIMARY KEY (run, model, day, session)
+    ) WITHOUT ROWID
+    """,
+    "DELETE FROM temp.reprice_sum",
+)
 
 _KEEP_CHUNK = """
     INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
@@ -97,140 +73,128 @@ _WRITTEN = """
       LEFT JOIN call_cost AS k ON k.call_id = a.id AND k.price_version = ?
 """
 
-_SUM_BY_MODEL = f"""
-    SELECT a.model, count(*),
+_SUM = f"""
+    INSERT INTO {{table}} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT ?, a.model, b.day, b.session, count(*),
            sum(a.nano IS NULL), coalesce(sum(a.nano), 0),
            sum(b.nano IS NULL), coalesce(sum(b.nano), 0)
       FROM temp.reprice_cost AS a
       JOIN (
-            SELECT c.id, CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
+            SELECT c.id, c.day, {{session}} AS session,
+                   CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
               FROM calls AS c
               LEFT JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = {CURRENT_VERSION_OF_CALL}
            ) AS b ON b.id = a.id
-     GROUP BY a.model
+     GROUP BY a.model, b.day, b.session
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           calls = calls + excluded.calls,
+           unpriced = unpriced + excluded.unpriced,
+           after = after + excluded.after,
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before
 """
 
 
 class Repricing:
-    """One repricing of one store."""
+    """One repricing of one store. by_session: sums are kept for each session as well."""
 
     def __init__(
-        self, database: Database, clock: Clock, table: PriceTable, where: CallFilter, as_model: str | None
+        self,
+        database: Database,
+        clock: Clock,
+        table: PriceTable,
+        where: CallFilter,
+        as_model: str | None,
+        *,
+        by_session: bool = False,
+        progress: OnProgress | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._table = table
         self._where = where
         self._as_model = as_model
+        self._by_session = by_session
+        self._progress = progress
         self._condition, self._values = where.condition()
 
     async def run(self, *, dry: bool) -> RepriceReport:
         """Price all calls up to now; with `dry` nothing is written."""
         previous = await current_version(self._database)
         last = await self._last_call()
+        run_id = 0 if dry else await self._begin(last)
+        return await self._go_on(run_id, 0, last, dry, previous)
+
+    async def resume(self, run: RepriceRun) -> RepriceReport:
+        """Go on with one that was interrupted, from the first chunk that was not committed."""
+        previous = await current_version(self._database)
+        return await self._go_on(run.id, run.done, run.last_call or 0, False, previous)
+
+    async def _go_on(self, run_id: int, done: int, last: int, dry: bool, previous: str | None) -> RepriceReport:
         await self._either(dry, self._compile)
-        sums: _Sums = {}
-        run_id = None if dry else await self._begin()
-        for low in range(0, last, CHUNK):
+        for low in range(done, last, CHUNK):
             high = min(low + CHUNK, last)
 
-            def work(statements: Statements, low: int = low, high: int = high) -> list[Row]:
-                return (self._measure if dry else self._price)(statements, low, high)
+            def work(statements: Statements, low: int = low, high: int = high) -> None:
+                return (self._measure if dry else self._price)(statements, run_id, low, high)
 
-            for model, *numbers in await self._either(dry, work):
-                sums[model] = [a + b for a, b in zip(sums.get(model, [0] * 5), numbers, strict=True)]
-        report = self._report(sums, dry, previous)
-        if run_id is not None:
-            await self._finish(run_id, report)
+            await self._either(dry, work)
+            if self._progress is not None:
+                self._progress(high, last)
+        report = RepriceReport(
+            version=self._table.version,
+            label=self._table.label,
+            dry_run=dry,
+            as_model=self._as_model,
+            previous_version=previous,
+            run_id=run_id or None,
+            **await sums_of(self._database, "temp.reprice_sum" if dry else "main.reprice_sum", run_id),
+        )
+        if not dry:
+            await finish(self._database, run_id, report, self._where, self._clock.now_us())
         return report
 
-    async def _either(self, dry: bool, work: Callable[[Statements], list[Row]]) -> list[Row]:
-        return await (self._database.look(work) if dry else self._database.write(work))
+    async def _either(self, dry: bool, work: Callable[[Statements], None]) -> None:
+        await (self._database.look(work) if dry else self._database.write(work))
 
     async def _last_call(self) -> int:
         ((last,),) = await self._database.read("SELECT coalesce(max(id), 0) FROM calls")
         return int(last)
 
-    def _compile(self, statements: Statements) -> list[Row]:
+    def _compile(self, statements: Statements) -> None:
         compile_table(statements, self._table, self._condition, self._values, self._as_model)
-        return []
+        for sql in _SUMS_TABLE:
+            statements.run(sql)
 
-    async def _begin(self) -> int:
-        table, where, now = self._table, msgspec.json.encode(self._where).decode(), self._clock.now_us()
+    async def _begin(self, last: int) -> int:
+        table, where, now = self._table, self._where, self._clock.now_us()
 
         def work(statements: Statements) -> int:
             save_table(statements, table, now)
-            ((run_id,),) = statements.run(
-                "INSERT INTO reprice_run (version, filter, started_us) VALUES (?, ?, ?) RETURNING id",
-                (table.version, where, now),
-            )
-            return int(run_id)
+            return begin(statements, table.version, where, now, last, by_session=self._by_session)
 
         return await self._database.write(work)
 
-    def _measure(self, statements: Statements, low: int, high: int) -> list[Row]:
-        """Work out the costs of one chunk; by model, what its calls cost now and what they would cost."""
+    def _measure(self, statements: Statements, run_id: int, low: int, high: int, kept: str = "temp.") -> None:
+        """Work out the costs of one chunk, and add to the sums what its calls cost now and what they would."""
         statements.run("DELETE FROM temp.reprice_cost")
         statements.run(PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values])
-        return statements.run(_SUM_BY_MODEL)
+        session = "coalesce(c.session_id, '')" if self._by_session else "''"
+        statements.run(_SUM.format(table=f"{kept}reprice_sum", session=session), [run_id])
 
-    def _price(self, statements: Statements, low: int, high: int) -> list[Row]:
+    def _price(self, statements: Statements, run_id: int, low: int, high: int) -> None:
         """Keep the costs of one chunk, and check that what is there now is what was worked out."""
-        rows = self._measure(statements, low, high)
+        self._measure(statements, run_id, low, high, "main.")
         version = self._table.version
         statements.run(_KEEP_CHUNK, [version])
-        ((calls, total),) = statements.run(_WRITTEN, [version])
-        if (calls, total) != (sum(row[1] for row in rows), sum(row[3] for row in rows)):
+        (meant,) = statements.run("SELECT count(*), coalesce(sum(nano), 0) FROM temp.reprice_cost")
+        (written,) = statements.run(_WRITTEN, [version])
+        if meant != written:
             raise StoreError(
                 f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} to "
                 f"{high} are not what its prices give; nothing was changed"
             )
-        return rows
-
-    def _report(self, sums: _Sums, dry: bool, previous: str | None) -> RepriceReport:
-        totals = [sum(column) for column in zip(*sums.values(), strict=True)] or [0] * 5
-        calls, unpriced, after, unpriced_before, before = totals
-        models = [ModelReprice(model, n[0], n[1], n[4], n[2], n[3]) for model, n in sums.items()]
-        return RepriceReport(
-            version=self._table.version,
-            label=self._table.label,
-            dry_run=dry,
-            calls=calls,
-            unpriced=unpriced,
-            unpriced_before=unpriced_before,
-            sum_before_nano_usd=before,
-            sum_after_nano_usd=after,
-            models=tuple(sorted(models, key=lambda row: (-row.after_nano_usd, row.model))),
-            as_model=self._as_model,
-            previous_version=previous,
-        )
-
-    async def _finish(self, run_id: int, report: RepriceReport) -> None:
-        now = self._clock.now_us()
-        sums = (report.calls, report.unpriced, report.sum_before_nano_usd, report.sum_after_nano_usd)
-
-        def work(statements: Statements) -> None:
-            statements.run(
-                """
-                UPDATE reprice_run
-                   SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?
-                 WHERE id = ?
-                """,
-                (now, *sums, run_id),
-            )
-            if self._where == CallFilter():
-                statements.run("DELETE FROM current_version")
-            else:
-                statements.run("DELETE FROM current_version WHERE version = ?", (report.version,))
-            statements.run(
-                """
-                INSERT INTO current_version (position, version)
-                SELECT coalesce(min(position), 1) - 1, ? FROM current_version
-                """,
-                (report.version,),
-            )
-
-        await self._database.write(work)
+        note_progress(statements, run_id, low, high)
 
 
 # -- Versions
@@ -326,31 +290,6 @@ async def use_prices(database: Database, version: str | None) -> None:
             statements.run("INSERT INTO current_version (position, version) VALUES (0, ?)", (version,))
 
     await database.write(work)
-
-
-async def history(database: Database) -> list[RepriceRun]:
-    """All repricings, the newest first."""
-    rows = await database.read(
-        """
-        SELECT id, version, filter, started_us, finished_us, calls, unpriced, sum_before, sum_after
-          FROM reprice_run
-         ORDER BY id DESC
-        """
-    )
-    return [
-        RepriceRun(
-            id=row[0],
-            version=row[1],
-            where=msgspec.json.decode(row[2], type=CallFilter),
-            started_us=row[3],
-            finished_us=row[4],
-            calls=row[5],
-            unpriced=row[6],
-            sum_before_nano_usd=row[7],
-            sum_after_nano_usd=row[8],
-        )
-        for row in rows
-    ]
 
 
 async def _refuse_unknown(database: Database, version: str) -> None:

@@ -8,7 +8,7 @@ message that was appended only its position, role and id remain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,30 +20,30 @@ import msgspec
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 
-from . import repricing
+from . import reprice_runs, repricing
 from .codec import decode_event
+from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
+from .free_sql import SqlResult, select
 from .insert import SqlValue
 from .migrations import inspect, migrate
 from .prices import PriceTable
 from .projection import Batch, RunSpan
 from .queries import (
-    US_PER_DAY,
     WITH_CURRENT_COST,
     CallFilter,
     CallRow,
-    CostRow,
-    Dimension,
     SessionRow,
     call_row,
     calls_query,
     tags_of,
     to_us,
 )
-from .repricing import RepriceReport, RepriceRun
+from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
+from .repricing import OnProgress
+from .statistics import ErrorRow, StatisticsRow, errors, statistics
 
 _KNOWN_RUNS = 256
-_DIMENSIONS = ("day", "provider", "model", "session_id", "status")
 
 
 class TraceStore:
@@ -303,41 +303,35 @@ class TraceStore:
     async def costs(
         self,
         where: CallFilter | None = None,
-        by: Sequence[Dimension] = ("model",),
+        by: Sequence[str] = ("model",),
         *,
         under: str | None = None,
     ) -> list[CostRow]:
-        """What calls used and cost, summed by the given dimensions, the dearest first; `by=()` gives one total."""
-        for dimension in by:
-            if dimension not in _DIMENSIONS:
-                raise ValueError(f"costs can be grouped by {', '.join(_DIMENSIONS)}, not by {dimension!r}")
-        condition, values = (where or CallFilter()).condition()
-        keys = "".join(f"p.{dimension}, " for dimension in by)
-        group = f"GROUP BY {keys.rstrip(', ')}" if by else ""
-        rows = await self._database.read(
-            f"""
-            WITH priced AS ({WITH_CURRENT_COST} WHERE {condition})
-            SELECT {keys} count(p.id), {_SUMS}, coalesce(sum(p.cost_nano), 0),
-                   coalesce(sum(p.usage_source = 'estimated'), 0)
-              FROM priced AS p {group}
-             ORDER BY coalesce(sum(p.now_nano), 0) DESC, {keys} 1
-            """,
-            [under, *values],
-        )
-        size = len(by)
-        return [
-            CostRow(
-                key=tuple(_key(name, value) for name, value in zip(by, row[:size], strict=True)),
-                calls=row[size],
-                total_input_tokens=row[size + 1],
-                output_tokens=row[size + 2],
-                cost_nano_usd=row[size + 3],
-                unpriced=row[size + 4],
-                at_call_time_nano_usd=row[size + 5],
-                estimated=row[size + 6],
-            )
-            for row in rows
-        ]
+        """What calls used and cost, summed by the given dimensions, the dearest first; `by=()` gives one total.
+
+        by: of `tracestore.dimensions.DIMENSIONS`, or ``tag:KEY``. Raises ValueError for anything else.
+        """
+        return await costs(self._database, where or CallFilter(), by, under)
+
+    async def statistics(
+        self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
+    ) -> list[StatisticsRow]:
+        """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`."""
+        return await statistics(self._database, where or CallFilter(), by)
+
+    async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
+        """Failed attempts by class and model, the most frequent first."""
+        return await errors(self._database, where or CallFilter())
+
+    async def sql(
+        self, statement: str, parameters: Sequence[SqlValue] = (), *, limit: int = 1000, seconds: float = 10.0
+    ) -> SqlResult:
+        """What one SQL statement finds; it can only read, for at most `seconds`, at most `limit` rows.
+
+        It runs on a connection of its own, so nobody waits for it. The tables are described in
+        `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time.
+        """
+        return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
     # -- Health
 
@@ -363,22 +357,55 @@ class TraceStore:
         where: CallFilter | None = None,
         dry_run: bool = False,
         as_model: str | None = None,
+        by_session: bool = False,
+        progress: OnProgress | None = None,
     ) -> RepriceReport:
         """Work out what stored calls cost under another price table, and make that the current cost.
 
         table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
         as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
-        Events and costs at call time stay as they are; `use_prices()` goes back.
+        by_session: compare sessions too. progress: told between chunks how far it is.
+        Events and costs at call time stay as they are; `undo_reprice()` goes back. One that is interrupted has
+        changed nothing yet; `resume_reprice()` goes on with it.
         """
         if isinstance(table, str):
             table = await repricing.stored_table(self._database, table)
-        run = repricing.Repricing(self._database, self._clock, table, where or CallFilter(), as_model)
+        run = repricing.Repricing(
+            *(self._database, self._clock, table, where or CallFilter(), as_model),
+            by_session=by_session,
+            progress=progress,
+        )
         async with self._repricing:
             return await run.run(dry=dry_run or as_model is not None)
+
+    async def resume_reprice(
+        self, run_id: int | None = None, *, progress: OnProgress | None = None
+    ) -> RepriceReport:
+        """Go on with a repricing that was interrupted, the latest unless told; the report is that of the whole.
+
+        Raises StoreError if there is none.
+        """
+        async with self._repricing:
+            begun = await reprice_runs.interrupted(self._database, run_id)
+            table = await repricing.stored_table(self._database, begun.version)
+            run = repricing.Repricing(
+                *(self._database, self._clock, table, begun.where, None),
+                by_session=begun.by_session,
+                progress=progress,
+            )
+            return await run.resume(begun)
+
+    async def undo_reprice(self) -> RepriceRun:
+        """Take the latest repricing back: what was current before it is current again. Raises StoreError."""
+        return await reprice_runs.undo(self._database, self._clock.now_us())
 
     async def use_prices(self, version: str | None) -> None:
         """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time."""
         await repricing.use_prices(self._database, version)
+
+    async def current_prices(self) -> CurrentPrices:
+        """Which costs are the current ones, and the latest repricing; changed when anyone changed them."""
+        return await reprice_runs.current_prices(self._database)
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if they are those at call time."""
@@ -390,7 +417,7 @@ class TraceStore:
 
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""
-        return await repricing.history(self._database)
+        return await reprice_runs.history(self._database)
 
 
 _SUMS = """
@@ -399,12 +426,6 @@ _SUMS = """
     coalesce(sum(p.now_nano), 0),
     coalesce(sum(p.usage_source IS NOT NULL AND p.now_nano IS NULL), 0)
 """
-
-
-def _key(name: Dimension, value: str | int | None) -> str:
-    if name == "day":
-        return datetime.fromtimestamp(int(value or 0) * US_PER_DAY // 1_000_000, UTC).date().isoformat()
-    return "" if value is None else str(value)
 
 
 def _envelope(row: Row) -> Envelope:

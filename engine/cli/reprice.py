@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
+import msgspec
 
 from bus import ConfigurationError, StoreError
-from tracestore import PriceTable, RepriceReport, TraceStore
+from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
+from tracestore.repricing import OnProgress
 
 from .events import plural
+from .filters import add_filters, call_filter, chosen_file
+from .money import usd
+from .output import add_format, write
 from .places import command_name, short
+from .reprice_page import page
 from .screen import make_console
-from .tables import reprice_table
-from .traces import add_filters, call_filter, chosen_file
+from .tables import moment_text, plain_table, reprice_table
 
 AT_CALL_TIME = "call-time"
+LATEST = -1
+INTERRUPTED = 130
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +44,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         metavar="VERSION",
         help=f"go back to the costs of an earlier version, or with '{AT_CALL_TIME}' to those at call time",
     )
+    source.add_argument("--undo", action="store_true", help="take the latest repricing back")
+    source.add_argument("--history", action="store_true", help="all repricings of the file, the newest first")
+    source.add_argument(
+        "--resume",
+        nargs="?",
+        type=int,
+        const=LATEST,
+        metavar="N",
+        help="go on with a repricing that was interrupted (default: the latest)",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--version", metavar="V", help="the file's table with this version, or its beginning")
     which.add_argument("--label", metavar="L", help="the file's table with this in its label")
@@ -40,7 +61,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--as-model", metavar="M", help="as if this provider:name had served all calls; only a report"
     )
+    parser.add_argument(
+        "--by", choices=("model", "day", "session"), default="model", help="compare by this (default model)"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one HTML page too")
     add_filters(parser)
+    add_format(parser, "for each repricing (with --history)")
     parser.set_defaults(run=run)
 
 
@@ -49,10 +75,66 @@ def run(arguments: argparse.Namespace) -> int:
     path = chosen_file(arguments)
     if arguments.use is not None:
         return _use(path, arguments.use)
-    table = choose_table(arguments.prices, arguments.version, arguments.label)
-    report = anyio.run(_reprice, path, table, arguments)
-    show(report, path)
+    if arguments.undo:
+        return _undo(path)
+    if arguments.history:
+        return _history(path, arguments)
+    try:
+        with shown_progress() as progress:
+            report, table, before = anyio.run(_reprice, path, arguments, progress)
+    except KeyboardInterrupt:
+        if not _only_looks(arguments):
+            command = f"{command_name()} reprice --resume --db {short(path)}"
+            print(f"\ncallboard: interrupted; nothing has changed yet. To go on: {command}", file=sys.stderr)
+        return INTERRUPTED
+    show(report, path, arguments.by)
+    if arguments.html is not None:
+        _write_page(arguments.html, report, table, before, arguments, path)
     return 0
+
+
+def _only_looks(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.dry_run or arguments.as_model is not None)
+
+
+@contextmanager
+def shown_progress() -> Iterator[OnProgress | None]:
+    """A bar on stderr, if that is a terminal; for a file of a single chunk it never appears."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    make_console()  # says what is missing, if rich is
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("repricing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("calls"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=False) as bar:
+        task = bar.add_task("repricing", total=None, visible=False)
+        yield lambda done, last: bar.update(task, completed=done, total=last, visible=done < last)
+
+
+def _write_page(
+    file: Path, report: RepriceReport, table: PriceTable, before: str, arguments: argparse.Namespace, path: Path
+) -> None:
+    where = call_filter(arguments)
+    chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
+    text = page(report, table, before, calls_of=chosen, source=path.name, now=datetime.now(UTC))
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror or error}") from error
+    make_console().print(f"Written: {file}", style="dim", soft_wrap=True)
+
+
+def _in_words(where: CallFilter) -> str:
+    fields: dict[str, object] = msgspec.to_builtins(where)
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
 
 
 def choose_table(prices: Path, version: str | None, label: str | None) -> PriceTable:
@@ -74,12 +156,30 @@ def choose_table(prices: Path, version: str | None, label: str | None) -> PriceT
     raise ConfigurationError(f"{prices}: {found} {wanted}; there are {there}")
 
 
-async def _reprice(path: Path, table: PriceTable, arguments: argparse.Namespace) -> RepriceReport:
-    only_look = arguments.dry_run or arguments.as_model is not None
-    async with _open(path, readonly=only_look) as store:
-        return await store.reprice(
-            table, where=call_filter(arguments), dry_run=arguments.dry_run, as_model=arguments.as_model
-        )
+async def _reprice(
+    path: Path, arguments: argparse.Namespace, progress: OnProgress | None
+) -> tuple[RepriceReport, PriceTable, str]:
+    """The report, its prices, and what the costs were before, in words."""
+    async with _open(path, readonly=_only_looks(arguments)) as store:
+        if arguments.resume is not None:
+            number = None if arguments.resume == LATEST else arguments.resume
+            report = await store.resume_reprice(number, progress=progress)
+        else:
+            report = await store.reprice(
+                choose_table(arguments.prices, arguments.version, arguments.label),
+                where=call_filter(arguments),
+                dry_run=arguments.dry_run,
+                as_model=arguments.as_model,
+                by_session=arguments.by == "session" or arguments.html is not None,
+                progress=progress,
+            )
+        tables = {table.version: table for table in await store.price_tables()}
+    before = tables.get(report.previous_version or "")
+    words = "the costs at call time" if before is None else f"{before.label}, version {before.version}"
+    chosen = tables.get(report.version)
+    if chosen is None:
+        chosen = choose_table(arguments.prices, arguments.version, arguments.label)
+    return report, chosen, words
 
 
 def _open(path: Path, *, readonly: bool) -> TraceStore:
@@ -91,13 +191,13 @@ def _open(path: Path, *, readonly: bool) -> TraceStore:
     return TraceStore(path)
 
 
-def show(report: RepriceReport, path: Path) -> None:
+def show(report: RepriceReport, path: Path, by: str = "model") -> None:
     console = make_console()
     console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
     if not report.calls:
         console.print(f"No calls with token counts fit, in {path}.", soft_wrap=True)
         return
-    console.print(reprice_table(report))
+    console.print(reprice_table(report, by))
     console.print()
     if report.unpriced:
         console.print(
@@ -106,9 +206,58 @@ def show(report: RepriceReport, path: Path) -> None:
     if report.dry_run:
         console.print("Nothing was changed.", style="dim")
     else:
-        back = report.previous_version or AT_CALL_TIME
-        command = f"{command_name()} reprice --use {back} --db {short(path)}"
+        command = f"{command_name()} reprice --undo --db {short(path)}"
         console.print(f"To go back: {command}", style="dim", soft_wrap=True)
+
+
+def _undo(path: Path) -> int:
+    async def undo() -> RepriceRun:
+        async with _open(path, readonly=False) as store:
+            return await store.undo_reprice()
+
+    run = anyio.run(undo)
+    before = run.replaced[0] if run.replaced else None
+    now = f"under price version {before}" if before else "at call time"
+    make_console().print(
+        f"Undone: repricing {run.id} ({run.label or run.version}). The current costs are those {now} again.",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _history(path: Path, arguments: argparse.Namespace) -> int:
+    async def read() -> list[RepriceRun]:
+        async with TraceStore.open_readonly(path) as store:
+            return await store.reprice_runs()
+
+    runs = anyio.run(read)
+    if arguments.format != "table":
+        write(arguments.format, RepriceRun, runs)
+        return 0
+    console = make_console()
+    if not runs:
+        console.print(f"No repricing yet in {path}.", soft_wrap=True)
+        return 0
+    table = plain_table()
+    table.add_column("no", justify="right")
+    for heading in ("when", "state", "prices", "version", "which calls"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("calls", "before", "after"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        table.add_row(
+            str(run.id),
+            moment_text(run.started_us),
+            run.state if run.state != "interrupted" else f"interrupted at {run.done:,} of {run.last_call or 0:,}",
+            run.label,
+            run.version,
+            _in_words(run.where) or "all",
+            "-" if run.calls is None else f"{run.calls:,}",
+            "-" if run.sum_before_nano_usd is None else usd(run.sum_before_nano_usd),
+            "-" if run.sum_after_nano_usd is None else usd(run.sum_after_nano_usd),
+        )
+    console.print(table)
+    return 0
 
 
 def _title(report: RepriceReport) -> str:

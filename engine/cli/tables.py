@@ -12,6 +12,7 @@ from tracestore import CallRow, RepriceReport
 
 from .events import seconds
 from .money import difference, percent, usd
+from .reprice_page import Line, lines, total
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +51,7 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
 
 def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
     """One line for each call. when: with the time and the id of each, for a file of many; else numbered."""
-    table = _table()
+    table = plain_table()
     if when:
         table.add_column("time", no_wrap=True)
         table.add_column("call", no_wrap=True)
@@ -62,7 +63,7 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for number, call in enumerate(calls, 1):
         row = call.last
-        head = [_moment(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
+        head = [moment_text(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
         table.add_row(
             *head,
             row.model,
@@ -75,22 +76,22 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
     return table
 
 
-def reprice_table(report: RepriceReport) -> Table:
-    """One line for each model, and the sums below."""
-    table = _table(footer=len(report.models) > 1)
-    sums = _change(
-        report.calls,
-        (report.unpriced_before, report.sum_before_nano_usd),
-        (report.unpriced, report.sum_after_nano_usd),
-    )
-    table.add_column("model", "all", overflow="fold")
+def reprice_table(report: RepriceReport, by: str = "model") -> Table:
+    """One line for each model, day or session, and the sums below."""
+    rows = lines(report, by)
+    table = plain_table(footer=len(rows) > 1)
+    everything = total(report)
+    table.add_column(by, "all", overflow="fold")
     table.add_column("calls", f"{report.calls:,}", justify="right")
-    for heading, total in zip(("before", "after", "difference", ""), sums, strict=True):
-        table.add_column(heading, total, justify="right", no_wrap=True)
-    for row in report.models:
-        before, after = (row.unpriced_before, row.before_nano_usd), (row.unpriced, row.after_nano_usd)
-        table.add_row(row.model, f"{row.calls:,}", *_change(row.calls, before, after))
+    for heading, sums in zip(("before", "after", "difference", ""), _line_change(everything), strict=True):
+        table.add_column(heading, sums, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(row.name, f"{row.calls:,}", *_line_change(row))
     return table
+
+
+def _line_change(line: Line) -> tuple[str, str, str, str]:
+    return _change(line.calls, (line.unpriced_before, line.before), (line.unpriced, line.after))
 
 
 def _change(calls: int, before: tuple[int, int], after: tuple[int, int]) -> tuple[str, str, str, str]:
@@ -110,7 +111,8 @@ def _sum(calls: int, unpriced: int, nano_usd: int) -> str:
     return f"{usd(nano_usd)} + {unpriced} unpriced" if unpriced else usd(nano_usd)
 
 
-def _table(*, footer: bool = False) -> Table:
+def plain_table(*, footer: bool = False) -> Table:
+    """A table without lines; footer: with a line of sums below."""
     from rich import box
     from rich.table import Table
 
@@ -131,7 +133,12 @@ def _cost(call: CallSummary) -> str:
     return "-" if call.last.usage is None else "unpriced"
 
 
-def _moment(ts_us: int | None) -> str:
+def rate(part: float | None) -> str:
+    """A part of a whole in per cent; a dash if there is no whole."""
+    return "-" if part is None else f"{part * 100:.1f}%"
+
+
+def moment_text(ts_us: int | None) -> str:
     """Local time; with its date unless that is today."""
     if ts_us is None:
         return "-"

@@ -62,7 +62,7 @@ def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) 
     assert done.returncode == 0, done.stderr
     assert LABELS[1] in done.stdout
     assert re.search(r"local-chat:m +1 +\$0\.000003000 +\$0\.000002400 +-\$0\.000000600 +-20%", done.stdout)
-    (back,) = re.findall(r"To go back: .* (reprice --use .*)", done.stdout)
+    (back,) = re.findall(r"To go back: .* (reprice --undo .*)", done.stdout)
     assert costs(traced) == [None, 4500, 2400]
     undone = call(*back.split(), home=traced)
     assert undone.returncode == 0, undone.stderr

@@ -1,0 +1,104 @@
+"""Which trace file, and which of its calls: the options that the commands share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import get_args
+
+from tracestore import CallFilter
+from tracestore.queries import CallStatus
+
+from .money import NANO
+from .places import default_trace
+
+_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_AGO = re.compile(r"(\d{1,5})([mhdw])")
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """Which file, and which of its calls."""
+    parser.add_argument(
+        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+    )
+    parser.add_argument("--session", metavar="ID", help="only of this session")
+    parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
+    parser.add_argument("--provider", metavar="P", help="only of this provider")
+    parser.add_argument("--status", choices=get_args(CallStatus), help="only calls that ended so")
+    parser.add_argument(
+        "--since", type=moment, metavar="TIME", help="from this day or time on (ISO 8601), or for the last 24h, 7d"
+    )
+    parser.add_argument("--until", type=moment, metavar="TIME", help="before this day or time, or so long ago")
+    parser.add_argument("--turn", metavar="ID", help="only of this turn")
+    parser.add_argument(
+        "--tag", metavar="KEY=VALUE", type=tag, action="append", help="only with this tag; may be repeated"
+    )
+    parser.add_argument("--error-class", metavar="C", help="only attempts that failed with this class of error")
+    parser.add_argument("--unpriced", action="store_true", help="only calls whose cost is not known")
+    parser.add_argument("--min-cost", metavar="USD", type=amount, help="only calls that cost at least this much")
+
+
+def call_filter(arguments: argparse.Namespace) -> CallFilter:
+    return CallFilter(
+        since=arguments.since,
+        until=arguments.until,
+        provider=arguments.provider,
+        model=arguments.model,
+        session_id=arguments.session,
+        status=arguments.status,
+        turn_id=arguments.turn,
+        tags=dict(arguments.tag) if arguments.tag else None,
+        error_class=arguments.error_class,
+        unpriced=arguments.unpriced,
+        min_cost_nano_usd=arguments.min_cost,
+    )
+
+
+def chosen_file(arguments: argparse.Namespace) -> Path:
+    """The file that was named, else the default one."""
+    named: Path | None = arguments.db
+    if named is not None:
+        return named
+    return default_trace()
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def moment(text: str) -> datetime:
+    """A day or a time, local if it says no zone; or how long ago: 90m, 24h, 7d, 2w."""
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return datetime.now(UTC) - timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no day or time such as 2026-07-01, 2026-07-01T12:00, or 24h or 7d ago"
+        ) from None
+    return found if found.tzinfo is not None else found.astimezone()
+
+
+def tag(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise argparse.ArgumentTypeError(f"{text!r} is no tag such as team=search")
+    return key, value
+
+
+def amount(text: str) -> int:
+    """USD as nano-USD."""
+    try:
+        nano = Decimal(text.removeprefix("$")) * NANO
+    except InvalidOperation:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD such as 0.05") from None
+    if not nano.is_finite() or nano != nano.to_integral_value() or not 0 <= nano < 2**63:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount in USD with at most 9 decimals")
+    return int(nano)

@@ -1,0 +1,143 @@
+"""`callboard stats` and `callboard errors`: how fast calls were, and how they failed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+import msgspec
+
+from tracestore import ErrorRow, Percentiles, StatisticsRow, TraceStore
+
+from .cost import add_by
+from .events import plural, seconds
+from .filters import add_filters, call_filter, chosen_file
+from .output import add_format, write, write_records
+from .screen import clean, make_console
+from .tables import moment_text, plain_table, rate
+
+
+def add_stats_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("stats", help="latency, first token, tokens per second, cache hits, outcomes")
+    add_by(parser)
+    add_filters(parser)
+    add_format(parser, "for each group")
+    parser.set_defaults(run=run_stats)
+
+
+def add_errors_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("errors", help="failed attempts by class of error and model")
+    add_filters(parser)
+    add_format(parser, "for each class and model")
+    parser.set_defaults(run=run_errors)
+
+
+def run_stats(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    by: tuple[str, ...] = arguments.by
+
+    async def read() -> list[StatisticsRow]:
+        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
+            return await store.statistics(call_filter(arguments), by)
+
+    rows = anyio.run(read)
+    if arguments.format != "table":
+        write_records(arguments.format, (*by, *_COLUMNS), (_record(by, row) for row in rows))
+        return 0
+    console = make_console()
+    if not rows:
+        console.print("No such calls.")
+        return 0
+    table = plain_table()
+    for name in by:
+        table.add_column(name, overflow="fold")
+    for heading in (
+        "attempts",
+        "failed",
+        "p50",
+        "p90",
+        "p99",
+        "first token p50",
+        "p90",
+        "p99",
+        "tok/s p50",
+        "cached",
+    ):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        speed = row.tokens_per_second
+        table.add_row(
+            *(key or "-" for key in row.key),
+            f"{row.attempts:,}",
+            rate(row.failed / row.attempts) if row.failed else "",
+            *_times(row.latency_ms),
+            *_times(row.first_token_ms),
+            "-" if speed.p50 is None else f"{speed.p50:,.1f}",
+            rate(row.cache_hit_rate),
+        )
+    console.print(table)
+    console.print(
+        "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
+        "tok/s: output after the first token.",
+        style="dim",
+        soft_wrap=True,
+    )
+    return 0
+
+
+_COUNTS = StatisticsRow.__struct_fields__[1:10]
+_COLUMNS = (
+    *(*_COUNTS, "cache_hit_rate"),
+    *(f"{name}.{part}" for name in StatisticsRow.__struct_fields__[10:] for part in Percentiles.__struct_fields__),
+)
+
+
+def _record(by: Sequence[str], row: StatisticsRow) -> dict[str, Any]:
+    values = msgspec.to_builtins(row)
+    del values["key"]
+    return {**dict(zip(by, row.key, strict=True)), **values, "cache_hit_rate": row.cache_hit_rate}
+
+
+def _times(found: Percentiles) -> tuple[str, str, str]:
+    p50, p90, p99 = (seconds(None if value is None else int(value)) for value in (found.p50, found.p90, found.p99))
+    return p50, p90, p99
+
+
+def run_errors(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+
+    async def read() -> list[ErrorRow]:
+        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
+            return await store.errors(call_filter(arguments))
+
+    rows = anyio.run(read)
+    if arguments.format != "table":
+        write(arguments.format, ErrorRow, rows)
+        return 0
+    console = make_console()
+    if not rows:
+        console.print("No failed attempts.")
+        return 0
+    table = plain_table()
+    for heading in ("error", "model"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("attempts", "final", "status", "last"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("latest message", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.error_class,
+            row.model,
+            f"{row.attempts:,}",
+            f"{row.ended:,}",
+            "-" if row.provider_status is None else str(row.provider_status),
+            moment_text(row.last_us),
+            clean((row.error_message or "-").replace("\n", " "))[:120],
+        )
+    console.print(table)
+    ended = sum(row.ended for row in rows)
+    total = plural(sum(row.attempts for row in rows), "failed attempt")
+    console.print(f"\n{total}; {plural(ended, 'call')} ended so.", style="dim")
+    return 0

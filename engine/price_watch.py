@@ -1,0 +1,68 @@
+"""Notices that the costs in the trace file were changed by somebody else: another process, or the store directly.
+
+A turn that begins asks for a look, at most one a second. The look is one small read beside the turn; no call waits
+for it, nor for a store that is slow.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus import PricingRepriced, StoreError
+from bus.clock import Clock
+from bus.log import Log
+from tracestore import CurrentPrices, TraceStore
+
+LOOK_EVERY_NS = 1_000_000_000
+
+_log = Log("engine.price_watch")
+
+
+class PriceWatch:
+    """Knows which costs were current when it last looked."""
+
+    def __init__(self, store: TraceStore, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._known: CurrentPrices | None = None
+        self._looked_ns: int | None = None
+        self.held = 0  # repricings of our own under way: they tell themselves
+
+    def due(self) -> bool:
+        """Whether it is time for another look; if so, that look counts as begun."""
+        now = self._clock.monotonic_ns()
+        if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
+            return False
+        self._looked_ns = now
+        return True
+
+    async def mark(self) -> None:
+        """Take what is current now for known."""
+        self._known = await self._store.current_prices()
+
+    async def look(self) -> CurrentPrices | None:
+        """What is current now if that has changed since the last look; None if not, or if nobody looked before."""
+        try:
+            found = await self._store.current_prices()
+        except StoreError as error:
+            _log.warning("not_looked", error=str(error))
+            return None
+        if self.held:
+            return None
+        known, self._known = self._known, found
+        if known is None or known == found:
+            return None
+        # Going back is no run of its own, so it has no sums.
+        return found if known.run_id != found.run_id else msgspec.structs.replace(found, run=None)
+
+
+def announcement(found: CurrentPrices) -> PricingRepriced:
+    """The event for a change: with the sums of the run that brought it, if one did."""
+    run = found.run
+    return PricingRepriced(
+        pricing_version=found.versions[0] if found.versions else "",
+        calls=(run and run.calls) or 0,
+        unpriced=(run and run.unpriced) or 0,
+        sum_before_nano_usd=(run and run.sum_before_nano_usd) or 0,
+        sum_after_nano_usd=(run and run.sum_after_nano_usd) or 0,
+    )

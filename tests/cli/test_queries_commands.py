@@ -1,0 +1,83 @@
+"""`callboard cost`, `stats`, `errors`, `sql`, and what `reprice` writes for others."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from .running import PRICES, call
+
+
+def test_cost_for_programs_is_exact(traced: Path) -> None:
+    """CSV has a head and USD beside nano-USD; JSON the same figures."""
+    done = call("cost", "--by", "model,day", "--csv", home=traced)
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert {(row["model"], row["cost_usd"]) for row in rows} == {
+        ("local-chat:m", "0.000003000"),
+        ("local-messages:m", "0.000003600"),
+    }
+    found = [json.loads(line) for line in call("cost", "--by", "total", "--json", home=traced).stdout.splitlines()]
+    assert [(row["calls"], row["cost_nano_usd"]) for row in found] == [(3, 6_600)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("cost", "--by", "colour"), "there are session"),
+        (("cost", "--since", "yesterdayish"), "24h or 7d ago"),
+        (("cost", "--min-cost", "much"), "no amount"),
+        (("traces", "--tag", "team"), "team=search"),
+        (("sql", "DELETE FROM calls"), "only reading is allowed"),
+    ],
+)
+def test_what_means_nothing_is_answered_with_what_would(
+    traced: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """The error names what there is."""
+    done = call(*arguments, home=traced)
+    assert done.returncode != 0
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
+    """As a table, as JSON and as CSV."""
+    for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
+        for form in ((), ("--json",), ("--csv",)):
+            done = call(*command, *form, home=traced)
+            assert done.returncode == 0, done.stderr
+            assert "local-messages:m" in done.stdout
+    recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
+    assert json.loads(recent.stdout)["attempts"] == 3
+
+
+def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
+    """Nothing is fetched or run; totals, days and versions are there; a second undo finds nothing."""
+    file = tmp_path / "page.html"
+    done = call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced)
+    assert done.returncode == 0, done.stderr
+    text = file.read_text()
+    tags: list[str] = []
+
+    class Tags(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            tags.append(tag)
+            assert not {name for name, _ in attrs} & {"src", "href", "onload"}
+
+    Tags().feed(text)
+    assert "svg" in tags
+    assert not {"script", "link", "img", "iframe"} & set(tags)
+    assert "$0.0000066" in text
+    assert "$0.0000069" in text
+    assert "example prices, second version" in text
+    history = call("reprice", "--history", "--json", home=traced)
+    (run,) = [json.loads(line) for line in history.stdout.splitlines()]
+    assert (run["calls"], run["sum_before_nano_usd"], run["sum_after_nano_usd"]) == (2, 6_600, 6_900)
+    assert call("reprice", "--undo", home=traced).returncode == 0
+    assert call("reprice", "--undo", home=traced).returncode == 1

@@ -1,0 +1,252 @@
+"""What can be asked of a trace: filters, sums, statistics, errors and free SQL."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.errors import StoreError
+from bus.usage import Cost, CostSource, TokenUsage
+from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
+from tracestore.queries import calls_query
+
+from .trace_making import DAY_US, T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+UNPRICED = Cost(None, CostSource.UNPRICED, "000000000000", "no price")
+
+
+async def three_calls(store: TraceStore, make: Maker) -> None:
+    """One on each of three days: priced, unpriced, and failed twice before it was cancelled for good."""
+    cached = TokenUsage(input_tokens=25, cached_input_tokens=75, output_tokens=10)
+    one = {"session_id": "s1", "turn_id": "t1", "tags": {"team": "search", 'a"b$.c': "odd"}, "ts_us": T0}
+    two = {"session_id": "s1", "turn_id": "t2", "tags": {"team": "ads"}, "ts_us": T0 + DAY_US}
+    three = {"session_id": "s2", "turn_id": "t3", "ts_us": T0 + 2 * DAY_US}
+    await store.write(
+        [
+            make.started("r1", **one),
+            make.completed("r1", cost=Cost(5_000, CostSource.COMPUTED, "000000000000"), usage=cached, **one),
+            make.started("r2", "other:thing", **two),
+            make.completed("r2", "other:thing", cost=UNPRICED, **two),
+            make.started("r3", **three),
+            make.failed("r3", will_retry=True, **three),
+            make.started("r3", attempt=2, **three),
+            make.failed("r3", attempt=2, error_class="rate_limit", **three),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "found"),
+    [
+        (CallFilter(turn_id="t2"), ["r2"]),
+        (CallFilter(error_class="rate_limit"), ["r3"]),
+        (CallFilter(error_class="nothing"), []),
+        (CallFilter(unpriced=True), ["r2"]),
+        (CallFilter(min_cost_nano_usd=5_000), ["r1"]),
+        (CallFilter(min_cost_nano_usd=5_001), []),
+        (CallFilter(session_id="s1", unpriced=True), ["r2"]),
+    ],
+)
+async def test_more_filters_choose(store: TraceStore, make: Maker, where: CallFilter, found: list[str]) -> None:
+    """By turn, by class of error, by what has no cost, and by what cost much."""
+    await three_calls(store, make)
+    assert [row.request_id for row in await store.calls(where)] == found
+
+
+async def test_filters_on_the_cost_mean_the_cost_that_is_shown(store: TraceStore, make: Maker) -> None:
+    """After a repricing the new cost counts, and with `under` that of the version asked for."""
+    await three_calls(store, make)
+    table = PriceTable.from_rows([PriceRow(model="other:*", input=1_000, output=1_000)])
+    await store.reprice(table, where=CallFilter(provider="other"))
+    assert await store.calls(CallFilter(unpriced=True)) == []
+    assert [row.request_id for row in await store.calls(CallFilter(min_cost_nano_usd=1))] == ["r2", "r1"]
+    everything = PriceTable.from_rows([PriceRow(model="openai:*", input=0, output=0, cache_read=0)])
+    await store.reprice(everything)
+    await store.use_prices(None)
+    unpriced = await store.calls(CallFilter(unpriced=True), under=everything.version)
+    assert [row.request_id for row in unpriced] == ["r2"]
+    assert await store.calls(CallFilter(min_cost_nano_usd=1), under=everything.version) == []
+
+
+async def test_costs_by_tag_and_by_what_a_call_does_not_have(store: TraceStore, make: Maker) -> None:
+    """A tag's key may be any text; calls without the tag are a group of their own."""
+    await three_calls(store, make)
+    assert {row.key: (row.calls, row.cost_nano_usd) for row in await store.costs(by=["tag:team"])} == {
+        ("search",): (1, 5_000),
+        ("ads",): (1, 0),
+        ("",): (2, 0),
+    }
+    assert {row.key: row.calls for row in await store.costs(by=['tag:a"b$.c'])} == {("odd",): 1, ("",): 3}
+    assert {row.key: row.unpriced for row in await store.costs(by=["session_id", "day"])} == {
+        ("s1", "2026-09-21"): 0,
+        ("s1", "2026-09-22"): 1,
+        ("s2", "2026-09-23"): 0,
+    }
+
+
+async def test_costs_tell_the_cache_hit_rate(store: TraceStore, make: Maker) -> None:
+    """It is the part of all input tokens that came from the cache; without input there is none."""
+    await three_calls(store, make)
+    rates = {row.key: row.cache_hit_rate for row in await store.costs(by=["turn_id"])}
+    assert rates == {("t1",): 0.75, ("t2",): 0.0, ("t3",): None}
+
+
+@pytest.mark.parametrize("by", [["tag:"], ["raw"], ["model; DROP TABLE calls"]])
+async def test_a_dimension_that_there_is_not_is_refused(store: TraceStore, by: list[str]) -> None:
+    """The error names those that there are."""
+    for ask in (store.costs, store.statistics):
+        with pytest.raises(ValueError, match="grouped by day, provider, model"):
+            await ask(by=by)
+
+
+async def test_errors_are_grouped_with_the_latest_of_each(store: TraceStore, make: Maker) -> None:
+    """Attempts that were retried are counted apart from those that ended the call."""
+    await three_calls(store, make)
+    later = make.failed("r4", ts_us=T0 + 9 * DAY_US)
+    later = msgspec.structs.replace(later, data=msgspec.structs.replace(later.data, message="the latest"))
+    earlier = make.failed("r5", ts_us=T0 - DAY_US)
+    await store.write([later, earlier])
+    server, rate_limit = await store.errors()
+    assert (server.error_class, server.attempts, server.ended, server.calls) == ("server_error", 3, 2, 3)
+    assert (server.first_us, server.last_us) == (T0 - DAY_US - 300_000, T0 + 9 * DAY_US - 300_000)
+    assert (server.error_message, server.request_id, server.provider_status) == ("the latest", "r4", 503)
+    assert (rate_limit.error_class, rate_limit.attempts, rate_limit.ended) == ("rate_limit", 1, 1)
+    assert await store.errors(CallFilter(until=T0 - 2 * DAY_US)) == []
+
+
+def nearest_rank(values: list[float], part: int) -> float | None:
+    return sorted(values)[math.ceil(part * len(values) / 100) - 1] if values else None
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=40))
+def test_percentiles_are_exact(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[bool, int, int]]
+) -> None:
+    """They are what sorting the values gives, in each group."""
+
+    async def check() -> None:
+        make = Maker()
+        batch = []
+        for number, (first, wait, rest) in enumerate(calls):
+            model = "a:one" if first else "b:two"
+            end = make.completed(f"r{number}", model)
+            data = msgspec.structs.replace(end.data, first_token_ms=wait, latency_ms=wait + rest)
+            batch += [make.started(f"r{number}", model), msgspec.structs.replace(end, data=data)]
+        async with TraceStore(tmp_path_factory.mktemp("exact") / "trace.db") as store:
+            await store.write(batch)
+            rows = {row.key[0]: row for row in await store.statistics()}
+            (total,) = await store.statistics(by=())
+        for model, first in (("a:one", True), ("b:two", False)):
+            chosen = [(wait, rest) for which, wait, rest in calls if which is first]
+            if not chosen:
+                assert model not in rows
+                continue
+            measured = {
+                "first_token_ms": [float(wait) for wait, _ in chosen],
+                "latency_ms": [float(wait + rest) for wait, rest in chosen],
+                "tokens_per_second": [round(10_000 / rest, 1) for _, rest in chosen],
+            }
+            for name, values in measured.items():
+                expected = Percentiles(len(values), *(nearest_rank(values, part) for part in (50, 90, 99)))
+                assert getattr(rows[model], name) == expected, name
+        assert total.latency_ms.p50 == nearest_rank([float(wait + rest) for _, wait, rest in calls], 50)
+
+    anyio.run(check)
+
+
+async def test_statistics_count_how_attempts_ended(store: TraceStore, make: Maker) -> None:
+    """What failed has no part in the latency; with nothing there are no rows."""
+    assert await store.statistics(by=()) == []
+    await three_calls(store, make)
+    await store.write([make.started("r9")])
+    (row,) = await store.statistics(by=())
+    assert (row.attempts, row.completed, row.failed, row.running, row.retried) == (5, 2, 2, 1, 1)
+    assert row.latency_ms == Percentiles(2, 900, 900, 900)
+    assert row.cache_hit_rate == 75 / 200
+
+
+@pytest.mark.parametrize(
+    ("where", "index"),
+    [
+        (CallFilter(session_id="s1"), "calls_by_session"),
+        (CallFilter(since=T0), "calls_by_time"),
+        (CallFilter(since=T0, until=T0 + DAY_US, provider="openai"), "calls_by_time"),
+        (CallFilter(error_class="rate_limit"), "calls_by_error"),
+        (CallFilter(request_id="r1"), "sqlite_autoindex_calls_1"),
+        (CallFilter(status="failed"), "calls_by_time"),
+        (CallFilter(model="openai:gpt-5"), "calls_by_time"),
+    ],
+)
+async def test_the_usual_filters_use_an_index(store: TraceStore, where: CallFilter, index: str) -> None:
+    """The newest calls are found without reading the table and without sorting it."""
+    sql, values = calls_query(where, None, 50)
+    plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {sql}", values)]
+    (calls,) = [step for step in plan if step.split()[1] == "c"]
+    assert f"USING INDEX {index}" in calls, plan
+    if index == "calls_by_time" or index == "calls_by_session":
+        assert not any("TEMP B-TREE" in step for step in plan if "ORDER BY" in step and "TERM" not in step), plan
+
+
+async def test_sql_reads(store: TraceStore, make: Maker) -> None:
+    """Columns and rows of one statement, with parameters, up to the limit."""
+    await three_calls(store, make)
+    found = await store.sql(
+        "SELECT request_id AS id, attempt FROM calls WHERE model = ? ORDER BY 1, 2", ["openai:gpt-5"]
+    )
+    assert (found.columns, found.rows, found.truncated) == (
+        ("id", "attempt"),
+        (("r1", 1), ("r3", 1), ("r3", 2)),
+        False,
+    )
+    found = await store.sql("SELECT id FROM calls", limit=3)
+    assert (len(found.rows), found.truncated) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM calls", "only reading"),
+        ("CREATE TEMP TABLE t (a)", "only reading"),
+        ("ATTACH 'other.db' AS other", "only reading"),
+        ("PRAGMA query_only = 0", "only reading"),
+        ("PRAGMA user_version = 9", "only reading"),
+        ("SELECT load_extension('x')", "only reading|no such function|not authorized"),
+        ("BEGIN", "only reading"),
+        ("VACUUM INTO 'copy.db'", "only reading"),
+        ("SELECT 1; SELECT 2", "one statement"),
+        ("SELECT ?", "parameters|bindings"),
+        ("SELEC 1", "syntax error"),
+        ("SELECT length(zeroblob(1000000000))", "too big"),
+    ],
+)
+async def test_sql_does_nothing_but_read(store: TraceStore, make: Maker, statement: str, said: str) -> None:
+    """Whatever it is, it is refused in words, and the file stays as it was."""
+    await three_calls(store, make)
+    before = await store.calls()
+    with pytest.raises(StoreError, match=said):
+        await store.sql(statement)
+    assert await store.calls() == before
+
+
+async def test_sql_has_an_end(store: TraceStore) -> None:
+    """A statement that would never end is stopped, and the store works on."""
+    endless = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+    with pytest.raises(StoreError, match=r"longer than 0\.05 s"):
+        await store.sql(endless, seconds=0.05)
+    assert (await store.sql("SELECT 1")).rows == ((1,),)
+
+
+async def test_a_file_that_is_not_there_is_not_made_by_asking(tmp_path: Path) -> None:
+    """SQL on a missing file is a StoreError."""
+    with pytest.raises(StoreError):
+        await TraceStore.open_readonly(tmp_path / "none.db").sql("SELECT 1")
+    assert not (tmp_path / "none.db").exists()

@@ -1,0 +1,110 @@
+"""The book of repricings: killed and resumed, undone, and what it says of each."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus.errors import StoreError
+from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
+
+from .test_trace_repricing import FIRST, SECOND, fill
+from .trace_making import Maker
+
+pytestmark = pytest.mark.anyio
+
+DIES = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.tracestore.test_trace_repricing import SECOND
+from tracestore import TraceStore, repricing
+
+repricing.CHUNK = 3
+
+def die(done, last):
+    if done == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with TraceStore(Path(sys.argv[1])) as store:
+        await store.reprice(SECOND, by_session=True, progress=die)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("dies_at", [3, 9])
+async def test_a_killed_repricing_is_resumed_to_the_same_result(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch, dies_at: int
+) -> None:
+    """After kill -9 nothing has changed; resumed, rows and report are those of one that was never interrupted."""
+    for name in ("whole.db", "killed.db"):
+        async with TraceStore(tmp_path / name) as store:
+            await fill(store, Maker(), 10)
+    command = [sys.executable, "-c", DIES, str(tmp_path / "killed.db"), str(dies_at)]
+    died = await anyio.run_process(command, check=False)
+    assert died.returncode == -9
+    monkeypatch.setattr(repricing, "CHUNK", 3)
+    async with TraceStore(tmp_path / "whole.db") as whole, TraceStore(tmp_path / "killed.db") as killed:
+        (run,) = await killed.reprice_runs()
+        assert (run.state, run.done, run.last_call) == ("interrupted", dies_at, 11)
+        assert await killed.current_version() is None
+        seen: list[tuple[int, int]] = []
+        resumed = await killed.resume_reprice(progress=lambda *at: seen.append(at))
+        assert seen[0] == (dies_at + 3 if dies_at + 3 < 11 else 11, 11), "what was done is not done again"
+        assert resumed == await whole.reprice(SECOND, by_session=True)
+        assert await killed.calls() == await whole.calls()
+        with pytest.raises(StoreError, match="no interrupted repricing"):
+            await killed.resume_reprice()
+
+
+async def test_undo_goes_back_one_repricing_at_a_time(store: TraceStore, make: Maker) -> None:
+    """Through repricings of all and of some calls, to the costs at call time."""
+    await fill(store, make)
+    seen = [await store.calls()]
+    third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
+    for table, where in ((FIRST, None), (SECOND, CallFilter(session_id="s1")), (third, None)):
+        await store.reprice(table, where=where)
+        seen.append(await store.calls())
+    while len(seen) > 1:
+        assert await store.calls() == seen.pop()
+        await store.undo_reprice()
+    assert await store.calls() == seen.pop()
+    assert {run.state for run in await store.reprice_runs()} == {"undone"}
+    with pytest.raises(StoreError, match="no repricing to undo"):
+        await store.undo_reprice()
+
+
+async def test_undo_is_refused_when_other_costs_were_chosen_since(store: TraceStore, make: Maker) -> None:
+    """It would lead somewhere else than back."""
+    await fill(store, make)
+    await store.reprice(FIRST)
+    await store.reprice(SECOND)
+    await store.use_prices(None)
+    with pytest.raises(StoreError, match="chosen after repricing 2"):
+        await store.undo_reprice()
+
+
+async def test_undo_is_refused_where_it_could_not_restore(store: TraceStore, make: Maker) -> None:
+    """A run that went further with the version in force leaves no way to tell its costs from the earlier ones."""
+    await fill(store, make)
+    await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+    await store.reprice(SECOND)
+    with pytest.raises(StoreError, match="current before it"):
+        await store.undo_reprice()
+
+
+async def test_the_report_adds_up_by_model_day_and_session(store: TraceStore, make: Maker) -> None:
+    """The three comparisons have the same sums, tried or done."""
+    await fill(store, make, 6)
+    for dry in (True, False):
+        report = await store.reprice(SECOND, dry_run=dry, by_session=True)
+        for rows in (report.models, report.days, report.sessions):
+            assert sum(row.calls for row in rows) == report.calls == 6
+            assert sum(row.unpriced for row in rows) == report.unpriced == 3
+            assert sum(row.before_nano_usd for row in rows) == report.sum_before_nano_usd
+            assert sum(row.after_nano_usd for row in rows) == report.sum_after_nano_usd
+        assert [row.session_id for row in report.sessions[:3]] == ["s1", "s3", "s5"]

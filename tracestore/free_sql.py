@@ -1,0 +1,42 @@
+"""SQL that somebody typed: what it may do is read, for so long and so much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bus.errors import StoreError
+
+from .database import Database
+from .insert import SqlValue
+from .migrations import check
+
+
+class SqlResult(msgspec.Struct, frozen=True):
+    """columns: their names. truncated: there were more rows than asked for."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[SqlValue, ...], ...]
+    truncated: bool
+
+
+async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
+    """Run one statement on a connection of its own that can't write.
+
+    Raises StoreError if it does anything but read, is no SQL, or takes longer than `seconds`.
+    """
+    if limit < 0 or seconds <= 0:
+        raise ValueError("limit must not be negative, and seconds must be positive")
+    database = Database(path, readonly=True)
+    await database.open(check)
+    try:
+        columns, rows = await database.select(sql, parameters, limit=limit + 1, seconds=seconds)
+    except TimeoutError:
+        raise StoreError(
+            f"{path}: the statement took longer than {seconds:g} s; narrow it, or allow it more time"
+        ) from None
+    finally:
+        await database.close()
+    return SqlResult(tuple(columns), tuple(rows[:limit]), len(rows) > limit)
