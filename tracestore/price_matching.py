@@ -6,7 +6,8 @@ own name and under the provider whose prices the adapter goes by (`priced_as`). 
 1. for exactly this ``provider:name``;
 2. for the name that an alias leads to, the first alias that fits (one without ``*`` before those with);
 3. for the name without its date, if it ends in one (``-2025-08-06`` or ``-20250806``), and its aliases;
-4. with ``*`` in them, the one with more literal characters first.
+4. if there are none so far: for the names that aliases of whole providers lead to (``azure:*`` is ``openai:*``);
+5. with ``*`` in them, the one with more literal characters first.
 
 A user's rows go before those of a reference table, whatever their rule. Among the user's rows the adapter's own
 name goes first; among the reference's the provider's, because an adapter may be called anything.
@@ -79,7 +80,7 @@ class Matcher:
 
     def _search(self, name: str) -> Iterator[Match]:
         # Within a group the last row goes first: that for the tier itself, for its hours, for the larger size.
-        chain = dict(self._chain(name, "", set()))
+        chain = self._all_names(name)
         for step, how in chain.items():
             for row in reversed(self._exact.get(step, ())):
                 yield Match(row, how or "this name")
@@ -89,30 +90,52 @@ class Matcher:
                 if fits([part.lower() for part in parts], text):
                     yield from (Match(row, f"{how}, pattern".removeprefix(", ")) for row in reversed(rows))
 
+    def _all_names(self, name: str) -> dict[str, str]:
+        """A name and those that it leads to, each with how it does, until there are rows for one of them."""
+        names: dict[str, str] = {}
+        waiting = [(name, "")]
+        while waiting and len(names) < _MOST_NAMES:
+            own = dict(self._chain(*waiting.pop(0), set(names)))
+            names |= own
+            if any(step in self._exact for step in own):
+                break
+            for step, how in own.items():
+                for parts, alias in self._aliases_with_star(step):
+                    if "*" in alias.target and fits(parts, step.lower()):
+                        target = alias.target.replace("*", _covered(parts, step))
+                        waiting.append((target, _then(how, f"alias {alias.pattern} is {target}")))
+        return names
+
     def _chain(self, name: str, how: str, seen: set[str]) -> Iterator[tuple[str, str]]:
-        """A name and those that it leads to, each with how it does."""
+        """The same, by the aliases for one model and by leaving out the date."""
         if name in seen or len(seen) >= _MOST_NAMES:
             return
         seen.add(name)
         yield name, how
-        for pattern, target in self._aliases(name):
-            yield from self._chain(target, f"{how}, alias {pattern} is {target}".removeprefix(", "), seen)
+        fixed = self._fixed_alias(name)
+        if fixed is not None:
+            pattern, target = fixed
+            yield from self._chain(target, _then(how, f"alias {pattern} is {target}"), seen)
         undated = _DATED.sub("", name)
         if undated != name:
-            yield from self._chain(undated, f"{how}, {undated} without its date".removeprefix(", "), seen)
+            yield from self._chain(undated, _then(how, f"{undated} without its date"), seen)
 
-    def _aliases(self, name: str) -> Iterator[tuple[str, str]]:
-        """The first fixed alias that fits a name; and every one that takes over a part of the name."""
+    def _fixed_alias(self, name: str) -> tuple[str, str] | None:
         text = name.lower()
-        settled = text in self._plain
-        if settled:
-            yield text, self._plain[text]
-        provider = text.partition(":")[0]
-        for parts, alias in (*self._starred.get(provider, ()), *self._starred.get("", ())):
-            carries = "*" in alias.target
-            if (carries or not settled) and fits(parts, text):
-                settled = settled or not carries
-                yield alias.pattern, alias.target.replace("*", _covered(parts, name), 1)
+        if text in self._plain:
+            return text, self._plain[text]
+        for parts, alias in self._aliases_with_star(name):
+            if "*" not in alias.target and fits(parts, text):
+                return alias.pattern, alias.target
+        return None
+
+    def _aliases_with_star(self, name: str) -> tuple[tuple[list[str], PriceAlias], ...]:
+        provider = name.lower().partition(":")[0]
+        return (*self._starred.get(provider, ()), *self._starred.get("", ()))
+
+
+def _then(how: str, step: str) -> str:
+    return f"{how}, {step}" if how else step
 
 
 def fits(parts: list[str], text: str) -> bool:
