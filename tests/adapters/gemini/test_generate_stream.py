@@ -268,15 +268,6 @@ def test_usage_without_counts_is_no_usage() -> None:
     assert reading.warnings == ["usage_estimated"]
 
 
-def test_zeros_are_no_usage() -> None:
-    """LiteLLM's stream ends with counts of zero, and an end without parts."""
-    zeros = {"promptTokenCount": 0, "candidatesTokenCount": 0, "totalTokenCount": 0}
-    reading = read(chunk(text("A")), chunk(finish="MAX_TOKENS", usage=zeros))
-    assert reading.complete.stop_reason is StopReason.MAX_TOKENS
-    assert msgspec.structs.replace(reading.complete.usage, raw=None) == ESTIMATE
-    assert reading.warnings == ["usage_estimated"]
-
-
 def test_a_function_call_as_the_reason_to_stop_is_tool_use() -> None:
     """aimock names it so; Gemini itself says STOP."""
     whole = read(chunk(call("read", args={"path": "x"}), finish="FUNCTION_CALL", usage=USAGE))
