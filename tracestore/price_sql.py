@@ -147,7 +147,10 @@ PRICE_CHUNK = f"""
                        THEN 'no cache_write_1h rate for ' || name
                    WHEN usage_details IS NOT NULL
                        THEN (SELECT 'no ' || min(d.key) || ' rate for ' || name
-                               FROM {_RATED} WHERE d.value > 0 AND x.rate IS NULL)
+                               FROM {_DETAILS}
+                              WHERE d.value > 0
+                                AND NOT EXISTS (SELECT 1 FROM temp.reprice_rate AS x
+                                                 WHERE x.segment = m.segment AND x.name = d.key))
                END AS missing,
                n_input * coalesce(r_input, 0)
                    + n_output * coalesce(r_output, 0)
