@@ -224,8 +224,8 @@ async def undo(database: Database, now_us: int) -> RepriceRun:
     if run.version in run.replaced:
         raise StoreError(
             f"{database.path}: repricing {run.id} only went further with price version {run.version}, which was "
-            "current before it; the costs that it added can't be told from those. Choose a version, or the costs "
-            "at call time"
+            "current before it; the costs that it added can't be told from those. Choose a version, or those at "
+            "call time"
         )
     replaced, expected = list(run.replaced), run.current_after()
 

@@ -73,17 +73,17 @@ _WRITTEN = """
       LEFT JOIN call_cost AS k ON k.call_id = a.id AND k.price_version = ?
 """
 
-_SUM = f"""
-    INSERT INTO {{table}} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+_SUM = """
+    INSERT INTO {table} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
     SELECT ?, a.model, b.day, b.session, count(*),
            sum(a.nano IS NULL), coalesce(sum(a.nano), 0),
            sum(b.nano IS NULL), coalesce(sum(b.nano), 0)
       FROM temp.reprice_cost AS a
       JOIN (
-            SELECT c.id, c.day, {{session}} AS session,
+            SELECT c.id, c.day, {session} AS session,
                    CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
               FROM calls AS c
-              LEFT JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = {CURRENT_VERSION_OF_CALL}
+              LEFT JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = {current}
            ) AS b ON b.id = a.id
      GROUP BY a.model, b.day, b.session
         ON CONFLICT (run, model, day, session) DO UPDATE SET
@@ -180,7 +180,10 @@ class Repricing:
         statements.run("DELETE FROM temp.reprice_cost")
         statements.run(PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values])
         session = "coalesce(c.session_id, '')" if self._by_session else "''"
-        statements.run(_SUM.format(table=f"{kept}reprice_sum", session=session), [run_id])
+        # Mostly one version is current, if any; then it needn't be looked for again for every call.
+        ((versions,),) = statements.run("SELECT count(*) FROM current_version")
+        current = CURRENT_VERSION_OF_CALL if versions > 1 else "(SELECT version FROM current_version)"
+        statements.run(_SUM.format(table=f"{kept}reprice_sum", session=session, current=current), [run_id])
 
     def _price(self, statements: Statements, run_id: int, low: int, high: int) -> None:
         """Keep the costs of one chunk, and check that what is there now is what was worked out."""
