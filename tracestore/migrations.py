@@ -211,7 +211,23 @@ _M001_INITIAL = (
     """,
 )
 
-MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (("initial", _M001_INITIAL),)
+# What an earlier version wrote has no lock that would tell whether its run still lives. If none of its calls lacks
+# an end, that doesn't matter; the others are closed at the next start of a writer.
+_RUNS_END = (
+    "ALTER TABLE runs ADD COLUMN ended_us INTEGER",
+    "ALTER TABLE runs ADD COLUMN ending TEXT CHECK (ending IN ('closed', 'process_lost', 'unknown'))",
+    "CREATE INDEX calls_without_end ON calls (run) WHERE status = 'started'",
+    """
+    UPDATE runs
+       SET ended_us = last_us, ending = 'unknown'
+     WHERE NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
+    """,
+)
+
+MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("initial", _M001_INITIAL),
+    ("runs_end", _RUNS_END),
+)
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 
 SCHEMA_VERSION = len(MIGRATIONS)

@@ -41,6 +41,7 @@ from .queries import (
     to_us,
 )
 from .repricing import RepriceReport, RepriceRun
+from .runs import Runs
 
 _KNOWN_RUNS = 256
 _DIMENSIONS = ("day", "provider", "model", "session_id", "status")
@@ -64,6 +65,7 @@ class TraceStore:
         self._database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
         self._clock = clock
         self._runs: dict[str, int] = {}
+        self._living = Runs(self._database, clock)
         self._opening = anyio.Lock()
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
@@ -103,9 +105,15 @@ class TraceStore:
             await self._database.open(prepare)
 
     async def close(self) -> None:
-        """Finish what is under way and close the file. Closing twice is harmless."""
-        self._runs.clear()
-        await self._database.close()
+        """Finish what is under way, mark the runs that lived here as ended, and close the file.
+
+        Closing twice is harmless.
+        """
+        try:
+            await self._living.end_all()
+        finally:
+            self._runs.clear()
+            await self._database.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -118,6 +126,23 @@ class TraceStore:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    # -- Runs
+
+    def hold_run(self, run_id: str) -> None:
+        """Say that a run lives, until the store is closed or the process dies. Raises StoreError.
+
+        Whoever writes events of calls that are still running says it first: a run that nobody holds counts as lost
+        when the next writer starts. Touches one small file beside the database.
+        """
+        self._living.hold(run_id)
+
+    async def close_lost_runs(self) -> list[str]:
+        """End the calls and the runs of processes that died; the names of those runs. Starting writers do it."""
+        try:
+            return await self._living.close_lost()
+        finally:
+            self._runs.clear()  # should more come of one of those, it is open again
 
     # -- Writing
 
@@ -166,7 +191,9 @@ class TraceStore:
             ON CONFLICT (run_id) DO UPDATE SET
                 first_us = min(first_us, excluded.first_us),
                 last_us = max(last_us, excluded.last_us),
-                committed_seq = max(committed_seq, excluded.committed_seq)
+                committed_seq = max(committed_seq, excluded.committed_seq),
+                ended_us = NULL,
+                ending = NULL
             """,
             (run.run_id, run.first_us, run.last_us, run.seq),
         )
