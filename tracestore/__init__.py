@@ -21,6 +21,7 @@ check_siblings(__file__)
 
 from .database import Durability
 from .prices import Component, Explanation, PriceRow, PriceTable
+from .pruning import PruneReport
 from .queries import CallFilter, CallRow, CostRow, SessionRow
 from .repricing import ModelReprice, RepriceReport, RepriceRun
 from .store import TraceStore
@@ -37,6 +38,7 @@ __all__ = [
     "ModelReprice",
     "PriceRow",
     "PriceTable",
+    "PruneReport",
     "RepriceReport",
     "RepriceRun",
     "SessionRow",

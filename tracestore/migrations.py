@@ -224,9 +224,25 @@ _RUNS_END = (
     """,
 )
 
+# A prune's transaction says how far it goes in `pruning`, and has emptied it again when it commits.
+_PRUNING = (
+    "CREATE TABLE pruning (before_us INTEGER NOT NULL) STRICT",
+    """
+    CREATE TRIGGER events_go_by_pruning BEFORE DELETE ON events
+    WHEN OLD.ts_us >= coalesce((SELECT before_us FROM pruning), OLD.ts_us)
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END
+    """,
+    """
+    CREATE TRIGGER call_cost_goes_by_pruning BEFORE DELETE ON call_cost
+    WHEN NOT EXISTS (SELECT 1 FROM pruning)
+    BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("runs_end", _RUNS_END),
+    ("pruning", _PRUNING),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

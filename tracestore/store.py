@@ -7,7 +7,7 @@ message that was appended only its position, role and id remain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,13 +20,15 @@ import msgspec
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 
-from . import repricing
+from . import backup, repricing
 from .codec import decode_event
+from .condition import StoreCondition, condition
 from .database import Database, Durability, Row, Statements, Unstorable
 from .insert import SqlValue
 from .migrations import inspect, migrate
 from .prices import PriceTable
 from .projection import Batch, RunSpan
+from .pruning import PruneReport, Pruning
 from .queries import (
     US_PER_DAY,
     WITH_CURRENT_COST,
@@ -376,10 +378,48 @@ class TraceStore:
         """
         return await self._database.quick_check(seconds)
 
+    async def condition(self) -> StoreCondition:
+        """Its runs, living and lost, what dead writers left to be adopted, its size and what of that is free."""
+        return await condition(self._database)
+
     async def journal_mode(self) -> str:
         """``wal``, unless the file is where there can be none, such as on a network share."""
         ((mode,),) = await self._database.read("PRAGMA journal_mode")
         return str(mode)
+
+    # -- Upkeep
+
+    async def prune(
+        self,
+        *,
+        before: int | datetime | None = None,
+        max_bytes: int | None = None,
+        dry_run: bool = False,
+        vacuum: bool = False,
+        progress: Callable[[PruneReport], object] | None = None,
+    ) -> PruneReport:
+        """Delete what is old, in short transactions between which others write; see `tracestore.pruning`.
+
+        before: calls that ended, and events, before that moment. max_bytes: then the oldest of the rest, until
+        no more than so many bytes are in use. dry_run: only count; of `max_bytes` that is an estimate. vacuum:
+        rewrite the file afterwards, which makes writers wait. Interrupted, it has done a part; again, the rest.
+        """
+        moment = None if before is None else to_us(before)
+        pruning = Pruning(self._database, progress)
+        try:
+            return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
+        finally:
+            if not dry_run:
+                self._runs.clear()
+
+    async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
+        """Copy the file as it is now to a path where nothing is yet; others go on writing meanwhile.
+
+        progress: told the pages copied and the pages in all, now and then. The copy is a trace file of mode 0600;
+        calls that run now have no end in it, and get one when a writer first starts on it. Raises StoreError, and
+        leaves nothing at `path` then, nor when it is cancelled.
+        """
+        await backup.backup(self.path, path, progress)
 
     # -- Prices
 
