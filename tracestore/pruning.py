@@ -22,6 +22,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Literal
 
 import anyio
 import msgspec
@@ -29,7 +30,7 @@ import msgspec
 from .database import Database, Statements
 
 CALLS_AT_ONCE = 250
-EVENTS_AT_ONCE = 2000
+ROWS_AT_ONCE = 2000
 PAGES_AT_ONCE = 1000
 _ROUNDS = 12
 _LONGEST_PAUSE = 0.1
@@ -94,12 +95,17 @@ _OLD_EVENTS = """
      AND e.id < (SELECT max(id) FROM events)
      AND (e.request_id IS NULL OR NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id))
 """
-_EVENTS_OF_OLD_CALLS = f"""
-    SELECT count(*) FROM events WHERE request_id IN (SELECT c.request_id {_OLD_CALLS})
-"""
-_COSTS_OF_OLD_CALLS = f"""
-    SELECT count(*) FROM call_cost
-     WHERE price_version IN (SELECT version FROM price_version) AND call_id IN (SELECT c.id {_OLD_CALLS})
+# Of calls within a range of ids: how many, and how many events and costs go with them. Events belong to a request,
+# and are counted with its first attempt.
+_COUNT_OLD_CALLS = f"""
+    WITH old AS (SELECT c.id, c.request_id {_OLD_CALLS} AND c.id > :low AND c.id <= :high)
+    SELECT (SELECT count(*) FROM old),
+           (SELECT count(*)
+              FROM old AS o JOIN events AS e ON e.request_id = o.request_id
+             WHERE o.id = (SELECT min(k.id) FROM calls AS k WHERE k.request_id = o.request_id)),
+           (SELECT count(*)
+              FROM call_cost
+             WHERE price_version IN (SELECT version FROM price_version) AND call_id IN (SELECT id FROM old))
 """
 
 
@@ -159,19 +165,14 @@ class Pruning:
             before_us = max(before_us or 0, guess)
         if before_us is None:
             return report
-        at = {"before_us": before_us}
-        ((attempts,),) = await self._database.read(f"SELECT count(*) {_OLD_CALLS}", at)
-        ((of_calls,),) = await self._database.read(_EVENTS_OF_OLD_CALLS, at)
-        ((costs,),) = await self._database.read(_COSTS_OF_OLD_CALLS, at)
-        others = 0
-        low, last = await self._events()
-        for start in range(low, last, EVENTS_AT_ONCE):
-            span = {**at, "low": start, "high": start + EVENTS_AT_ONCE}
-            ((count,),) = await self._database.read(f"SELECT count(*) {_OLD_EVENTS}", span)
-            others += count
-        return msgspec.structs.replace(
-            report, before_us=before_us, attempts=attempts, events=of_calls + others, costs=costs
-        )
+        attempts = events = costs = 0
+        for span in _spans(before_us, *await self._numbers("calls")):
+            ((calls, of_calls, priced),) = await self._database.read(_COUNT_OLD_CALLS, span)
+            attempts, events, costs = attempts + calls, events + of_calls, costs + priced
+        for span in _spans(before_us, *await self._numbers("events")):
+            ((others,),) = await self._database.read(f"SELECT count(*) {_OLD_EVENTS}", span)
+            events += others
+        return msgspec.structs.replace(report, before_us=before_us, attempts=attempts, events=events, costs=costs)
 
     async def _delete(self, before_us: int) -> int:
         """The number of events and attempts that went."""
@@ -179,9 +180,7 @@ class Pruning:
         began = self._report.events + self._report.attempts
         while await self._step(partial(_delete_calls, before_us=before_us)):
             pass
-        low, last = await self._events()
-        for start in range(low, last, EVENTS_AT_ONCE):
-            span = {"before_us": before_us, "low": start, "high": start + EVENTS_AT_ONCE}
+        for span in _spans(before_us, *await self._numbers("events")):
             # Looking takes no lock, and most of a file is mostly young.
             if await self._database.read(f"SELECT 1 {_OLD_EVENTS} LIMIT 1", span):
                 await self._step(partial(_delete_events, span=span))
@@ -201,10 +200,10 @@ class Pruning:
         await anyio.sleep(min(time.monotonic() - began, _LONGEST_PAUSE))
         return True
 
-    async def _events(self) -> tuple[int, int]:
-        """The numbers of events lie above the first and up to the second."""
+    async def _numbers(self, table: Literal["calls", "events"]) -> tuple[int, int]:
+        """The numbers of its rows lie above the first and up to the second."""
         ((low, last),) = await self._database.read(
-            "SELECT coalesce((SELECT min(id) FROM events), 1) - 1, coalesce((SELECT max(id) FROM events), 0)"
+            f"SELECT coalesce((SELECT min(id) FROM {table}), 1) - 1, coalesce((SELECT max(id) FROM {table}), 0)"
         )
         return int(low), int(last)
 
@@ -221,7 +220,7 @@ class Pruning:
 
     async def _cutoff(self, share: float) -> int:
         """A moment before which about this share of the events lies, and at least one."""
-        low, last = await self._events()
+        low, last = await self._numbers("events")
         place = low + 1 + int((last - low) * share)
         rows = await self._database.read(
             "SELECT max(ts_us) + 1 FROM (SELECT ts_us FROM events WHERE id <= ? ORDER BY id DESC LIMIT 100)",
@@ -248,6 +247,12 @@ class Pruning:
         for _ in range(0, free, PAGES_AT_ONCE):
             await self._database.give_back(PAGES_AT_ONCE)
             await anyio.sleep(0.01)
+
+
+def _spans(before_us: int, low: int, last: int) -> Iterator[dict[str, int]]:
+    """Parameters for all rows of a table, some thousands at a time."""
+    for start in range(low, last, ROWS_AT_ONCE):
+        yield {"before_us": before_us, "low": start, "high": start + ROWS_AT_ONCE}
 
 
 _INCREMENTAL = 2

@@ -249,3 +249,21 @@ async def test_a_reader_can_only_count(store: TraceStore, make: Maker) -> None:
         assert (await reader.prune(before=T0 + 50 * SECOND, dry_run=True)).attempts == 1
         with pytest.raises(StoreError, match="reading only"):
             await reader.prune(before=T0 + 50 * SECOND)
+
+
+async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the attempts of one call lie far apart, a dry run counts what then goes."""
+    monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 2)
+    names = [f"req_{n}" for n in range(3)]
+    for attempt in (1, 2, 3):
+        for name in names:
+            ids = {"attempt": attempt, "tags": {"try": str(attempt)}}
+            await store.write([make.started(name, **ids), make.failed(name, will_retry=attempt < 3, **ids)])  # type: ignore[arg-type]
+    await store.write(call(make, 9, 1000))
+    dry = await store.prune(before=T0 + 500 * SECOND, dry_run=True)
+    done = await store.prune(before=T0 + 500 * SECOND)
+    assert (dry.attempts, dry.events) == (done.attempts, done.events) == (9, 18)
+    assert counts(store.path)["call_tags"] == 1
