@@ -19,6 +19,7 @@ from adapters import ProviderAdapter, create_adapter
 from adapters.health import AdapterHealth, ChecksHealth
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
+from tracestore.condition import StoreCondition
 from tracestore.health import FileFacts, file_facts
 
 from .config import FROM_ENVIRONMENT, read_models_yaml
@@ -240,7 +241,8 @@ async def _content(facts: FileFacts) -> list[Check]:
     try:
         async with TraceStore.open_readonly(path) as store:
             journal = _journal(await store.journal_mode())
-            return [await _quick_check(store, facts), journal]
+            checks = [await _quick_check(store, facts), journal]
+            return [*checks, *_condition(await store.condition())] if checks[0].ok else checks
     except StoreError as error:
         return [Check("store", False, str(error), "Move that file away, or name another trace file.")]
 
@@ -271,6 +273,27 @@ def _journal(mode: str) -> Check:
         f"no write-ahead log but {mode!r}, as on a network share: safe, and slow",
         "Put the trace file on a local disk.",
     )
+
+
+def _condition(found: StoreCondition) -> list[Check]:
+    """Lost runs and leftovers are no fault: the next start deals with them."""
+    lost = f", {found.lost} lost with {found.open_calls} calls without an end" if found.lost else ", none lost"
+    spilled = ", ".join(f"{path.name} ({size:,} bytes)" for path, size in found.spilled)
+    next_start = "The next start that writes to this file"
+    return [
+        Check("store:runs", True, f"{found.living} live{lost}", f"{next_start} ends them." if found.lost else ""),
+        Check("store:spill", True, spilled or "none left over", f"{next_start} stores it." if spilled else ""),
+        _space(found),
+    ]
+
+
+def _space(found: StoreCondition) -> Check:
+    share = found.free_bytes / found.file_bytes if found.file_bytes else 0.0
+    detail = (
+        f"{found.file_bytes / 1_000_000:,.1f} MB, of which {found.free_bytes / 1_000_000:,.1f} MB are free pages"
+    )
+    fix = "They are used again; `callboard prune --vacuum` gives them back to the disk." if share > 0.25 else ""
+    return Check("store:space", True, detail, fix)
 
 
 def _file(facts: FileFacts) -> list[Check]:

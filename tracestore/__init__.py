@@ -24,6 +24,7 @@ from .database import Durability
 from .free_sql import SqlResult
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
+from .pruning import PruneReport
 from .queries import CallFilter, CallRow, SessionRow
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
 from .statistics import ErrorRow, Percentiles, StatisticsRow
@@ -46,6 +47,7 @@ __all__ = [
     "PriceAlias",
     "PriceRow",
     "PriceTable",
+    "PruneReport",
     "RepriceReport",
     "RepriceRun",
     "SessionReprice",

@@ -28,7 +28,7 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -103,7 +103,7 @@ class Statements:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def run(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
+    def run(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """Execute one statement and return all its rows."""
         return self._connection.execute(sql, parameters).fetchall()
 
@@ -115,6 +115,14 @@ class Statements:
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _VALUE_LIMIT_BYTES)
         cursor = self._connection.execute(sql, parameters)
         return [column[0] for column in cursor.description or ()], cursor.fetchmany(limit)
+
+    def change(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> int:
+        """Execute one INSERT, UPDATE or DELETE and return how many rows it changed."""
+        return self._connection.execute(sql, parameters).rowcount
+
+    def script(self, sql: str) -> None:
+        """Execute statements outside of a transaction, to their ends: `run` stops at a row without columns."""
+        self._connection.executescript(sql)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
         """Execute one statement for each of `rows`. Raises Unstorable for a value that the table doesn't take."""
@@ -207,6 +215,8 @@ class Database:
             self._connection = connection
             _stop_at_exit(connection)
             await self.read(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+            if not self.readonly:
+                await self._locked(_make_shrinkable)
             await prepare(self)
             if not self.readonly:
                 await self._configure()
@@ -247,7 +257,7 @@ class Database:
             if lock is not None:
                 lock.close()
 
-    async def read(self, sql: str, parameters: Sequence[SqlValue] | dict[str, SqlValue] = ()) -> list[Row]:
+    async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
         """All rows of one statement that writes nothing."""
         with self._translated():
             return await _in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
@@ -305,6 +315,25 @@ class Database:
                     case _:  # no SQL, more than one statement, too few parameters, or the file itself
                         raise StoreError(f"{self.path}: {error}") from error
 
+    async def vacuum(self) -> None:
+        """Rewrite the file without gaps, so that it can also be shrunk later. Writers wait until it is done."""
+
+        def work(statements: Statements) -> None:
+            statements.run("PRAGMA auto_vacuum = INCREMENTAL")
+            statements.run("VACUUM")
+
+        if self.readonly:
+            raise StoreError(f"{self.path} was opened for reading only")
+        await _uninterrupted(self._locked(work))
+
+    async def give_back(self, pages: int) -> None:
+        """Give up to so many free pages back to the disk, if the file was made for that."""
+
+        def work(statements: Statements) -> None:
+            statements.script(f"PRAGMA incremental_vacuum({pages:d})")
+
+        await _uninterrupted(self._locked(work))
+
     async def look(self, work: Callable[[Statements], _T]) -> _T:
         """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
         with self._translated():
@@ -357,6 +386,41 @@ class Database:
             yield
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self.path}: {error}") from error
+
+
+def _make_shrinkable(statements: Statements) -> None:
+    """A new file is made so that it can give free pages back; that costs one page in eight hundred."""
+    ((pages,),) = statements.run("PRAGMA page_count")
+    if not pages:
+        statements.run("PRAGMA auto_vacuum = INCREMENTAL")
+
+
+def copy_snapshot(source: Path, target: Path, step_pages: int, told: Callable[[int, int], object]) -> None:
+    """Copy a database as it is at this moment into a file that exists and is empty. Blocks; call it in a thread.
+
+    Holds one read transaction from beginning to end: writers go on, and nothing they do makes it begin again.
+    told: pages copied and pages in all, after each step; what it raises ends the copy. Raises StoreError.
+    """
+    import sqlite3
+
+    def uri(path: Path, mode: str) -> str:
+        return f"file:{quote(str(path.absolute()))}?mode={mode}"
+
+    def progress(_status: int, remaining: int, total: int) -> None:
+        told(total - remaining, total)
+
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(uri(source, "ro"), uri=True, isolation_level=None)) as original,
+            contextlib.closing(sqlite3.connect(uri(target, "rw"), uri=True, isolation_level=None)) as copy,
+        ):
+            original.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
+            original.execute("BEGIN")
+            original.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            original.backup(copy, pages=step_pages, progress=progress, sleep=0.01)
+            original.execute("ROLLBACK")
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{source} could not be copied to {target}: {error}") from error
 
 
 # -- The connection's thread

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import anyio
@@ -105,3 +106,90 @@ class FileLock:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+# -- Runs
+
+
+class RunLock:
+    """The lock of one run, on a file that bears its name. Held while the run lives.
+
+    The file appears under its name with the lock already on it, so nobody ever finds a living run's lock free.
+    """
+
+    def __init__(self, database: Path, run_id: str) -> None:
+        """Raises StoreError if the file can't be made, or if this run lives already."""
+        self._path = run_lock_path(database, run_id)
+        unborn = self._path.with_name(f"{database.name}.new-run-{run_id}")
+        try:
+            self._descriptor = open_private(unborn, os.O_RDWR)
+        except OSError as error:
+            raise StoreError(f"{unborn}: {error.strerror or error}") from error
+        try:
+            with free_run_lock(database, run_id) as predecessor:
+                if predecessor is None or not try_lock(self._descriptor):
+                    raise StoreError(f"run {run_id} is already being written to {database}")
+                os.replace(unborn, self._path)
+        except BaseException as error:
+            os.close(self._descriptor)
+            if isinstance(error, OSError):
+                raise StoreError(f"{self._path}: {error.strerror or error}") from error
+            raise
+
+    def remove(self) -> None:
+        """The run is over: take the file away, and with it the lock."""
+        remove_quietly(self._path)
+        os.close(self._descriptor)
+
+
+class FreeRunLock:
+    """The lock of a run that no process holds; ours for the moment."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def remove(self) -> None:
+        """Take the file away."""
+        remove_quietly(self._path)
+
+
+@contextlib.contextmanager
+def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
+    """Hold the lock of a run that doesn't live any more; None if it does, or if its file can't be opened.
+
+    Who has no lock file doesn't live: it is there before the run writes anything, until it is over.
+    """
+    path = run_lock_path(database, run_id)
+    try:
+        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+    except FileNotFoundError:
+        yield FreeRunLock(path)
+        return
+    except OSError:
+        yield None
+        return
+    try:
+        yield FreeRunLock(path) if try_lock(descriptor) else None
+    finally:
+        os.close(descriptor)
+
+
+def run_lock_path(database: Path, run_id: str) -> Path:
+    return database.with_name(f"{database.name}.run-{run_id}")
+
+
+def run_locks(database: Path) -> list[str]:
+    """The runs that have a lock file, held or not."""
+    prefix = f"{database.name}.run-"
+    return sorted(path.name.removeprefix(prefix) for path in database.parent.glob(f"{escaped(prefix)}*"))
+
+
+def remove_quietly(path: Path) -> None:
+    """Delete a file that nobody misses; in a folder that can't be written, it stays."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def escaped(name: str) -> str:
+    """A name as a glob pattern that fits nothing else."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -263,10 +263,40 @@ _QUERIES = (
     """,
 )
 
+# What an earlier version wrote has no lock that would tell whether its run still lives. If none of its calls lacks
+# an end, that doesn't matter; the others are closed at the next start of a writer.
+_RUNS_END = (
+    "ALTER TABLE runs ADD COLUMN ended_us INTEGER",
+    "ALTER TABLE runs ADD COLUMN ending TEXT CHECK (ending IN ('closed', 'process_lost', 'unknown'))",
+    "CREATE INDEX calls_without_end ON calls (run) WHERE status = 'started'",
+    """
+    UPDATE runs
+       SET ended_us = last_us, ending = 'unknown'
+     WHERE NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.run = runs.id AND c.status = 'started')
+    """,
+)
+
+# A prune's transaction says how far it goes in `pruning`, and has emptied it again when it commits.
+_PRUNING = (
+    "CREATE TABLE pruning (before_us INTEGER NOT NULL) STRICT",
+    """
+    CREATE TRIGGER events_go_by_pruning BEFORE DELETE ON events
+    WHEN OLD.ts_us >= coalesce((SELECT before_us FROM pruning), OLD.ts_us)
+    BEGIN SELECT RAISE(ABORT, 'events are append-only'); END
+    """,
+    """
+    CREATE TRIGGER call_cost_goes_by_pruning BEFORE DELETE ON call_cost
+    WHEN NOT EXISTS (SELECT 1 FROM pruning)
+    BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
+    """,
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("price dimensions", _PRICE_DIMENSIONS),
     ("queries", _QUERIES),
+    ("runs_end", _RUNS_END),
+    ("pruning", _PRUNING),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

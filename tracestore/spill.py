@@ -16,7 +16,7 @@ from bus.events import Envelope
 from bus.log import Log
 
 from .codec import decode_line, encode_line
-from .files import open_private, try_lock
+from .files import escaped, open_private, try_lock
 
 _log = Log("tracestore.spill")
 
@@ -103,10 +103,15 @@ class SpillFile:
             self._descriptor = None
 
 
+def spill_path(database: Path, run_id: str) -> Path:
+    """Where a run's writer keeps what the database can't take."""
+    return database.with_name(f"{database.name}.spill-{run_id}.jsonl")
+
+
 def leftovers(database: Path) -> list[Path]:
     """The spill files of writers that don't live any more, the oldest first."""
     found = []
-    for path in sorted(database.parent.glob(f"{_escaped(database.name)}.spill-*.jsonl"), key=_modified):
+    for path in sorted(database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"), key=_modified):
         try:
             descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
         except OSError:
@@ -140,10 +145,6 @@ def _decoded(lines: Sequence[bytes], path: Path) -> list[Envelope]:
         except ValueError as error:
             _log.warning("torn_line", file=str(path), error=str(error))
     return envelopes
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
 def _modified(path: Path) -> float:

@@ -7,7 +7,7 @@ message that was appended only its position, role and id remain.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ import msgspec
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 
-from . import reprice_runs, repricing
+from . import backup, reprice_runs, repricing
 from .codec import decode_event
+from .condition import StoreCondition, condition
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
 from .free_sql import SqlResult, select
@@ -29,6 +30,7 @@ from .insert import SqlValue
 from .migrations import inspect, migrate
 from .prices import PriceTable
 from .projection import Batch, RunSpan
+from .pruning import PruneReport, Pruning
 from .queries import (
     WITH_CURRENT_COST,
     CallFilter,
@@ -41,6 +43,7 @@ from .queries import (
 )
 from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
 from .repricing import OnProgress
+from .runs import Runs
 from .statistics import ErrorRow, StatisticsRow, errors, statistics
 
 _KNOWN_RUNS = 256
@@ -64,6 +67,7 @@ class TraceStore:
         self._database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
         self._clock = clock
         self._runs: dict[str, int] = {}
+        self._living = Runs(self._database, clock)
         self._opening = anyio.Lock()
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
@@ -103,9 +107,15 @@ class TraceStore:
             await self._database.open(prepare)
 
     async def close(self) -> None:
-        """Finish what is under way and close the file. Closing twice is harmless."""
-        self._runs.clear()
-        await self._database.close()
+        """Finish what is under way, mark the runs that lived here as ended, and close the file.
+
+        Closing twice is harmless.
+        """
+        try:
+            await self._living.end_all()
+        finally:
+            self._runs.clear()
+            await self._database.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -118,6 +128,23 @@ class TraceStore:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+    # -- Runs
+
+    def hold_run(self, run_id: str) -> None:
+        """Say that a run lives, until the store is closed or the process dies. Raises StoreError.
+
+        Whoever writes events of calls that are still running says it first: a run that nobody holds counts as lost
+        when the next writer starts. Touches one small file beside the database.
+        """
+        self._living.hold(run_id)
+
+    async def close_lost_runs(self) -> list[str]:
+        """End the calls and the runs of processes that died; the names of those runs. Starting writers do it."""
+        try:
+            return await self._living.close_lost()
+        finally:
+            self._runs.clear()  # should more come of one of those, it is open again
 
     # -- Writing
 
@@ -166,7 +193,9 @@ class TraceStore:
             ON CONFLICT (run_id) DO UPDATE SET
                 first_us = min(first_us, excluded.first_us),
                 last_us = max(last_us, excluded.last_us),
-                committed_seq = max(committed_seq, excluded.committed_seq)
+                committed_seq = max(committed_seq, excluded.committed_seq),
+                ended_us = NULL,
+                ending = NULL
             """,
             (run.run_id, run.first_us, run.last_us, run.seq),
         )
@@ -343,10 +372,48 @@ class TraceStore:
         """
         return await self._database.quick_check(seconds)
 
+    async def condition(self) -> StoreCondition:
+        """Its runs, living and lost, what dead writers left to be adopted, its size and what of that is free."""
+        return await condition(self._database)
+
     async def journal_mode(self) -> str:
         """``wal``, unless the file is where there can be none, such as on a network share."""
         ((mode,),) = await self._database.read("PRAGMA journal_mode")
         return str(mode)
+
+    # -- Upkeep
+
+    async def prune(
+        self,
+        *,
+        before: int | datetime | None = None,
+        max_bytes: int | None = None,
+        dry_run: bool = False,
+        vacuum: bool = False,
+        progress: Callable[[PruneReport], object] | None = None,
+    ) -> PruneReport:
+        """Delete what is old, in short transactions between which others write; see `tracestore.pruning`.
+
+        before: calls that ended, and events, before that moment. max_bytes: then the oldest of the rest, until
+        no more than so many bytes are in use. dry_run: only count; of `max_bytes` that is an estimate. vacuum:
+        rewrite the file afterwards, which makes writers wait. Interrupted, it has done a part; again, the rest.
+        """
+        moment = None if before is None else to_us(before)
+        pruning = Pruning(self._database, progress)
+        try:
+            return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
+        finally:
+            if not dry_run:
+                self._runs.clear()
+
+    async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
+        """Copy the file as it is now to a path where nothing is yet; others go on writing meanwhile.
+
+        progress: told the pages copied and the pages in all, now and then. The copy is a trace file of mode 0600;
+        calls that run now have no end in it, and get one when a writer first starts on it. Raises StoreError, and
+        leaves nothing at `path` then, nor when it is cancelled.
+        """
+        await backup.backup(self.path, path, progress)
 
     # -- Prices
 

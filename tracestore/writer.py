@@ -20,7 +20,7 @@ new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close(
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
@@ -36,7 +36,7 @@ from bus.events import Envelope, SessionMessageAppended, StoreStateChanged
 from bus.log import Log
 from bus.stream_fold import weigh_content
 
-from .spill import SpillFile, leftovers, read_leftover
+from .spill import SpillFile, leftovers, read_leftover, spill_path
 from .store import TraceStore
 
 StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
@@ -116,6 +116,7 @@ class WriterCore:
     """The writer without an actor around it. For one event loop.
 
     on_state: told of each change of state; must not raise. spill_path: None keeps everything in memory.
+    close_lost: ends the runs whose processes died, once what they had spilled is written.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class WriterCore:
         *,
         spill_path: Path | None = None,
         database_path: Path | None = None,
+        close_lost: Callable[[], Awaitable[object]] | None = None,
         on_state: Callable[[StoreStateChanged], object] = lambda event: None,
         options: WriterOptions | None = None,
     ) -> None:
@@ -133,6 +135,7 @@ class WriterCore:
         self._options = options or WriterOptions()
         self._spill = None if spill_path is None else SpillFile(spill_path, self._options.spill_bytes)
         self._database_path = database_path
+        self._close_lost = close_lost
         self._on_state = on_state
         self._pending: deque[Envelope] = deque()
         self._entered = 0  # events that came into memory or spill file, and
@@ -152,14 +155,17 @@ class WriterCore:
     def for_bus(cls, store: TraceStore, bus: Bus, *, options: WriterOptions | None = None) -> WriterCore:
         """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
 
-        Only for a bus whose `run_id` is its own, because the spill file bears it in its name.
+        Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
+        the store is closed. Raises StoreError if the file that says so can't be made.
         """
+        store.hold_run(bus.run_id)
         source = bus.subscribe(">", policy=Lossless(), name="trace writer")
         return cls(
             store,
             source,
-            spill_path=store.path.with_name(f"{store.path.name}.spill-{bus.run_id}.jsonl"),
+            spill_path=spill_path(store.path, bus.run_id),
             database_path=store.path,
+            close_lost=store.close_lost_runs,
             on_state=bus.publish,
             options=options,
         )
@@ -190,6 +196,7 @@ class WriterCore:
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
         await self._adopt_leftovers()
+        await self._end_lost_runs()
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
@@ -339,6 +346,14 @@ class WriterCore:
             except (StoreError, OSError) as error:
                 _log.warning("spill_not_adopted", file=str(path), error=str(error))
                 return
+
+    async def _end_lost_runs(self) -> None:
+        if self._close_lost is None:
+            return
+        try:
+            await self._close_lost()
+        except (StoreError, OSError) as error:
+            _log.warning("lost_runs_not_ended", error=str(error))  # the next start will
 
     # -- Failing
 

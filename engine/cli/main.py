@@ -20,6 +20,7 @@ from .reprice import add_command as add_reprice
 from .sql import add_command as add_sql
 from .stats import add_errors_command, add_stats_command
 from .traces import add_command as add_traces
+from .upkeep import add_backup, add_prune
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -59,7 +60,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_demo, add_chat, add_traces, add_reprice, add_prices, add_doctor):
+    for add_command in (
+        add_demo,
+        add_chat,
+        add_traces,
+        add_reprice,
+        add_prices,
+        add_prune,
+        add_backup,
+        add_doctor,
+    ):
         add_command(commands)
     for add_command in (add_cost, add_stats_command, add_errors_command, add_sql):
         add_command(commands)

@@ -251,3 +251,15 @@ async def test_an_engine_left_open_does_not_hold_the_interpreter(tmp_path: Path,
     _, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (code, "")
     assert await rows(tmp_path / "trace.db") == 3
+
+
+async def test_an_engine_that_was_closed_leaves_its_run_ended(tmp_path: Path) -> None:
+    """The next one finds nothing lost, and no file of the first one lies beside the trace."""
+    path = tmp_path / "trace.db"
+    async with running(Say("x"), store=path) as (engine, _):
+        await engine.session("s:m").send("hello")
+        assert [file.name for file in tmp_path.glob("*.run-*")] == [f"trace.db.run-{engine.bus.run_id}"]  # noqa: ASYNC240
+    assert list(tmp_path.glob("*.run-*")) == []  # noqa: ASYNC240
+    async with TraceStore(path) as store:
+        assert await store.close_lost_runs() == []
+        assert [row.status for row in await store.calls()] == ["completed"]

@@ -1,0 +1,269 @@
+"""Retention: what is old goes whole, what stays keeps its sums, and nobody else may delete."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.errors import StoreError
+from bus.events import ActorStarted, Envelope, SessionCreated
+from bus.usage import Cost, CostSource
+from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore, pruning
+
+from .test_trace_file import integrity
+from .trace_making import T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+SECOND = 1_000_000
+PRICES = PriceTable([PriceRow(model="openai:*", input=1_000_000, output=2_000_000)], label="later")
+
+
+def call(make: Maker, number: int, at: int, seconds: int = 1, session: str = "s") -> list[Envelope]:
+    """A call that began `at` seconds after T0, with a tag and a cost of its number."""
+    ids = {"session_id": session, "tags": {"n": str(number)}}
+    began = T0 + at * SECOND
+    start = make.started(f"req_{number}", ts_us=began, **ids)
+    cost = Cost(number, CostSource.COMPUTED, "000000000000")
+    end = make.completed(f"req_{number}", cost=cost, **ids)
+    return [start, Envelope(end.seq, end.run_id, began + seconds * SECOND, 0, end.data, **_ids(end))]
+
+
+def _ids(envelope: Envelope) -> dict[str, object]:
+    return {name: getattr(envelope, name) for name in ("session_id", "request_id", "attempt", "tags")}
+
+
+def counts(path: Path) -> dict[str, int]:
+    tables = ("runs", "sessions", "calls", "call_tags", "call_cost", "events", "pruning")
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        return {table: file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+async def test_old_calls_go_with_all_that_is_theirs(store: TraceStore, make: Maker) -> None:
+    """Events, tags and costs under every price version; a session and an ended run without rows as well."""
+    old, new = Maker("run_old"), make
+    await store.write(
+        [old(SessionCreated(model="m"), session_id="gone", ts_us=T0), *call(old, 1, 1, session="gone")]
+    )
+    await store.close_lost_runs()
+    await store.write([*call(new, 2, 50), *call(new, 3, 100)])
+    await store.reprice(PRICES)
+    before = counts(store.path)
+    told: list[PruneReport] = []
+    dry = await store.prune(before=T0 + 40 * SECOND, dry_run=True)
+    assert counts(store.path) == before
+    done = await store.prune(before=T0 + 40 * SECOND, progress=told.append)
+    assert (done.attempts, done.events, done.costs, done.sessions, done.runs) == (1, 3, 1, 1, 1)
+    assert (dry.attempts, dry.events, dry.costs) == (1, 3, 1)
+    assert (dry.dry_run, done.dry_run) == (True, False)
+    assert told[-1].events == 3
+    assert counts(store.path) == {
+        "runs": 1, "sessions": 1, "calls": 2, "call_tags": 2, "call_cost": 2, "events": 4, "pruning": 0
+    }  # fmt: skip
+    assert [row.session_id for row in await store.sessions()] == ["s"]
+
+
+async def test_a_call_that_is_open_or_ended_later_stays_whole(store: TraceStore, make: Maker) -> None:
+    """One across the cutoff, one without an end, and one whose second attempt came later keep every event."""
+    across = call(make, 1, 0, seconds=100)
+    still = make.started("req_open", ts_us=T0)
+    retried = [
+        make.started("req_r", ts_us=T0),
+        make.failed("req_r", will_retry=True, ts_us=T0 + 1),  # type: ignore[arg-type]
+        make.started("req_r", attempt=2, ts_us=T0 + 60 * SECOND),
+    ]
+    await store.write([*across, still, *retried, *call(make, 9, 200)])
+    before = counts(store.path)
+    report = await store.prune(before=T0 + 50 * SECOND)
+    assert (report.attempts, report.events) == (0, 0)
+    assert counts(store.path) == before
+
+
+async def test_the_last_call_and_event_stay_so_that_no_number_comes_twice(store: TraceStore, make: Maker) -> None:
+    """A reader that goes on behind the last number misses nothing after everything was old."""
+    await store.write([*call(make, 1, 0), *call(make, 2, 5), make(ActorStarted(actor="x"), ts_us=T0)])
+    last = await store.last_event_id()
+    newest = (await store.calls(limit=1))[0].call_id
+    await store.prune(before=T0 + 1000 * SECOND)
+    assert [row.request_id for row in await store.calls()] == ["req_2"]
+    await store.write(call(make, 3, 2000))
+    assert len(await store.numbered_events(after_id=last)) == 2
+    assert (await store.calls(limit=1))[0].call_id > newest
+
+
+async def test_the_run_that_lives_stays(store: TraceStore, make: Maker) -> None:
+    """Its number is in use, also when none of its rows is left; what it writes next belongs to it."""
+    await store.write([make(ActorStarted(actor="x"), ts_us=T0)])
+    await store.write(call(Maker("run_other"), 1, 10))
+    await store.prune(before=T0 + 5 * SECOND)
+    assert counts(store.path)["runs"] == 2
+    await store.write(call(make, 2, 20))
+    assert {row.run_id for row in await store.calls()} == {"run_test", "run_other"}
+
+
+@pytest.mark.parametrize("table", ["events", "call_cost"])
+async def test_nobody_else_can_delete(store: TraceStore, make: Maker, table: str) -> None:
+    """Before, and after a prune, a DELETE is refused, whoever tries."""
+    await store.write([*call(make, 1, 0), *call(make, 2, 100)])
+    await store.reprice(PRICES)
+    for _ in range(2):
+        with contextlib.closing(sqlite3.connect(store.path)) as other, pytest.raises(sqlite3.IntegrityError):
+            other.execute(f"DELETE FROM {table}")
+        await store.prune(before=T0 + 50 * SECOND)
+
+
+async def test_a_prune_reaches_no_further_than_it_says(store: TraceStore, make: Maker) -> None:
+    """Inside its own transaction too, a younger event can't be deleted."""
+    await store.write(call(make, 1, 100))
+    with contextlib.closing(sqlite3.connect(store.path)) as other:
+        other.execute("INSERT INTO pruning VALUES (?)", (T0 + 50 * SECOND,))
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            other.execute("DELETE FROM events")
+
+
+async def test_writing_goes_on_between_the_steps(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that comes while much is deleted is served after one step, not after all."""
+    monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 10)
+    await store.write([event for number in range(200) for event in call(make, number, number)])
+    left: list[int] = []
+
+    async def write_once(report: PruneReport) -> None:
+        await store.write(call(Maker("run_new"), 1000, 1000))
+        left.append(200 - seen[-1].attempts)
+
+    seen: list[PruneReport] = []
+    async with anyio.create_task_group() as group:
+
+        def told(report: PruneReport) -> None:
+            seen.append(report)
+            if len(seen) == 1:
+                group.start_soon(write_once, report)
+
+        await store.prune(before=T0 + 5000 * SECOND, progress=told)
+    assert left[0] > 100
+    assert await integrity(store) == "ok"
+
+
+async def test_an_interrupted_prune_leaves_whole_calls_and_is_taken_up(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after its first step, it has deleted whole calls; again, it deletes the rest."""
+    monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 3)
+    await store.write([event for number in range(10) for event in call(make, number, number)])
+
+    def stop(report: PruneReport) -> None:
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        await store.prune(before=T0 + 5000 * SECOND, progress=stop)
+    assert (counts(store.path)["calls"], counts(store.path)["events"]) == (7, 14)
+    report = await store.prune(before=T0 + 5000 * SECOND)
+    assert (report.attempts, counts(store.path)["calls"], counts(store.path)["call_tags"]) == (6, 1, 1)
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=12),
+    cutoff=st.integers(0, 100),
+    repriced=st.booleans(),
+)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_remains_keeps_its_sums(
+    tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]], cutoff: int, repriced: bool
+) -> None:
+    """The costs of the calls that stay are those they had, under both prices; their events are all there."""
+
+    async def check() -> None:
+        async with TraceStore(tmp_path_factory.mktemp("sums") / "trace.db") as store:
+            make, moment = Maker(), T0 + cutoff * SECOND
+            for number, (at, seconds) in enumerate(spans, 1):
+                await store.write(call(make, number, at, seconds))
+            if repriced:
+                await store.reprice(PRICES)
+            rows = {row.request_id: row for row in await store.calls(limit=None)}
+            dry = await store.prune(before=moment, dry_run=True)
+            report = await store.prune(before=moment)
+            left = await store.calls(limit=None)
+            assert all(row == rows[row.request_id] for row in left)
+            young = {name for name, row in rows.items() if (row.finished_us or 0) >= moment}
+            newest = f"req_{len(spans)}"
+            assert {row.request_id for row in left} == young | {newest}
+            assert (dry.attempts, dry.events, dry.costs) == (report.attempts, report.events, report.costs)
+            (total,) = await store.costs(by=())
+            assert total.at_call_time_nano_usd == sum(int(name[4:]) for name in young | {newest})
+            assert total.cost_nano_usd == sum(row.cost.nano_usd or 0 for row in left if row.cost)
+            assert len(await store.events(limit=None)) == 2 * len(left)
+            found = [
+                row for n in range(len(spans) + 1) for row in await store.calls(CallFilter(tags={"n": str(n)}))
+            ]
+            assert len(found) == len(left)
+
+    anyio.run(check)
+
+
+async def test_by_size_the_oldest_go(tmp_path: Path, make: Maker) -> None:
+    """The pages in use come below the limit, the youngest calls stay, and the file gives the pages back."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        for start in range(0, 2000, 500):
+            await store.write([event for n in range(start, start + 500) for event in call(make, n, n)])
+        dry = await store.prune(max_bytes=10**6, dry_run=True)
+        report = await store.prune(max_bytes=10**6)
+        assert dry.bytes_before == report.bytes_before > 10**6
+        assert report.bytes_after <= 10**6
+        assert report.file_bytes < 1.1 * 10**6
+        numbers = sorted(int(row.request_id[4:]) for row in await store.calls(limit=None))
+        assert numbers == list(range(numbers[0], 2000))
+        assert 0 < dry.attempts <= report.attempts == numbers[0]
+        assert (await store.prune(max_bytes=10**6)).attempts == 0
+
+
+async def test_a_vacuum_shrinks_a_file_that_was_made_without(tmp_path: Path, make: Maker) -> None:
+    """It is rewritten once, and from then on can give pages back by itself."""
+    path = tmp_path / "trace.db"
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("PRAGMA auto_vacuum = NONE")
+        file.execute("CREATE TABLE x (y)")
+        file.execute("DROP TABLE x")
+    async with TraceStore(path) as store:
+        await store.write([event for n in range(1000) for event in call(make, n, n)])
+        kept = await store.prune(before=T0 + 10**6 * SECOND)
+        assert kept.file_bytes > 2 * kept.bytes_after
+        report = await store.prune(vacuum=True)
+        assert report.file_bytes == report.bytes_after
+        ((mode,),) = await store._database.read("PRAGMA auto_vacuum")
+        assert mode == 2
+        assert await integrity(store) == "ok"
+
+
+async def test_a_reader_can_only_count(store: TraceStore, make: Maker) -> None:
+    """A dry run works over a file opened for reading; a prune is refused."""
+    await store.write([*call(make, 1, 0), *call(make, 2, 100)])
+    async with TraceStore.open_readonly(store.path) as reader:
+        assert (await reader.prune(before=T0 + 50 * SECOND, dry_run=True)).attempts == 1
+        with pytest.raises(StoreError, match="reading only"):
+            await reader.prune(before=T0 + 50 * SECOND)
+
+
+async def test_retried_calls_are_counted_and_deleted_with_all_their_attempts(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the attempts of one call lie far apart, a dry run counts what then goes."""
+    monkeypatch.setattr(pruning, "ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(pruning, "CALLS_AT_ONCE", 2)
+    names = [f"req_{n}" for n in range(3)]
+    for attempt in (1, 2, 3):
+        for name in names:
+            ids = {"attempt": attempt, "tags": {"try": str(attempt)}}
+            await store.write([make.started(name, **ids), make.failed(name, will_retry=attempt < 3, **ids)])  # type: ignore[arg-type]
+    await store.write(call(make, 9, 1000))
+    dry = await store.prune(before=T0 + 500 * SECOND, dry_run=True)
+    done = await store.prune(before=T0 + 500 * SECOND)
+    assert (dry.attempts, dry.events) == (done.attempts, done.events) == (9, 18)
+    assert counts(store.path)["call_tags"] == 1

@@ -1,0 +1,321 @@
+"""Runs: each lives as long as its process holds its lock, and what a dead one left open is closed, once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sqlite3
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.errors import StoreError
+from bus.event_bus import Bus
+from bus.events import ActorStarted, LlmCallFailed
+from tracestore import TraceStore, WriterCore, migrations
+from tracestore.codec import encode_line
+from tracestore.files import run_locks
+from tracestore.runs import PROCESS_LOST
+from tracestore.spill import SpillFile, spill_path
+
+from .test_trace_file import integrity, python
+from .test_trace_projection import story, written
+from .trace_making import Maker
+
+pytestmark = pytest.mark.anyio
+
+
+def runs(path: Path) -> dict[str, str | None]:
+    """How each run ended; None for those that are open."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        return dict(file.execute("SELECT run_id, ending FROM runs"))
+
+
+async def start_writer(store: TraceStore, run_id: str = "run_next") -> None:
+    """What a process does that begins to write: its writer runs until one event is committed."""
+    bus = Bus(run_id=run_id)
+    core = WriterCore.for_bus(store, bus)
+    bus.publish(ActorStarted(actor="x"))
+    bus.close()
+    with anyio.fail_after(20):
+        await core.run()
+
+
+async def test_a_lost_call_is_failed_in_its_own_run(store: TraceStore, make: Maker) -> None:
+    """Its end is the run's next event, of its last moment, with the ids of the start; its cost is unknown."""
+    ids = {"session_id": "s", "turn_id": "t", "message_id": "m", "caused_by": "c", "tags": {"team": "red"}}
+    started = make.started("req_1", attempt=2, **ids)
+    last = make(ActorStarted(actor="x"))
+    await store.write([started, last])
+    await start_writer(store)
+    (row,) = await store.calls()
+    assert (row.status, row.error_class, row.run_id, row.tags) == (
+        "failed",
+        PROCESS_LOST,
+        "run_test",
+        {"team": "red"},
+    )
+    assert (row.finished_us, row.latency_ms, row.retry_count, row.will_retry) == (last.ts_us, 1000, 1, False)
+    assert row.cost is not None
+    assert (row.cost.nano_usd, row.cost.reason, row.usage) == (None, PROCESS_LOST, None)
+    *_, end = await store.events(run_id="run_test")
+    assert isinstance(end.data, LlmCallFailed)
+    assert (end.seq, end.ts_us, end.mono_ns) == (last.seq + 1, last.ts_us, last.mono_ns)
+    assert [getattr(end, name) for name in ids] == list(ids.values())
+    assert (end.request_id, end.attempt) == ("req_1", 2)
+    assert await store.committed_seq("run_test") == last.seq + 1
+    assert runs(store.path)["run_test"] == PROCESS_LOST
+
+
+async def test_the_end_of_a_lost_call_is_what_its_rows_would_be_rebuilt_from(tmp_path: Path, make: Maker) -> None:
+    """All events of a file with a lost run, written into another one, give the same calls."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        await store.write([make.started(), make.started("req_2"), make.completed("req_2")])
+        await start_writer(store)
+        events, calls = await store.events(), await store.calls()
+    async with TraceStore(tmp_path / "again.db") as again:
+        await again.write(events)
+        assert await again.calls() == calls
+
+
+async def test_a_run_that_lives_is_left_alone(tmp_path: Path, make: Maker) -> None:
+    """Another store of this or another process that holds the run keeps its calls open, whoever starts."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as living, TraceStore(path) as other:
+        living.hold_run("run_test")
+        await living.write([make.started()])
+        assert await other.close_lost_runs() == []
+        assert [row.status for row in await other.calls()] == ["started"]
+        await living.write([make.completed()])
+    assert runs(path) == {"run_test": "closed"}
+    assert run_locks(path) == []
+
+
+async def test_a_run_is_written_by_one_at_a_time(tmp_path: Path) -> None:
+    """A second store that would write the same run is refused, and the first one's lock stays."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as one, TraceStore(path) as two:
+        one.hold_run("run_x")
+        one.hold_run("run_x")
+        with pytest.raises(StoreError, match="run_x is already being written"):
+            two.hold_run("run_x")
+        assert run_locks(path) == ["run_x"]
+
+
+async def test_the_lock_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Mode 0600 whatever the umask; made by nobody but who lives, taken away when the run ends."""
+    old = os.umask(0)
+    try:
+        async with TraceStore(tmp_path / "trace.db") as store:
+            store.hold_run("run_x")
+            mode = stat.S_IMODE((tmp_path / "trace.db.run-run_x").stat().st_mode)
+    finally:
+        os.umask(old)
+    assert mode == 0o600
+    assert run_locks(tmp_path / "trace.db") == []
+
+
+async def test_a_lock_that_cannot_be_made_is_a_store_error(tmp_path: Path) -> None:
+    """The error names the file."""
+    store = TraceStore(tmp_path / "nowhere" / "trace.db")
+    with pytest.raises(StoreError, match="nowhere"):
+        store.hold_run("run_x")
+
+
+async def test_readers_and_commands_close_nothing(tmp_path: Path, make: Maker) -> None:
+    """Opening the file, for reading or for writing something else, leaves a lost run as it is."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as store:
+        await store.write([make.started()])
+    async with TraceStore.open_readonly(path) as reader:
+        assert [row.status for row in await reader.calls()] == ["started"]
+    async with TraceStore(path) as store:
+        await store.use_prices(None)
+    assert runs(path) == {"run_test": None}
+
+
+async def test_a_run_whose_calls_are_open_is_not_ended_by_closing(tmp_path: Path, make: Maker) -> None:
+    """What the store never heard the end of is closed at the next start, like a lost one's."""
+    path = tmp_path / "trace.db"
+    async with TraceStore(path) as store:
+        store.hold_run("run_test")
+        await store.write([make.started()])
+    assert runs(path) == {"run_test": None}
+    async with TraceStore(path) as store:
+        assert await store.close_lost_runs() == ["run_test"]
+        assert await store.close_lost_runs() == []
+        assert len(await store.events()) == 2
+
+
+async def test_what_was_spilled_comes_before_the_end(store: TraceStore, make: Maker) -> None:
+    """A call whose real end waits in a spill file gets that one; until it is written the run stays open."""
+    started, completed = make.started(), make.completed()
+    await store.write([started])
+    spill = SpillFile(spill_path(store.path, "run_test"), 10**6)
+    spill.append([completed])
+    assert await store.close_lost_runs() == []
+    spill.close()
+    await start_writer(store)
+    (row,) = await store.calls()
+    assert row.status == "completed"
+    assert runs(store.path)["run_test"] == PROCESS_LOST
+
+
+async def test_events_of_a_run_that_was_ended_open_it_again(store: TraceStore, make: Maker) -> None:
+    """A spill file that turns up late is stored, and what it leaves open is closed at the next start."""
+    await store.write([make(ActorStarted(actor="x"))])
+    assert await store.close_lost_runs() == ["run_test"]
+    path = spill_path(store.path, "run_test")
+    path.write_bytes(encode_line(make.started()))
+    await start_writer(store)
+    assert [(row.status, row.error_class) for row in await store.calls()] == [("failed", PROCESS_LOST)]
+
+
+async def test_lock_files_without_a_run_go(store: TraceStore, make: Maker) -> None:
+    """Who died before the first commit left a file, which the next start takes away; a live one's stays."""
+    stray = store.path.with_name("trace.db.run-run_stray")
+    stray.touch()
+    store.hold_run("run_test")
+    await store.close_lost_runs()
+    assert run_locks(store.path) == ["run_test"]
+
+
+async def test_a_file_of_version_1_keeps_its_data(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows stay; runs without open calls are over, the others are closed at the next start of a writer."""
+    path = tmp_path / "trace.db"
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        for statement in migrations.MIGRATIONS[0][1]:
+            file.execute(statement)
+        file.execute("INSERT INTO schema_history VALUES (1, 'initial', 1)")
+        file.execute(f"PRAGMA application_id = {migrations.APPLICATION_ID}")
+        file.execute("PRAGMA user_version = 1")
+        file.executescript(
+            """
+            INSERT INTO runs VALUES (1, 'run_done', 5, 6, 7), (2, 'run_open', 5, 9, 7);
+            INSERT INTO events (run, seq, topic, ts_us, mono_ns, data) VALUES (1, 7, 'host.made', 6, 0, '{"x":1}');
+            INSERT INTO calls (request_id, attempt, run, ts_us, day, status, provider, model)
+            VALUES ('a', 1, 1, 5, 0, 'completed', 'p', 'p:m'), ('b', 1, 2, 5, 0, 'started', 'p', 'p:m');
+            """
+        )
+    async with TraceStore(path) as store:
+        assert runs(path) == {"run_done": "unknown", "run_open": None}
+        assert await store.close_lost_runs() == ["run_open"]
+        assert sorted((row.request_id, row.status) for row in await store.calls()) == [
+            ("a", "completed"),
+            ("b", "failed"),
+        ]
+        assert [(event.run_id, event.seq) for event in await store.events()] == [("run_done", 7), ("run_open", 8)]
+
+
+@given(cut=st.integers(0, len(story())), starts=st.integers(1, 3))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_cut_off_anywhere_every_call_has_one_end(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, starts: int
+) -> None:
+    """Whatever was committed before the death, and however often one starts afterwards: one end for each start."""
+    path = tmp_path_factory.mktemp("cut") / "trace.db"
+    anyio.run(written, path, [[envelope] for envelope in story()[:cut]])
+
+    async def restart() -> None:
+        for number in range(starts):
+            async with TraceStore(path) as store:
+                await start_writer(store, f"run_next_{number}")
+
+    anyio.run(restart)
+    assert_sound(path)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        (ended,) = file.execute("SELECT count(*) FROM runs WHERE ended_us IS NULL").fetchone()
+    assert ended == 0
+
+
+def assert_sound(path: Path) -> None:
+    """Every attempt that started has exactly one end, as event and as row; every run's numbers are gapless."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        ends = file.execute(
+            """
+            SELECT request_id, attempt, sum(topic = 'llm.call_started'), sum(topic <> 'llm.call_started')
+              FROM events WHERE topic GLOB 'llm.*' GROUP BY request_id, attempt
+            """
+        ).fetchall()
+        assert {(started, ended) for *_, started, ended in ends} <= {(1, 1)}
+        rows = file.execute("SELECT request_id, attempt FROM calls WHERE status <> 'started'").fetchall()
+        assert sorted(rows) == sorted((request, attempt) for request, attempt, *_ in ends)
+        for (seqs,) in file.execute(
+            "SELECT json_group_array(seq) FROM (SELECT * FROM events ORDER BY run, seq) GROUP BY run"
+        ):
+            numbers = [int(seq) for seq in seqs.strip("[]").split(",")]
+            assert numbers == list(range(1, len(numbers) + 1))
+
+
+_CALLS_FOR_EVER = """
+    import anyio, itertools, sys
+    from bus.event_bus import Bus
+    from trace_making import Maker
+    from tracestore import TraceStore, WriterCore, WriterOptions
+
+    async def main():
+        async with TraceStore(sys.argv[1]) as store:
+            bus = Bus()
+            core = WriterCore.for_bus(store, bus, options=WriterOptions(batch_seconds=0.001))
+            make = Maker(bus.run_id)
+            async with anyio.create_task_group() as group:
+                group.start_soon(core.run)
+                print("calling", flush=True)
+                for number in itertools.count():
+                    request = f"{bus.run_id}-{number}"
+                    bus.publish(make.started(request).data, request_id=request, attempt=1)
+                    if number >= 10:
+                        ended = f"{bus.run_id}-{number - 10}"
+                        bus.publish(make.completed(ended).data, request_id=ended, attempt=1)
+                    await anyio.sleep(0.0005)
+
+    anyio.run(main)
+"""
+
+ROUNDS = int(os.environ.get("CALLBOARD_KILL_ROUNDS", "4"))
+
+
+@pytest.fixture
+def killed() -> Iterator[list[subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[subprocess.Popen[str]]) -> None:
+    """Of two that write calls one is killed; each start closes what the dead left, never the living's."""
+    path, chance = tmp_path / "trace.db", random.Random(7)
+    for _ in range(ROUNDS):
+        for process in killed[-1:]:  # the other one lives on into the next round
+            process.kill()
+            process.communicate()
+        del killed[-1:]
+        while len(killed) < 2:
+            process = python(_CALLS_FOR_EVER, path)
+            killed.insert(0, process)
+            assert process.stdout is not None
+            assert await anyio.to_thread.run_sync(process.stdout.readline) == "calling\n"
+        await anyio.sleep(chance.uniform(0.0, 0.15))
+    for process in killed:
+        process.kill()
+        process.communicate()
+    async with TraceStore(path) as store:
+        await start_writer(store)
+        assert await integrity(store) == "ok"
+        lost = [row for row in await store.calls(limit=None) if row.error_class == PROCESS_LOST]
+    assert lost
+    assert set(runs(path).values()) == {PROCESS_LOST, "closed"}
+    assert run_locks(path) == []
+    assert_sound(path)
