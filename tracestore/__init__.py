@@ -20,8 +20,10 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from .database import Durability
+from .event_forms import upcast
 from .prices import Component, Explanation, PriceRow, PriceTable
 from .queries import CallFilter, CallRow, CostRow, SessionRow
+from .replay import StoredEvents
 from .repricing import ModelReprice, RepriceReport, RepriceRun
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
@@ -40,9 +42,11 @@ __all__ = [
     "RepriceReport",
     "RepriceRun",
     "SessionRow",
+    "StoredEvents",
     "TraceStore",
     "TraceWriter",
     "WriterCore",
     "WriterOptions",
     "WriterStatistics",
+    "upcast",
 ]
