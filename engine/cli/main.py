@@ -13,6 +13,7 @@ from bus import CallboardError, ConfigurationError
 from .chat import add_command as add_chat
 from .demo import add_command as add_demo
 from .doctor import add_command as add_doctor
+from .export import add_command as add_export
 from .logs import configure as configure_logs
 from .replay import add_command as add_replay
 from .reprice import add_command as add_reprice
@@ -56,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_demo, add_chat, add_traces, add_reprice, add_replay, add_doctor):
+    for add_command in (add_demo, add_chat, add_traces, add_reprice, add_replay, add_export, add_doctor):
         add_command(commands)
     return parser
 
