@@ -17,6 +17,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
+import anyio
+import anyio.to_thread
 import msgspec
 
 from bus.errors import ConfigurationError
@@ -32,7 +34,8 @@ Format: TypeAlias = Literal["csv", "jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 """What `export_calls` can write."""
 
-PAGE = 2000
+PAGE = 250
+_ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -164,10 +167,15 @@ async def export_calls(
     with _opened(target) as file, _writer(format, file) as writer:
         after = 0
         while found := await store.calls_after(after, where, page, under=under):
-            writer.write([[read(row) for _, _, read in COLUMNS] for row in found])
+            # In a thread, because a page takes longer than an event loop should stand still.
+            await anyio.to_thread.run_sync(_write, writer, found)
             rows += len(found)
             after = found[-1].call_id
     return rows
+
+
+def _write(writer: _Writer, rows: Sequence[CallRow]) -> None:
+    writer.write([[read(row) for _, _, read in COLUMNS] for row in rows])
 
 
 def _refuse_trace_file(target: Path | IO[bytes], trace: Path) -> None:
@@ -276,10 +284,22 @@ def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
     schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])
 
     class Parquet:
-        def write(self, rows: Sequence[Sequence[Cell]]) -> None:
-            columns = zip(*rows, strict=True)
-            arrays = [pyarrow.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+        def __init__(self) -> None:
+            self._rows: list[Sequence[Cell]] = []
 
-    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
-        yield Parquet()
+        def write(self, rows: Sequence[Sequence[Cell]]) -> None:
+            self._rows += rows
+            if len(self._rows) >= _ROW_GROUP:
+                self.flush()
+
+        def flush(self) -> None:
+            if self._rows:
+                columns = zip(*self._rows, strict=True)
+                arrays = [pyarrow.array(cells, field.type) for cells, field in zip(columns, schema, strict=True)]
+                parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+                self._rows = []
+
+    with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
+        writer = Parquet()
+        yield writer
+        writer.flush()
