@@ -14,7 +14,7 @@ from tracestore import StoredEvents, TraceStore
 from tracestore.codec import encode_line
 
 from .events import describe, plural
-from .screen import clean, make_console
+from .screen import clean
 from .traces import chosen_file, moment
 
 
@@ -93,7 +93,6 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._console = make_console()
         self._first_us: int | None = None
         self._count = 0
 
@@ -103,11 +102,11 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        self._console.print(clean(line).rstrip(), soft_wrap=True)
+        print(clean(line).rstrip(), flush=True)  # each when it comes, for whoever watches a paced replay
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No such events"
-        self._console.print(f"\n{said}, from {self._path}", style="dim", soft_wrap=True)
+        print(f"\n{said}, from {self._path}")
 
 
 class _JsonLines:
@@ -115,7 +114,7 @@ class _JsonLines:
 
     def show(self, envelope: Envelope) -> None:
         sys.stdout.write(encode_line(envelope).decode())
-        sys.stdout.flush()  # whoever reads a paced replay wants each line when it comes
+        sys.stdout.flush()
 
     def end(self) -> None:
         pass

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from .running import call
+from .running import PATIENCE_SECONDS, call, start
 
 
 def test_replay_prints_every_event_in_order(traced: Path) -> None:
     """With the seconds since the first, and the same few words as the demo."""
-    done = call("replay", home=traced)
+    done = call("replay", home=traced, without="rich")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert re.match(r" +0\.000  \S+", lines[0])
@@ -65,3 +66,14 @@ def test_replay_badly_asked_says_so(traced: Path, options: tuple[str, ...]) -> N
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert done.stderr
+
+
+def test_a_slow_replay_shows_each_event_when_it_comes_and_can_be_interrupted(traced: Path) -> None:
+    """A hundred thousand times slower than it was, the first line is there at once."""
+    with start("replay", "--speed", "0.00001", home=traced) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 130
+        assert process.stderr.read() == b""
