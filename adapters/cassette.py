@@ -34,6 +34,7 @@ import msgspec
 from bus.errors import AdapterError, ConfigurationError, StreamError
 from bus.json_types import Json, JsonObject
 
+from .json_differences import differences
 from .transport import HttpReply, HttpRequest, Transport
 
 FORMAT = 1
@@ -235,13 +236,16 @@ class CassetteTransport:
         if key in self._keys:
             return f"{said} is left: it was recorded {self._keys.count(key)} times, and all have been played"
         wanted = _compared(asked)
-        differences = [list(_differences(_compared(each.request), wanted, "")) for each in self._exchanges]
-        nearest = min(range(len(differences)), key=lambda number: len(differences[number]))
-        shown = "; ".join(differences[nearest][:6])
-        more = len(differences[nearest]) - 6
+        found = [list(differences(_compared(each.request), wanted)) for each in self._exchanges]
+        nearest = min(
+            range(len(found)), key=lambda number: (sum(each.size for each in found[number]), self._played[number])
+        )
+        name = self._exchanges[nearest].request.path + (", already played" if self._played[nearest] else "")
+        shown = "; ".join(each.text for each in found[nearest][:6])
+        more = len(found[nearest]) - 6
         return (
-            f"{said} as it was sent. Nearest is exchange {nearest} ({self._exchanges[nearest].request.path}); it "
-            f"differs in: {shown}{f'; and {more} more' if more > 0 else ''}. If the change is meant, record again."
+            f"{said} as it was sent. Nearest is exchange {nearest} ({name}); it differs in: "
+            f"{shown}{f'; and {more} more' if more > 0 else ''}. If the change is meant, record again."
         )
 
 
@@ -328,27 +332,3 @@ def _write_chunk(chunk: bytes) -> str | Base64Chunk:
 
 def _read_chunk(chunk: str | Base64Chunk) -> bytes:
     return chunk.encode() if isinstance(chunk, str) else base64.b64decode(chunk.base64)
-
-
-def _differences(recorded: Json, sent: Json, where: str) -> Iterator[str]:
-    if isinstance(recorded, dict) and isinstance(sent, dict):
-        for name in sorted({*recorded, *sent}):
-            place = f"{where}.{name}" if where else name
-            if name not in sent:
-                yield f"{place} was recorded ({_short(recorded[name])}) and is not sent"
-            elif name not in recorded:
-                yield f"{place} is sent ({_short(sent[name])}) and was not recorded"
-            else:
-                yield from _differences(recorded[name], sent[name], place)
-    elif isinstance(recorded, list) and isinstance(sent, list):
-        for number, (one, other) in enumerate(zip(recorded, sent, strict=False)):
-            yield from _differences(one, other, f"{where}[{number}]")
-        if len(recorded) != len(sent):
-            yield f"{where} had {len(recorded)} entries and has {len(sent)}"
-    elif recorded != sent or type(recorded) is not type(sent):
-        yield f"{where} was {_short(recorded)} and is {_short(sent)}"
-
-
-def _short(value: Json) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -15,13 +15,10 @@ Which subscriptions want a topic is worked out once per event type and kept unti
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterable, Iterable
 from functools import partial
 from threading import get_ident
-from typing import TypeAlias
 
 import msgspec
 
@@ -29,6 +26,8 @@ from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
 from .events import Envelope, Event
 from .log import Log
+from .observable_bus import BusStatistics, ObservableBus, topic_matches
+from .replay_bus import ReplayBus
 from .subscription import (
     DropOldest,
     Gap,
@@ -47,7 +46,9 @@ __all__ = [
     "Gap",
     "Latest",
     "Lossless",
+    "ObservableBus",
     "Policy",
+    "ReplayBus",
     "Subscription",
     "SubscriptionStatistics",
     "topic_matches",
@@ -55,9 +56,6 @@ __all__ = [
 
 _log = Log("bus")
 
-_Schedule: TypeAlias = Callable[[Callable[[], object]], object]
-
-_DEFAULT_POLICY = DropOldest()
 _DEAD_LETTERS_KEPT = 1000
 _DEAD_LETTERS_LOGGED = 10
 _DEAD_LETTERS_SILENCE_NS = 300 * 10**9
@@ -73,37 +71,31 @@ class DeadLetter(msgspec.Struct, frozen=True):
     ts_us: int
 
 
-class BusStatistics(msgspec.Struct, frozen=True):
-    """published: events so far, which is also the last seq. after_close: those of them that came after `close`."""
-
-    run_id: str
-    published: int
-    after_close: int
-    dead_letters: int
-    subscriptions: tuple[SubscriptionStatistics, ...]
-
-
-class Bus:
+class Bus(ObservableBus):
     """An in-process event bus; a plain object, with no task and nothing to start.
 
     run_id: stands in every envelope, and with `seq` makes it unique; made from the clock if not given.
     """
 
     def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.run_id = clock.new_id("run") if run_id is None else run_id
-        self.clock = clock
+        super().__init__(clock.new_id("run") if run_id is None else run_id, clock)
         self._now_us = clock.now_us
-        self._now_ns = clock.monotonic_ns
-        self._seq = 0
-        self._subscriptions: list[Subscription] = []
         self._routes: dict[type[Event], tuple[Subscription, ...]] = {}
-        self._thread: int | None = None
-        self._schedule: _Schedule | None = None
-        self._closed_at: int | None = None
         self._dead_letters: deque[DeadLetter] = deque(maxlen=_DEAD_LETTERS_KEPT)
         self._dead_letter_count = 0
         self._dead_letters_logged = 0
         self._dead_letters_silent_until_ns = 0
+
+    @staticmethod
+    def replay(
+        source: Iterable[Envelope] | AsyncIterable[Envelope],
+        *,
+        speed: float | None = None,
+        longest_pause: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> ReplayBus:
+        """A bus that delivers the envelopes of `source` again, unchanged and in order; see `ReplayBus`."""
+        return ReplayBus(source, speed=speed, longest_pause=longest_pause, clock=clock)
 
     @property
     def last_seq(self) -> int:
@@ -194,36 +186,6 @@ class Bus:
         except RuntimeError as error:
             raise WrongLoop(f"publish_threadsafe: the event loop of this bus has ended ({error})") from error
 
-    def subscribe(self, *patterns: str, policy: Policy = _DEFAULT_POLICY, name: str = "") -> Subscription:
-        """Receive every event published from now on whose topic matches one of the patterns.
-
-        patterns: a topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one or
-        more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
-        Close the subscription, or use it as a context manager: the bus holds it until then.
-        Raises ValueError for a pattern that could match nothing, WrongLoop in another thread.
-        """
-        self.check_thread()
-        if not patterns:
-            raise ValueError("subscribe() needs a pattern; '>' matches every topic")
-        for pattern in patterns:
-            _check_pattern(pattern)
-        caller = sys._getframe(1)
-        created_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
-        subscription = Subscription(patterns, policy, name or created_at, created_at, self._now_ns, self._remove)
-        if self._closed_at is None:
-            self._subscriptions.append(subscription)
-            self._routes.clear()
-        else:
-            subscription.close()
-        return subscription
-
-    def close(self) -> None:
-        """Close every subscription; their readers get what still waits, and then the end. Idempotent."""
-        if self._closed_at is None:
-            self._closed_at = self._seq
-            for subscription in tuple(self._subscriptions):
-                subscription.close()
-
     def dead_letter(self, recipient: str, message: object, reason: str) -> None:
         """Record a message that can't be delivered to an actor. The last 1000 are kept, all are counted.
 
@@ -251,18 +213,6 @@ class Bus:
         """The latest dead letters, oldest first; at most 1000."""
         return tuple(self._dead_letters)
 
-    def check_thread(self) -> None:
-        """Raise WrongLoop unless this is the bus's own thread, which the first use makes the calling one."""
-        if self._thread is None:
-            self._thread = get_ident()
-        elif self._thread != get_ident():
-            raise WrongLoop(
-                "this bus belongs to another thread. From a thread of your own call bus.publish_threadsafe(event) "
-                "or move the work onto the bus's loop (anyio.from_thread.run_sync)"
-            )
-        if self._schedule is None:
-            self._schedule = _schedule_on_this_loop()
-
     def statistics(self) -> BusStatistics:
         """A snapshot of the bus and all its subscriptions."""
         return BusStatistics(
@@ -277,56 +227,8 @@ class Bus:
         topic = kind.topic_of()
         if len(self._routes) >= _ROUTES_KEPT:
             self._routes.clear()
-        subscriptions = tuple(
-            subscription
-            for subscription in self._subscriptions
-            if any(topic_matches(pattern, topic) for pattern in subscription.patterns)
-        )
-        self._routes[kind] = subscriptions
+        subscriptions = self._routes[kind] = self._subscribers_of(topic)
         return subscriptions
 
-    def _remove(self, subscription: Subscription) -> None:
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-            self._routes.clear()
-
-
-def topic_matches(pattern: str, topic: str) -> bool:
-    """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
-    wanted, tokens = pattern.split("."), topic.split(".")
-    if wanted[-1] == ">":
-        head = wanted[:-1]
-        if len(tokens) <= len(head):
-            return False
-        tokens = tokens[: len(head)]
-        wanted = head
-    return len(wanted) == len(tokens) and all(
-        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
-    )
-
-
-def _check_pattern(pattern: str) -> None:
-    tokens = pattern.split(".")
-    if not all(tokens):
-        raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")
-    if ">" in tokens[:-1]:
-        raise ValueError(f"pattern {pattern!r}: '>' may only be the last token")
-    for token in tokens:
-        if len(token) > 1 and ("*" in token or ">" in token):
-            raise ValueError(f"pattern {pattern!r}: '*' and '>' stand for whole tokens, not for a part of one")
-
-
-def _schedule_on_this_loop() -> _Schedule | None:
-    """How to run a function on the loop that runs in this thread, from any other; None outside a loop."""
-    try:
-        return asyncio.get_running_loop().call_soon_threadsafe
-    except RuntimeError:
-        pass
-    if "trio" in sys.modules:
-        import trio
-
-        try:
-            return trio.lowlevel.current_trio_token().run_sync_soon
-        except RuntimeError:
-            pass
-    return None
+    def _forget_routes(self) -> None:
+        self._routes.clear()

@@ -1,13 +1,14 @@
 """The event catalogue, and the envelope in which events travel.
 
-An event's topic is its tag. Fields are only ever added, with defaults; a changed meaning is a new topic. No
-event of `llm.*` carries message content: content travels in `session.message_appended`, by reference, and is
-persisted only if the host asks for it.
+An event's topic is its tag. Fields are only ever added, with defaults; a changed meaning is a new topic. Where a
+stored event needs more than a default to be read today, its class counts its `SCHEMA` up, and the trace store's
+`upcast` says how the old form becomes the new one. No event of `llm.*` carries message content: content travels in
+`session.message_appended`, by reference, and is persisted only if the host asks for it.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
@@ -17,6 +18,9 @@ from .usage import Cost, StopReason, TokenUsage
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all events. Subclass with ``tag="<topic>"`` to publish your own."""
+
+    SCHEMA: ClassVar[int] = 1
+    """The form of the fields; stored with the event if it isn't 1."""
 
     @classmethod
     def topic_of(cls) -> str:
@@ -278,7 +282,8 @@ class Envelope(msgspec.Struct, frozen=True):
 
     @property
     def topic(self) -> str:
-        return type(self.data).topic_of()
+        """What it was published under, also if the event is of a topic that this version doesn't know."""
+        return self.data.topic if isinstance(self.data, UnknownEvent) else type(self.data).topic_of()
 
     @property
     def event_id(self) -> str:

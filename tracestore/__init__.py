@@ -21,11 +21,13 @@ check_siblings(__file__)
 
 from .costs import CostRow
 from .database import Durability
+from .event_forms import upcast
 from .free_sql import SqlResult
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
 from .pruning import PruneReport
 from .queries import CallFilter, CallRow, SessionRow
+from .replay import StoredEvents
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
@@ -54,9 +56,11 @@ __all__ = [
     "SessionRow",
     "SqlResult",
     "StatisticsRow",
+    "StoredEvents",
     "TraceStore",
     "TraceWriter",
     "WriterCore",
     "WriterOptions",
     "WriterStatistics",
+    "upcast",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+from typing import TypeVar, get_args
 
 import msgspec
 
@@ -23,8 +24,13 @@ from bus.events import (
     UnknownEvent,
 )
 
+from .event_forms import in_current_form, with_schema
+
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[CatalogueEvent] = msgspec.json.Decoder(CatalogueEvent)
+_SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}
+
+EventT = TypeVar("EventT", bound=Event)
 
 
 class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -73,6 +79,10 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
 def encode_event(event: Event) -> bytes:
     """The JSON of an event, without the content of messages."""
+    return with_schema(_encode(event), event.SCHEMA)
+
+
+def _encode(event: Event) -> bytes:
     stored: msgspec.Struct = event
     match event:
         case SessionMessageAppended():
@@ -103,14 +113,22 @@ def _encode_the_hard_way(stored: msgspec.Struct, topic: str, error: Exception) -
 def decode_event(topic: str, data: bytes | str) -> Event:
     """The event behind stored text; an `UnknownEvent` if this version can't read it."""
     try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, ValueError):
-        pass
-    try:
-        return _decode_with_raw_usage(data)
-    except (msgspec.DecodeError, ValueError):
+        current = in_current_form(topic, data, _SCHEMAS.get(topic, 1))
+        try:
+            return _decoder.decode(current)
+        except (msgspec.DecodeError, ValueError):
+            return _decode_with_raw_usage(current)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):  # the latter two out of an upcast
         raw = data.encode() if isinstance(data, str) else data
         return UnknownEvent(topic=topic, raw=msgspec.Raw(raw))
+
+
+def decode_as(kind: type[EventT], event: UnknownEvent) -> EventT | UnknownEvent:
+    """An event of a host's own type, read back as unknown; as it was if it doesn't fit that type."""
+    try:
+        return msgspec.json.decode(in_current_form(event.topic, bytes(event.raw), kind.SCHEMA), type=kind)
+    except (msgspec.DecodeError, ValueError, LookupError, TypeError):
+        return event
 
 
 class _RawUsage(msgspec.Struct):

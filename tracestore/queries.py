@@ -238,6 +238,18 @@ def calls_query(where: CallFilter | None, under: str | None, limit: int | None) 
     return sql, [under, *values, -1 if limit is None else limit]
 
 
+def calls_after_query(
+    where: CallFilter | None, under: str | None, after_id: int, limit: int
+) -> tuple[str, list[SqlValue]]:
+    """The query behind `TraceStore.calls_after`: in the order of `call_id`, which is that of their storing."""
+    condition, values = (where or CallFilter()).condition()
+    sql = f"""
+        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition} AND c.id > ? ORDER BY c.id LIMIT ?)
+        SELECT {", ".join(_CALL_COLUMNS)} FROM priced ORDER BY id
+    """
+    return sql, [under, *values, after_id, limit]
+
+
 def call_row(row: Row) -> CallRow:
     """A row of `calls_query` as a CallRow."""
     named = dict(zip(_CALL_COLUMNS, row, strict=True))

@@ -37,6 +37,7 @@ from .queries import (
     CallRow,
     SessionRow,
     call_row,
+    calls_after_query,
     calls_query,
     tags_of,
     to_us,
@@ -217,6 +218,16 @@ class TraceStore:
         under: the price version whose costs are wanted as `CallRow.cost`; None: the current one.
         """
         sql, values = calls_query(where, under, limit)
+        return [call_row(row) for row in await self._database.read(sql, values)]
+
+    async def calls_after(
+        self, call_id: int, where: CallFilter | None = None, limit: int = 1000, *, under: str | None = None
+    ) -> list[CallRow]:
+        """Attempts of calls in the order in which they were first stored, from the one after `call_id` on.
+
+        For reading all of them in pages: begin with 0, go on with the last row's `call_id`, end with no rows.
+        """
+        sql, values = calls_after_query(where, under, call_id, limit)
         return [call_row(row) for row in await self._database.read(sql, values)]
 
     async def events(

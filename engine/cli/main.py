@@ -14,8 +14,10 @@ from .chat import add_command as add_chat
 from .cost import add_command as add_cost
 from .demo import add_command as add_demo
 from .doctor import add_command as add_doctor
+from .export import add_command as add_export
 from .logs import configure as configure_logs
 from .prices import add_command as add_prices
+from .replay import add_command as add_replay
 from .reprice import add_command as add_reprice
 from .sql import add_command as add_sql
 from .stats import add_errors_command, add_stats_command
@@ -61,17 +63,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_command in (
-        add_demo,
-        add_chat,
-        add_traces,
-        add_reprice,
-        add_prices,
-        add_prune,
-        add_backup,
-        add_doctor,
+        *(add_demo, add_chat, add_doctor),
+        *(add_traces, add_cost, add_stats_command, add_errors_command, add_sql),
+        *(add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
     ):
-        add_command(commands)
-    for add_command in (add_cost, add_stats_command, add_errors_command, add_sql):
         add_command(commands)
     return parser
 

@@ -212,6 +212,44 @@ async def test_a_miss_names_the_nearest_recording_and_what_differs(tmp_path: Pat
         assert part in str(error)
 
 
+def turns(*texts: str) -> HttpRequest:
+    return post({"model": "m", "messages": [{"role": "user", "content": text} for text in texts]})
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        (("What is it?", "It is a longer story.", "And then?!"), 1),
+        (("What is it??", "It is a long story!", "And then!"), 1),
+        (("What is that?",), 0),
+        (("Entirely", "different"), 0),
+        (("What is it?", "It is a long story.", "And then?", "The end, with all that belongs to it.", "More?"), 2),
+    ],
+)
+async def test_the_nearest_is_the_recording_with_the_least_that_differs(
+    tmp_path: Path, asked: tuple[str, ...], nearest: int
+) -> None:
+    """A changed word in every message is nearer than a message too few, which is one difference only."""
+    path = tmp_path / "c.json"
+    talk = ("What is it?", "It is a long story.", "And then?", "The end, with all that belongs to it.")
+    await record(path, *((turns(*talk[:length]), FakeReply(b"1")) for length in (1, 3, 4)))
+    with pytest.raises(CassetteMiss, match=rf"Nearest is exchange {nearest} \("):
+        await CassetteTransport(path).send(turns(*asked))
+
+
+async def test_a_miss_says_if_the_nearest_was_played_and_prefers_one_that_was_not(tmp_path: Path) -> None:
+    """A request that comes once too often with a small change is told from one that was never made."""
+    path = tmp_path / "c.json"
+    await record(path, (turns("a"), FakeReply(b"1")), (turns("b"), FakeReply(b"2")))
+    via = CassetteTransport(path)
+    await via.send(turns("a"))
+    with pytest.raises(CassetteMiss, match=r"exchange 1 \(/v1/talk\); it"):
+        await via.send(turns("c"))
+    await via.send(turns("b"))
+    with pytest.raises(CassetteMiss, match=r"exchange 0 \(/v1/talk, already played\); it"):
+        await via.send(turns("c"))
+
+
 async def test_an_adapter_passes_a_miss_on_without_retrying(tmp_path: Path) -> None:
     """It is an AdapterError, so the contract holds in tests, too."""
     path = tmp_path / "c.json"

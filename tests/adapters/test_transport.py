@@ -10,6 +10,7 @@ import inspect
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import anyio
 import anyio.abc
@@ -17,9 +18,11 @@ import httpcore
 import httpx
 import pytest
 
+from adapters.cassette import CassetteTransport, RecordingTransport
 from adapters.http_errors import translate
 from adapters.transport import (
     CALLS_PER_CLIENT,
+    HttpReply,
     HttpRequest,
     HttpxTransport,
     read_body,
@@ -145,6 +148,18 @@ async def transport() -> AsyncIterator[HttpxTransport]:
 
 def post(url: str, body: bytes = b"{}", **headers: str) -> HttpRequest:
     return HttpRequest("POST", url, {"content-type": "application/json", **headers}, body)
+
+
+async def pieces_of(reply: HttpReply) -> list[bytes]:
+    """What comes, piece by piece, to the end or to the error that it breaks off with."""
+    found = []
+    try:
+        while (piece := await reply.chunk()) is not None:
+            found.append(piece)
+    except AdapterError as error:
+        found.append(error.error_class.encode())
+    await reply.aclose()
+    return found
 
 
 async def talk(via: HttpxTransport, url: str, body: bytes = b"{}") -> bytes:
@@ -443,3 +458,34 @@ def test_every_exception_of_the_http_libraries_has_a_translation() -> None:
         assert isinstance(translate(other), AdapterError)
     given = NetworkError("x")
     assert translate(given) is given
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_what_sockets_gave_replays_piece_for_piece(tmp_path: Path, broken: bool) -> None:
+    """Recorded off a real connection: the same pieces, cut in characters and lines, and the same end."""
+    body = 'data: {"text": "☃ snow"}\n\ndata: [DONE]\n\n'.encode()
+    sent = [body[at : at + 3] for at in range(0, len(body), 3)]
+    read = anyio.Semaphore(0)
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.start_chunks()
+        for piece in sent:
+            await connection.piece(piece)
+            await read.acquire()  # the next only when this one has been read, so that none are read together
+        await (connection.reset() if broken else connection.end_chunks())
+
+    path = tmp_path / "sockets.json"
+    async with serving(script) as server, transport() as real:
+        via = RecordingTransport(real, path)
+        reply = await via.send(post(server.url))
+        live = []
+        for _ in sent:
+            live.append(await reply.chunk())
+            read.release()
+        end = await pieces_of(reply)
+        via.save()
+    again = await pieces_of(await CassetteTransport(path).send(post(server.url)))
+    assert live == sent
+    assert again == sent + end
+    assert end == ([ErrorClass.NETWORK.encode()] if broken else [])

@@ -23,7 +23,19 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiosqlite": ("tracestore/database.py",),
 }
 
-LAZY = ("httpx", "aiosqlite", "ulid", "structlog", "yaml", "rich", "xllamacpp", "httpcore", "h11")
+LAZY = (
+    "httpx",
+    "aiosqlite",
+    "ulid",
+    "structlog",
+    "yaml",
+    "rich",
+    "xllamacpp",
+    "httpcore",
+    "h11",
+    "opentelemetry",
+    "pyarrow",
+)
 
 
 def modules(package: str) -> list[Path]:

@@ -1,0 +1,151 @@
+"""The readers' side of a bus: who subscribes to what. A live bus and a replay share it.
+
+A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import TypeAlias
+
+import msgspec
+
+from .clock import Clock
+from .errors import WrongLoop
+from .subscription import DropOldest, Policy, Subscription, SubscriptionStatistics
+
+Schedule: TypeAlias = Callable[[Callable[[], object]], object]
+
+_DEFAULT_POLICY = DropOldest()
+
+
+class BusStatistics(msgspec.Struct, frozen=True):
+    """published: events so far, which is also the last seq. after_close: those of them that came after `close`."""
+
+    run_id: str
+    published: int
+    after_close: int
+    dead_letters: int
+    subscriptions: tuple[SubscriptionStatistics, ...]
+
+
+class ObservableBus:
+    """What one can subscribe to: a `Bus`, or a `ReplayBus`. Code that only watches takes either."""
+
+    def __init__(self, run_id: str, clock: Clock) -> None:
+        self.run_id = run_id
+        self.clock = clock
+        self._now_ns = clock.monotonic_ns
+        self._seq = 0
+        self._subscriptions: list[Subscription] = []
+        self._thread: int | None = None
+        self._schedule: Schedule | None = None
+        self._closed_at: int | None = None
+
+    def subscribe(self, *patterns: str, policy: Policy = _DEFAULT_POLICY, name: str = "") -> Subscription:
+        """Receive every event published from now on whose topic matches one of the patterns.
+
+        patterns: a topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one or
+        more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
+        Close the subscription, or use it as a context manager: the bus holds it until then.
+        Raises ValueError for a pattern that could match nothing, WrongLoop in another thread.
+        """
+        self.check_thread()
+        if not patterns:
+            raise ValueError("subscribe() needs a pattern; '>' matches every topic")
+        for pattern in patterns:
+            check_pattern(pattern)
+        caller = sys._getframe(1)
+        created_at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        subscription = self._new_subscription(patterns, policy, name or created_at, created_at)
+        if self._closed_at is None:
+            self._subscriptions.append(subscription)
+            self._forget_routes()
+        else:
+            subscription.close()
+        return subscription
+
+    def close(self) -> None:
+        """Close every subscription; their readers get what still waits, and then the end. Idempotent."""
+        if self._closed_at is None:
+            self._closed_at = self._seq
+            for subscription in tuple(self._subscriptions):
+                subscription.close()
+
+    def check_thread(self) -> None:
+        """Raise WrongLoop unless this is the bus's own thread, which the first use makes the calling one."""
+        if self._thread is None:
+            self._thread = get_ident()
+        elif self._thread != get_ident():
+            raise WrongLoop(
+                "this bus belongs to another thread. From a thread of your own call bus.publish_threadsafe(event) "
+                "or move the work onto the bus's loop (anyio.from_thread.run_sync)"
+            )
+        if self._schedule is None:
+            self._schedule = _schedule_on_this_loop()
+
+    def _new_subscription(
+        self, patterns: tuple[str, ...], policy: Policy, name: str, created_at: str
+    ) -> Subscription:
+        return Subscription(patterns, policy, name, created_at, self._now_ns, self._remove)
+
+    def _subscribers_of(self, topic: str) -> tuple[Subscription, ...]:
+        return tuple(
+            subscription
+            for subscription in self._subscriptions
+            if any(topic_matches(pattern, topic) for pattern in subscription.patterns)
+        )
+
+    def _remove(self, subscription: Subscription) -> None:
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            self._forget_routes()
+
+    def _forget_routes(self) -> None:
+        """Called when the subscriptions have changed."""
+        raise NotImplementedError
+
+
+def topic_matches(pattern: str, topic: str) -> bool:
+    """Whether a pattern, as `Bus.subscribe` takes it, matches a topic."""
+    wanted, tokens = pattern.split("."), topic.split(".")
+    if wanted[-1] == ">":
+        head = wanted[:-1]
+        if len(tokens) <= len(head):
+            return False
+        tokens = tokens[: len(head)]
+        wanted = head
+    return len(wanted) == len(tokens) and all(
+        want in ("*", token) for want, token in zip(wanted, tokens, strict=True)
+    )
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise ValueError for a pattern that could match nothing."""
+    tokens = pattern.split(".")
+    if not all(tokens):
+        raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")
+    if ">" in tokens[:-1]:
+        raise ValueError(f"pattern {pattern!r}: '>' may only be the last token")
+    for token in tokens:
+        if len(token) > 1 and ("*" in token or ">" in token):
+            raise ValueError(f"pattern {pattern!r}: '*' and '>' stand for whole tokens, not for a part of one")
+
+
+def _schedule_on_this_loop() -> Schedule | None:
+    """How to run a function on the loop that runs in this thread, from any other; None outside a loop."""
+    try:
+        return asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        pass
+    if "trio" in sys.modules:
+        import trio
+
+        try:
+            return trio.lowlevel.current_trio_token().run_sync_soon
+        except RuntimeError:
+            pass
+    return None

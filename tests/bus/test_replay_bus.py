@@ -1,0 +1,276 @@
+"""A replay: the same envelopes again, in order, at their pace or at once, to whoever subscribes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import (
+    ActorStarted,
+    ActorStoppedEvent,
+    Bus,
+    DropOldest,
+    Envelope,
+    Gap,
+    Latest,
+    Lossless,
+    ObservableBus,
+    ReplayBus,
+    UnknownEvent,
+)
+from bus.replay_bus import WINDOW
+from tests.support.virtual_time import FakeClock, run_virtual
+
+pytestmark = pytest.mark.anyio
+
+T0 = 1_700_000_000_000_000
+
+
+def stored(seq: int, at_ms: int = 0, *, run: str = "run_old", mono_from: int = 0, actor: str = "a") -> Envelope:
+    """An envelope of another time: `at_ms` after T0 by both clocks."""
+    mono_ns = mono_from + at_ms * 1_000_000
+    ids = ("ses_1", "trn_1", "req_1", 2, "msg_1", "req_0", {"k": "v"})
+    return Envelope(seq, run, T0 + at_ms * 1000, mono_ns, ActorStarted(actor=actor), *ids)
+
+
+def some(count: int) -> list[Envelope]:
+    return [stored(seq) for seq in range(1, count + 1)]
+
+
+async def watch(bus: ObservableBus, *patterns: str) -> list[Envelope]:
+    """What a host has that watches a live bus: it knows nothing of replays."""
+    async with bus.subscribe(*patterns or (">",), name="host") as events:
+        return [envelope async for envelope in events]
+
+
+async def moments_of(bus: ObservableBus) -> list[float]:
+    """When each event arrives, in seconds from now."""
+    began = anyio.current_time()
+    with bus.subscribe(">") as events:
+        return [anyio.current_time() - began async for _ in events]
+
+
+async def test_a_host_that_watches_a_live_bus_watches_a_replay_unchanged() -> None:
+    """The same function sees the same envelopes, and ends when the replay ends."""
+    live = Bus(run_id="run_live", clock=FakeClock())
+    seen: list[Envelope] = []
+
+    async def host() -> None:
+        seen.extend(await watch(live))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(host)
+        await anyio.wait_all_tasks_blocked()
+        for name in "abc":
+            live.publish(ActorStarted(actor=name), session_id="s", tags={"k": name})
+        live.close()
+    assert [envelope.seq for envelope in seen] == [1, 2, 3]
+    async with Bus.replay(seen) as bus:
+        again = await watch(bus)
+    assert again == seen
+    assert all(one is other for one, other in zip(again, seen, strict=True))
+
+
+def test_a_replay_has_no_publish() -> None:
+    """What is replayed has happened; nothing can be added to it."""
+    assert not hasattr(ReplayBus, "publish")
+    assert not hasattr(ReplayBus, "publish_threadsafe")
+
+
+async def test_only_the_topics_that_match_are_delivered() -> None:
+    """An event of an unknown topic goes to those who asked for that topic."""
+    odd = Envelope(2, "run_old", T0, 0, UnknownEvent(topic="my.own", raw=b"{}"))
+    stopped = Envelope(3, "run_old", T0, 0, ActorStoppedEvent(actor="a", reason="r"))
+    bus = Bus.replay([stored(1), odd, stopped])
+    with bus.subscribe("my.*") as mine, bus.subscribe("actor.stopped") as actors:
+        assert await bus.run() == 3
+        assert mine.take() == [odd]
+        assert odd.topic == "my.own"
+        assert actors.take() == [stopped]
+    assert (bus.delivered, bus.last_seq, bus.run_id) == (3, 3, "run_old")
+
+
+async def test_every_reader_that_subscribed_in_the_same_breath_gets_everything() -> None:
+    """The replay begins when somebody waits for it, not before."""
+    seen: dict[int, list[Envelope]] = {}
+
+    async def read(number: int, bus: ObservableBus) -> None:
+        seen[number] = await watch(bus)
+
+    async with Bus.replay(some(500)) as bus:
+        await anyio.sleep(10)
+        assert bus.delivered == 0
+        async with anyio.create_task_group() as group:
+            for number in range(3):
+                group.start_soon(read, number, bus)
+    assert [len(events) for events in seen.values()] == [500] * 3
+
+
+async def test_a_slow_lossless_reader_is_never_flooded() -> None:
+    """The replay waits for it, loses nothing, and keeps the order."""
+    count = WINDOW * 3
+    read: list[int] = []
+    deepest = 0
+    async with Bus.replay(some(count)) as bus:
+        with bus.subscribe(">", policy=Lossless()) as events:
+            async for envelope in events:
+                read.append(envelope.seq)
+                deepest = max(deepest, events.depth)
+                if len(read) % 500 == 0:
+                    await anyio.sleep(1)
+    assert read == list(range(1, count + 1))
+    assert WINDOW - 1 <= deepest <= WINDOW
+
+
+async def test_a_lossless_reader_that_leaves_lets_the_others_go_on() -> None:
+    """Who is gone holds nobody up."""
+    bus = Bus.replay(some(WINDOW * 2))
+    stuck = bus.subscribe(">", policy=Lossless())
+    with bus.subscribe(">", policy=Lossless()) as events:
+        async with anyio.create_task_group() as group:
+            group.start_soon(bus.run)
+            await anyio.wait_all_tasks_blocked()
+            assert stuck.depth == WINDOW
+            assert bus.delivered == WINDOW
+            events.take()
+            await anyio.wait_all_tasks_blocked()
+            assert bus.delivered == WINDOW
+            stuck.close()
+            await anyio.wait_all_tasks_blocked()
+            assert bus.delivered == WINDOW * 2
+
+
+async def test_readers_that_may_lose_drop_as_on_a_live_bus_and_hold_nobody_up() -> None:
+    """DropOldest says so with a gap; Latest keeps the newest of each key."""
+    bus = Bus.replay([stored(seq, actor="ab"[seq % 2]) for seq in range(1, 101)])
+    newest = bus.subscribe(">", policy=DropOldest(10))
+    last = bus.subscribe(">", policy=Latest(lambda envelope: envelope.data))
+    assert await bus.run() == 100
+    gap, *rest = newest.take()
+    assert gap.data == Gap(first=1, last=90, count=90)
+    assert [envelope.seq for envelope in rest] == list(range(91, 101))
+    assert [envelope.seq for envelope in last.take()] == [99, 100]
+
+
+async def test_a_reader_that_waits_for_nothing_else_drops_nothing() -> None:
+    """Whatever the speed: the default policy is no reason to lose a history."""
+    async with Bus.replay(some(5000)) as bus:
+        assert [envelope.seq for envelope in await watch(bus)] == list(range(1, 5001))
+
+
+async def test_the_pace_is_the_original_one_times_the_speed() -> None:
+    """By the monotonic clock, which is another one in every run, whatever the wall clock did meanwhile."""
+    events = [stored(1, 0), stored(2, 500), stored(3, 2500)]
+    events[2] = Envelope(3, "run_old", T0 - 10**12, events[2].mono_ns, events[2].data)  # the clock was set back
+    later = [stored(1, 4000, run="run_new", mono_from=77), stored(2, 4500, run="run_new", mono_from=77)]
+    for speed, expected in ((1.0, [0, 0.5, 2.5, 4, 4.5]), (0.5, [0, 1, 5, 8, 9]), (None, [0, 0, 0, 0, 0])):
+        async with Bus.replay([*events, *later], speed=speed) as bus:
+            assert await moments_of(bus) == pytest.approx(expected)
+
+
+async def test_a_long_pause_is_cut_short() -> None:
+    """What follows keeps its own pace."""
+    hour = 3_600_000
+    events = [stored(1), stored(2, hour), stored(3, hour + 1000), stored(4, 3 * hour)]
+    async with Bus.replay(events, speed=1.0, longest_pause=5.0) as bus:
+        assert await moments_of(bus) == pytest.approx([0, 5, 6, 11])
+
+
+async def test_a_paced_replay_that_had_to_wait_catches_up() -> None:
+    """A reader's pause costs what it delays, not what comes long after."""
+    events = [stored(seq, seq * 10) for seq in range(1, WINDOW + 200)]
+    async with Bus.replay([*events, stored(9999, 100_000)], speed=1.0) as bus:
+        began = anyio.current_time()
+        with bus.subscribe(">", policy=Lossless()) as subscription:
+            await anyio.lowlevel.checkpoint()
+            await subscription.wait()
+            await anyio.sleep(50)
+            read = [envelope async for envelope in subscription]
+        assert len(read) == len(events) + 1
+        assert anyio.current_time() - began == pytest.approx(100 - 0.01)
+
+
+async def test_a_source_that_fails_ends_the_readers_and_raises_at_the_end() -> None:
+    """They get everything before it."""
+
+    async def source() -> AsyncIterator[Envelope]:
+        for envelope in some(3):
+            yield envelope
+        raise OSError("the disk is gone")
+
+    seen: list[Envelope] = []
+    with pytest.raises(OSError, match="the disk is gone"):
+        async with Bus.replay(source()) as bus:
+            seen = await watch(bus)
+    assert [envelope.seq for envelope in seen] == [1, 2, 3]
+
+
+async def test_leaving_early_ends_the_replay_and_the_error_is_the_bodys_own() -> None:
+    """No exception group is put around it."""
+    with pytest.raises(ValueError, match="mine"):
+        async with Bus.replay(some(10_000), speed=1.0) as bus:
+            with bus.subscribe(">", policy=Lossless()) as events:
+                async for _ in events:
+                    raise ValueError("mine")
+    assert bus.delivered < 10_000
+    assert bus.subscribe(">").closed
+
+
+async def test_a_replay_runs_once() -> None:
+    """A second one is made of the source anew."""
+    bus = Bus.replay(some(1))
+    assert await bus.run() == 1
+    with pytest.raises(RuntimeError, match="make a new one"):
+        await bus.run()
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_speed_that_is_none_is_refused(speed: float) -> None:
+    """It would wait for ever, or not at all."""
+    with pytest.raises(ValueError, match="speed"):
+        Bus.replay([], speed=speed)
+
+
+async def test_statistics_are_of_the_replays_own_time() -> None:
+    """How long an event has waited is counted by what was replayed since."""
+    bus = Bus.replay([stored(1, 0), stored(2, 1500)])
+    with bus.subscribe(">", name="me") as events:
+        await bus.run()
+        assert events.oldest_age_ms == 1500.0
+        assert bus.statistics().published == 2
+        assert bus.statistics().subscriptions == ()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.sampled_from([None, 1, 7, 300]), min_size=1, max_size=4),
+    st.lists(st.integers(0, 2000), min_size=0, max_size=60),
+)
+def test_whatever_the_readers_do_lossless_ones_get_the_source(
+    pauses: Sequence[int | None], moments: list[int]
+) -> None:
+    """In order, each once, with any mixture of fast and slow readers."""
+    events = [stored(seq, at) for seq, at in enumerate(sorted(moments), 1)]
+    results: list[list[Envelope]] = []
+
+    async def read(bus: ReplayBus, pause: int | None) -> None:
+        seen: list[Envelope] = []
+        results.append(seen)
+        async with bus.subscribe(">", policy=Lossless()) as subscription:
+            async for envelope in subscription:
+                seen.append(envelope)
+                if pause is not None:
+                    await anyio.sleep(pause / 1000)
+
+    async def replay() -> None:
+        async with Bus.replay(events, speed=2.0) as bus, anyio.create_task_group() as group:
+            for pause in pauses:
+                group.start_soon(read, bus, pause)
+
+    run_virtual(replay)
+    assert results == [events] * len(pauses)

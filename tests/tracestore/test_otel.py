@@ -1,0 +1,381 @@
+"""Events as OpenTelemetry spans and metrics, judged by OpenTelemetry's own SDK."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import ServerError
+from bus import (
+    Bus,
+    ConfigurationError,
+    Cost,
+    CostSource,
+    Envelope,
+    Event,
+    Lossless,
+    Message,
+    SessionMessageAppended,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    TextBlock,
+    TokenUsage,
+    ToolFinished,
+    ToolStarted,
+    ToolUseBlock,
+    UsageSource,
+)
+from tests.engine.engines import running
+from tests.support.scripted import Say
+from tracestore import StoredEvents, TraceStore
+from tracestore.export import OtelExporter
+
+from .trace_making import T0
+from .trace_making import Maker as UntimedMaker
+
+sdk = pytest.importorskip("opentelemetry.sdk.trace")
+
+from opentelemetry.sdk.metrics import MeterProvider  # noqa: E402
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader  # noqa: E402
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
+from opentelemetry.trace import SpanKind, StatusCode  # noqa: E402
+
+pytestmark = pytest.mark.anyio
+
+
+class Maker(UntimedMaker):
+    """Its monotonic clock goes with the wall clock."""
+
+    def __call__(self, event: Event, **ids: object) -> Envelope:  # type: ignore[override]
+        envelope = super().__call__(event, **ids)  # type: ignore[arg-type]
+        return msgspec.structs.replace(envelope, mono_ns=envelope.ts_us * 1000 - 7)
+
+
+class Collector:
+    """An exporter, and what came out of it."""
+
+    def __init__(self, **options: object) -> None:
+        self._spans = InMemorySpanExporter()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._reader = InMemoryMetricReader()
+        meters = MeterProvider(metric_readers=[self._reader])
+        self.exporter = OtelExporter(tracer_provider=tracers, meter_provider=meters, **options)  # type: ignore[arg-type]
+
+    def handle(self, *envelopes: Envelope) -> Collector:
+        for envelope in envelopes:
+            self.exporter.handle(envelope)
+        return self
+
+    @property
+    def spans(self) -> Sequence[ReadableSpan]:
+        return self._spans.get_finished_spans()
+
+    def span(self, name: str) -> ReadableSpan:
+        (found,) = [span for span in self.spans if span.name == name]
+        return found
+
+    def points(self, name: str) -> list[tuple[dict[str, object], int, float]]:
+        """Attributes, count and sum of a histogram's points."""
+        data = self._reader.get_metrics_data()
+        if data is None:
+            return []
+        return [
+            (dict(point.attributes), point.count, point.sum)
+            for resource in data.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            if metric.name == name
+            for point in metric.data.data_points
+        ]
+
+
+USAGE = TokenUsage(
+    input_tokens=10,
+    output_tokens=7,
+    cached_input_tokens=100,
+    cache_creation_input_tokens=1000,
+    cache_creation_1h_input_tokens=500,
+    reasoning_tokens=3,
+)
+
+
+IDS = {"session_id": "ses_1", "turn_id": "trn_1"}
+
+
+def turn_began(make: Maker) -> Envelope:
+    return make(SessionTurnStarted(model="openai:gpt-5"), **IDS)
+
+
+def turn_ended(make: Maker, status: str = "completed", error: str | None = None) -> Envelope:
+    return make(SessionTurnCompleted(status=status, calls=1, cost_nano_usd=5, error=error), **IDS)
+
+
+def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
+    """Input includes what was cached; money is integer; content is nowhere."""
+    make = Maker()
+    cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
+    ids = {"session_id": "ses_1", "tags": {"team": "a"}}
+    started = make.started(**ids)
+    ended = make.completed(usage=USAGE, cost=cost, served_model="gpt-5-2025-08-06", **ids)
+    span = Collector().handle(started, ended).span("chat gpt-5")
+    assert (span.kind, span.status.status_code) == (SpanKind.CLIENT, StatusCode.UNSET)
+    assert dict(span.attributes or {}) == {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "openai",
+        "gen_ai.request.model": "gpt-5",
+        "gen_ai.request.stream": True,
+        "gen_ai.conversation.id": "ses_1",
+        "gen_ai.response.model": "gpt-5-2025-08-06",
+        "gen_ai.response.finish_reasons": ("stop",),
+        "gen_ai.response.time_to_first_chunk": 0.2,
+        "gen_ai.usage.input_tokens": 1110,
+        "gen_ai.usage.output_tokens": 7,
+        "gen_ai.usage.cache_read.input_tokens": 100,
+        "gen_ai.usage.cache_write.input_tokens": 1000,
+        "gen_ai.usage.reasoning.output_tokens": 3,
+        "callboard.run.id": "run_test",
+        "callboard.request.id": "req_1",
+        "callboard.attempt": 1,
+        "callboard.attempt.reason": "first",
+        "callboard.usage.source": "reported",
+        "callboard.cost.nano_usd": 123_456,
+        "callboard.cost.source": "computed",
+        "callboard.cost.pricing_version": "0123456789ab",
+        "callboard.tag.team": "a",
+    }
+    assert span.start_time == started.ts_us * 1000
+    assert span.end_time == started.ts_us * 1000 + ended.mono_ns - started.mono_ns
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "name"),
+    [
+        ("gemini:g-3", "gcp.gemini", "generate_content g-3"),
+        ("mistral:m", "mistral_ai", "chat m"),
+        ("anthropic:c", "anthropic", "chat c"),
+        ("mine:a:b", "azure.ai.openai", "chat a:b"),
+        ("local-chat:m", "local-chat", "chat m"),
+    ],
+)
+def test_providers_have_the_conventions_names(model: str, provider: str, name: str) -> None:
+    """A host names its own; what nobody knows stays as it is."""
+    make = Maker()
+    collector = Collector(provider_names={"mine": "azure.ai.openai"})
+    collector.handle(make.started(model=model), make.completed(model=model))
+    attributes = collector.span(name).attributes
+    assert attributes is not None
+    assert attributes["gen_ai.provider.name"] == provider
+
+
+def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
+    """One trace for each turn; the session is the conversation of all of them."""
+    make = Maker()
+    collector = Collector().handle(
+        turn_began(make),
+        make.started("r1", **IDS),
+        make.completed("r1", **IDS),
+        make(ToolStarted(tool_use_id="tu_1", tool_name="look"), **IDS),
+        make(ToolFinished(tool_use_id="tu_1", tool_name="look", is_error=True, latency_ms=5), **IDS),
+        make.started("r2", caused_by="r1", **IDS),
+        make.completed("r2", caused_by="r1", **IDS),
+        turn_ended(make),
+        make.started("alone"),
+        make.completed("alone"),
+    )
+    root = collector.span("invoke_agent")
+    assert (root.kind, root.parent) == (SpanKind.INTERNAL, None)
+    tool = collector.span("execute_tool look")
+    first, second, alone = [span for span in collector.spans if span.name == "chat gpt-5"]
+    for child in (first, tool, second):
+        assert child.parent is not None
+        assert child.parent.span_id == root.get_span_context().span_id
+        assert (child.attributes or {})["gen_ai.conversation.id"] == "ses_1"
+        assert root.start_time <= child.start_time <= child.end_time <= root.end_time
+    assert alone.parent is None
+    assert alone.get_span_context().trace_id != root.get_span_context().trace_id
+    assert (tool.attributes or {})["gen_ai.tool.call.id"] == "tu_1"
+    assert tool.status.status_code is StatusCode.ERROR
+    (link,) = second.links
+    assert (link.context.span_id, dict(link.attributes or {})) == (
+        first.get_span_context().span_id,
+        {"callboard.link": "step"},
+    )
+
+
+def test_retries_and_fallbacks_link_to_what_they_followed() -> None:
+    """The failed attempt's span is the link's target, and the link says why."""
+    make = Maker()
+    collector = Collector().handle(
+        make.started("r1"),
+        make.failed("r1", will_retry=True),
+        make.started("r1", attempt=2),
+        make.failed("r1", attempt=2),
+        make.started("r2", model="anthropic:c", caused_by="r1"),
+        make.completed("r2", model="anthropic:c", caused_by="r1"),
+    )
+    first, second, third = collector.spans
+    assert [len(span.links) for span in collector.spans] == [0, 1, 1]
+    assert second.links[0].context == first.get_span_context()
+    assert third.links[0].context == second.get_span_context()
+    assert dict(third.links[0].attributes or {}) == {"callboard.link": "fallback"}
+    assert (first.attributes or {})["callboard.will_retry"] is True
+
+
+def test_a_failure_is_an_error_by_its_type_and_its_text_is_content() -> None:
+    """A provider's message may quote what it was sent."""
+    make = Maker()
+    events = [make.started(), make.failed()]
+    for content, text in ((False, None), (True, "the provider failed")):
+        span = Collector(content=content).handle(*events).span("chat gpt-5")
+        assert (span.attributes or {})["error.type"] == "ServerError"
+        assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, text)
+    began, failed = turn_began(make), turn_ended(make, "failed", "RateLimitError: slow down")
+    root = Collector().handle(began, failed).span("invoke_agent")
+    assert (root.attributes or {})["error.type"] == "RateLimitError"
+    assert (root.status.status_code, root.status.description) == (StatusCode.ERROR, None)
+
+
+def test_cancelling_is_no_error() -> None:
+    """Whoever presses stop raises no alarm; what was used still counts."""
+    make = Maker()
+    usage = TokenUsage(input_tokens=5, output_tokens=2, source=UsageSource.PARTIAL)
+    collector = Collector().handle(make.started(), make.failed(error_class="cancelled", usage=usage))
+    span = collector.span("chat gpt-5")
+    assert span.status.status_code is StatusCode.UNSET
+    assert (span.attributes or {})["callboard.usage.source"] == "partial"
+    assert (span.attributes or {})["callboard.error.class"] == "cancelled"
+
+
+def test_an_unpriced_call_has_no_cost_rather_than_none() -> None:
+    """Unknown is not zero here either."""
+    make = Maker()
+    unpriced = Cost(None, CostSource.UNPRICED, reason="no price")
+    span = Collector().handle(make.started(), make.completed(cost=unpriced)).span("chat gpt-5")
+    assert (span.attributes or {})["callboard.cost.source"] == "unpriced"
+    assert "callboard.cost.nano_usd" not in (span.attributes or {})
+
+
+def test_an_end_without_its_start_is_a_span_of_its_latency() -> None:
+    """As when a subscription dropped the start, or the filter of a replay left it out."""
+    ended = Maker().completed()
+    span = Collector().handle(ended).span("chat gpt-5")
+    assert (span.start_time, span.end_time) == (ended.ts_us * 1000 - 900_000_000, ended.ts_us * 1000)
+
+
+async def test_a_start_without_its_end_is_told_as_lost_when_the_events_end() -> None:
+    """Spans are never left open, and a start that comes twice is two spans."""
+    make = Maker()
+    collector = Collector()
+    async with Bus.replay([make.started(), make.started(), make.started("r2")]) as bus:
+        async with bus.subscribe(*OtelExporter.topics, policy=Lossless()) as events:
+            await collector.exporter.run(events)
+    assert [(span.attributes or {})["error.type"] for span in collector.spans] == ["lost"] * 3
+    collector.exporter.close()
+    assert len(collector.spans) == 3
+
+
+def test_metrics_are_the_conventions_histograms() -> None:
+    """Tokens by type, durations with the error's type, the first chunk of streams."""
+    make = Maker()
+    collector = Collector().handle(
+        make.started("r1"),
+        make.completed("r1", usage=USAGE),
+        make.started("r2"),
+        make.failed("r2"),
+        make.started("r3"),
+        make.completed("r3", usage=TokenUsage(input_tokens=9, output_tokens=9, source=UsageSource.ESTIMATED)),
+    )
+    common = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai", "gen_ai.request.model": "gpt-5"}
+    served = {**common, "gen_ai.response.model": "gpt-5"}
+    assert collector.points("gen_ai.client.token.usage") == [
+        ({**served, "gen_ai.token.type": "input"}, 1, 1110),
+        ({**served, "gen_ai.token.type": "output"}, 1, 7),
+    ]
+    durations = collector.points("gen_ai.client.operation.duration")
+    assert durations[0] == (served, 2, pytest.approx(1.8))
+    assert durations[1] == ({**common, "error.type": "ServerError"}, 1, pytest.approx(0.3))
+    assert collector.points("gen_ai.client.operation.time_to_first_chunk") == [(served, 2, pytest.approx(0.4))]
+    without = Collector(metrics=False).handle(make.started("r4"), make.completed("r4"))
+    assert without.points("gen_ai.client.operation.duration") == []
+    assert len(without.spans) == 1
+
+
+def test_content_is_exported_only_when_it_is_asked_for() -> None:
+    """Then a turn's span has what was asked and said in it, in the conventions' form."""
+    make = Maker()
+    said = Message.assistant([TextBlock("a secret answer"), ToolUseBlock("tu_1", "look", {"at": "it"})])
+    asked, answered = Message.user("a secret question"), Message.tool_result("tu_1", "a secret fact")
+    appended = [SessionMessageAppended(position=at, message=m) for at, m in enumerate([asked, said, answered])]
+    events = [turn_began(make), *(make(each, **IDS) for each in appended), turn_ended(make)]
+    silent = Collector().handle(*events)
+    assert "secret" not in "".join(span.to_json() for span in silent.spans)
+    attributes = Collector(content=True).handle(*events).span("invoke_agent").attributes or {}
+    assert msgspec.json.decode(str(attributes["gen_ai.input.messages"])) == [
+        {"role": "user", "parts": [{"type": "text", "content": "a secret question"}]},
+        {
+            "role": "tool",
+            "parts": [{"type": "tool_call_response", "id": "tu_1", "result": "a secret fact"}],
+        },
+    ]
+    (answer,) = msgspec.json.decode(str(attributes["gen_ai.output.messages"]))
+    assert answer["parts"] == [
+        {"type": "text", "content": "a secret answer"},
+        {"type": "tool_call", "id": "tu_1", "name": "look", "arguments": {"at": "it"}},
+    ]
+
+
+def shape(collector: Collector) -> list[object]:
+    """All of the spans but their ids, which are new each time."""
+    return [
+        (
+            span.name,
+            span.kind,
+            span.start_time,
+            span.end_time,
+            dict(span.attributes or {}),
+            span.status.status_code,
+        )
+        for span in sorted(collector.spans, key=lambda span: (span.start_time, span.end_time, span.name))
+    ]
+
+
+async def test_a_live_engine_and_the_replay_of_its_trace_give_the_same_spans(tmp_path: Path) -> None:
+    """The exporter that watched the engine, on the file that the engine left."""
+    live, again = Collector(), Collector(metrics=False)
+    path = tmp_path / "trace.db"
+    replies = {"one": [Say("hello"), Say(fails=ServerError("no", retryable=False))]}
+    async with running(store=path, **replies) as (engine, events), anyio.create_task_group() as group:
+        group.start_soon(live.exporter.run, events)
+        session = engine.session("one:m")
+        await session.send("hi")
+        with pytest.raises(ServerError):
+            await session.send("hi")
+        await engine.flush()
+        events.close()
+    async with TraceStore.open_readonly(path) as store, Bus.replay(StoredEvents(store)) as bus:
+        async with bus.subscribe(">", policy=Lossless()) as stored:
+            await again.exporter.run(stored)
+    assert [span.name for span in live.spans] == ["chat m", "invoke_agent"] * 2
+    assert shape(live) == shape(again)
+
+
+def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of it is needed to import the trace store."""
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    with pytest.raises(ConfigurationError, match=r"callboard\[otel\]"):
+        OtelExporter()
+
+
+def test_times_are_the_events_own() -> None:
+    """Not those of the export, which may be a replay years later."""
+    make = Maker()
+    collector = Collector().handle(make.started(), make.completed())
+    assert collector.spans[0].start_time == (T0 + 1_000_000) * 1000

@@ -1,0 +1,335 @@
+"""Stored events through a bus again: unchanged, in order, page by page, in today's form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import ClassVar
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus import (
+    Bus,
+    Envelope,
+    Event,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
+    ObservableBus,
+    SessionCreated,
+    SessionTurnStarted,
+    TokenUsage,
+    UnknownEvent,
+)
+from bus.json_types import JsonObject
+from tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
+from tracestore.codec import decode_event, decode_line, encode_event, encode_line
+
+from .trace_making import T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+
+class Moved(Event, frozen=True, kw_only=True, tag="host.moved"):
+    """A host's own event, in its third form."""
+
+    SCHEMA: ClassVar[int] = 3
+
+    metres: int
+    name: str = ""
+
+
+class Counted(Event, frozen=True, kw_only=True, tag="host.counted.often"):
+    n: int
+
+
+@pytest.fixture
+def moved_forms() -> Iterator[None]:
+    """What leads from the first form (feet) and the second (centimetres) to today's."""
+
+    def feet_to_centimetres(fields: JsonObject) -> JsonObject:
+        feet = fields.pop("feet")
+        assert isinstance(feet, int)
+        return {**fields, "centimetres": feet * 30}
+
+    def centimetres_to_metres(fields: JsonObject) -> JsonObject:
+        centimetres = fields.pop("centimetres")
+        assert isinstance(centimetres, int)
+        return {**fields, "metres": centimetres // 100}
+
+    upcast["host.moved", 1] = feet_to_centimetres
+    upcast["host.moved", 2] = centimetres_to_metres
+    yield
+    del upcast["host.moved", 1], upcast["host.moved", 2]
+
+
+async def watch(bus: ObservableBus, *patterns: str) -> list[Envelope]:
+    async with bus.subscribe(*patterns or (">",), policy=Lossless()) as events:
+        return [envelope async for envelope in events]
+
+
+async def replayed(source: StoredEvents, *patterns: str) -> list[Envelope]:
+    async with Bus.replay(source) as bus:
+        return await watch(bus, *patterns)
+
+
+def a_mixture(make: Maker) -> list[Envelope]:
+    return [
+        make(SessionCreated(model="openai:gpt-5"), session_id="s1", tags={"team": "a"}),
+        make(SessionTurnStarted(model="openai:gpt-5"), session_id="s1", turn_id="t1"),
+        make.started("r1", session_id="s1", turn_id="t1"),
+        make.failed(
+            "r1", will_retry=True, session_id="s1", turn_id="t1", usage=TokenUsage(raw=msgspec.Raw(b"{}"))
+        ),
+        make.started("r1", attempt=2, session_id="s1", turn_id="t1"),
+        make.completed("r1", attempt=2, session_id="s1", turn_id="t1", caused_by="r0", message_id="m"),
+        make.started("r2", session_id="s2"),
+        make(Counted(n=3)),
+        make.completed("r2", session_id="s2"),
+    ]
+
+
+@pytest.mark.parametrize("page", [1, 2, 4, 9, 500])
+async def test_what_was_stored_comes_again_unchanged(store: TraceStore, make: Maker, page: int) -> None:
+    """Every envelope equals the one that was published, in whatever pages it is read."""
+    envelopes = a_mixture(make)
+    await store.write(envelopes)
+    assert await replayed(StoredEvents(store, types=(Counted,), page=page)) == envelopes
+
+
+async def test_a_live_bus_its_trace_and_the_replay_say_the_same(store: TraceStore) -> None:
+    """What a subscriber of the live bus saw is what one of the replay sees."""
+    live = Bus(run_id="run_live")
+    subscription = live.subscribe(">", policy=Lossless())
+    for each in a_mixture(Maker()):
+        live.publish(each.data, session_id=each.session_id, request_id=each.request_id, tags=each.tags)
+    live.close()
+    seen = [envelope async for envelope in subscription]
+    await store.write(seen)
+    assert await replayed(StoredEvents(store, types=(Counted,))) == seen
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ({"session_id": "s1"}, [1, 2, 3, 4, 5, 6]),
+        ({"request_id": "r2"}, [7, 9]),
+        ({"run_id": "run_test"}, list(range(1, 10))),
+        ({"run_id": "run_other"}, []),
+        ({"topics": ("llm.call_started",)}, [3, 5, 7]),
+        ({"topics": ("llm.*",)}, [3, 4, 5, 6, 7, 9]),
+        ({"topics": ("host.*",)}, []),
+        ({"topics": ("host.>",)}, [8]),
+        ({"topics": ("*.created", "llm.call_failed")}, [1, 4]),
+        ({"topics": (">",), "session_id": "s2"}, [7, 9]),
+        ({"since": T0 + 3_000_000, "until": T0 + 5_000_000}, [3, 4]),
+    ],
+)
+async def test_filters_combine_and_topics_match_as_on_a_bus(
+    store: TraceStore, make: Maker, wanted: dict[str, object], expected: Sequence[int]
+) -> None:
+    """A star is one token, here as there."""
+    await store.write(a_mixture(make))
+    for page in (2, 500):
+        source = StoredEvents(store, page=page, **wanted)  # type: ignore[arg-type]
+        assert [envelope.seq for envelope in await replayed(source)] == expected
+
+
+async def test_a_replay_ends_with_what_was_there_when_it_began(store: TraceStore, make: Maker) -> None:
+    """A file that is being written doesn't keep it going for ever; replayed again, it has the rest."""
+    await store.write([make.started(f"r{number}") for number in range(10)])
+    source = StoredEvents(store, page=3)
+    seen = []
+    async for envelope in source:
+        seen.append(envelope.seq)
+        await store.write([make.started(f"more{envelope.seq}")])
+    assert seen == list(range(1, 11))
+    assert len([envelope async for envelope in source]) == 20
+
+
+async def test_a_pattern_that_can_match_nothing_is_refused(store: TraceStore) -> None:
+    """At once, not as an empty replay."""
+    with pytest.raises(ValueError, match="pattern"):
+        StoredEvents(store, topics=("llm.call*",))
+
+
+async def test_several_runs_come_as_they_were_stored(store: TraceStore) -> None:
+    """Within each the order is that of its bus."""
+    one, two = Maker("run_1"), Maker("run_2")
+    batch = [one.started("a"), two.started("b"), one.completed("a"), two.completed("b")]
+    await store.write(batch)
+    assert await replayed(StoredEvents(store)) == batch
+    assert await replayed(StoredEvents(store, run_id="run_2")) == [batch[1], batch[3]]
+
+
+async def test_a_lossless_reader_holds_back_the_reading_of_the_file(store: TraceStore, make: Maker) -> None:
+    """Nothing is read ahead beyond the bound and one page."""
+    await store.write([make.started(f"r{number}") for number in range(3000)])
+    bus = Bus.replay(StoredEvents(store, page=100))
+    pages = 0
+    read = store.numbered_events
+
+    async def counting(**wanted: object) -> object:
+        nonlocal pages
+        pages += 1
+        return await read(**wanted)  # type: ignore[arg-type]
+
+    store.numbered_events = counting  # type: ignore[method-assign, assignment]
+    with bus.subscribe(">", policy=Lossless()) as events:
+        async with anyio.create_task_group() as group:
+            group.start_soon(bus.run)
+            await events.wait()
+            while bus.delivered < 1024:
+                await anyio.lowlevel.checkpoint()
+            for _ in range(100):
+                await anyio.lowlevel.checkpoint()
+            assert (bus.delivered, pages) == (1024, 11)
+            assert [envelope.seq async for envelope in events] == list(range(1, 3001))
+
+
+async def test_a_hosts_own_event_comes_as_itself_or_as_unknown(store: TraceStore, make: Maker) -> None:
+    """By its type if the replay knows it, under its own topic either way."""
+    await store.write([make(Counted(n=7)), make(Moved(metres=2))])
+    counted, moved = await replayed(StoredEvents(store, types=(Counted,)))
+    assert counted.data == Counted(n=7)
+    assert isinstance(moved.data, UnknownEvent)
+    assert moved.topic == moved.data.topic == "host.moved"
+
+
+@pytest.mark.usefixtures("moved_forms")
+async def test_old_forms_are_brought_to_todays_one_step_at_a_time(store: TraceStore, make: Maker) -> None:
+    """The stored text stays; each old number goes through what is registered for it."""
+    old = [
+        b'{"type":"host.moved","feet":100,"name":"n"}',
+        b'{"@schema":2,"type":"host.moved","centimetres":400}',
+        encode_event(Moved(metres=5)),
+    ]
+    await store.write([make(UnknownEvent(topic="host.moved", raw=msgspec.Raw(text))) for text in old])
+    seen = await replayed(StoredEvents(store, types=(Moved,)))
+    assert [each.data for each in seen] == [Moved(metres=30, name="n"), Moved(metres=4), Moved(metres=5)]
+    stored = [each.data for each in await store.events()]
+    assert [bytes(each.raw) for each in stored if isinstance(each, UnknownEvent)] == old
+
+
+@pytest.mark.usefixtures("moved_forms")
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"@schema":4,"type":"host.moved","metres":1}',
+        b'{"@schema":0,"type":"host.moved","metres":1}',
+        b'{"@schema":"3","type":"host.moved","metres":1}',
+        b'{"type":"host.moved","no feet":1}',
+        b'{"@schema":3,"type":"host.moved","metres":"far"}',
+    ],
+)
+async def test_a_form_that_cannot_be_read_stays_unknown(store: TraceStore, make: Maker, text: bytes) -> None:
+    """A later version's, or one that its upcast can't take: never guessed at, never in anybody's way."""
+    await store.write([make(UnknownEvent(topic="host.moved", raw=msgspec.Raw(text))), make(Moved(metres=1))])
+    first, second = await replayed(StoredEvents(store, types=(Moved,)))
+    assert isinstance(first.data, UnknownEvent)
+    assert bytes(first.data.raw) == text
+    assert second.data == Moved(metres=1)
+
+
+def test_an_event_of_the_catalogue_in_an_old_form_is_brought_to_todays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a field of it had been renamed."""
+    monkeypatch.setattr(SessionTurnStarted, "SCHEMA", 2)
+    monkeypatch.setitem(upcast, ("session.turn_started", 1), lambda fields: {"type": fields["type"], "model": "m"})
+    monkeypatch.setattr("tracestore.codec._SCHEMAS", {"session.turn_started": 2})
+    assert decode_event("session.turn_started", '{"type":"session.turn_started","modell":"m"}') == (
+        SessionTurnStarted(model="m")
+    )
+    event = SessionTurnStarted(model="new")
+    assert encode_event(event) == b'{"@schema":2,"type":"session.turn_started","model":"new"}'
+    assert decode_event("session.turn_started", encode_event(event)) == event
+    envelope = Maker()(event)
+    assert decode_line(encode_line(envelope)) == envelope
+
+
+TABLE = PriceTable.from_rows(
+    [
+        PriceRow(model="openai:*", input=1_250_001, output=10_000_003, cache_read=125_007, per_request=333),
+        PriceRow(
+            model="openai:big", input=2_500_001, output=15, above=1000, cache_read=1, cache_write_5m=7, reasoning=3
+        ),
+        PriceRow(model="openai:big", input=999, output=501, cache_write_5m=77, cache_write_1h=99, cache_read=3),
+        PriceRow(model="old:m", input=499, output=501, valid_to=T0 + 5_000_000),
+        PriceRow(model="old:m", input=1499, output=1501, valid_from=T0 + 5_000_000),
+    ],
+    "with tiers, dates and holes",
+)
+
+counts = st.integers(0, 2000)
+usages = st.none() | st.builds(
+    TokenUsage,
+    input_tokens=counts,
+    output_tokens=counts,
+    cached_input_tokens=st.sampled_from([0, 0, 7, 1000]),
+    cache_creation_input_tokens=st.sampled_from([0, 0, 9, 500]),
+    cache_creation_1h_input_tokens=st.sampled_from([0, 0, 9]),
+    reasoning_tokens=st.sampled_from([None, 0, 3]),
+)
+attempts = st.tuples(
+    st.sampled_from(["openai:gpt-5", "openai:big", "old:m", "nobody:knows"]),
+    st.sampled_from([None, "big", "gpt-5-2025-08-06"]),
+    usages,
+    st.sampled_from(["completed", "failed", "without a start"]),
+)
+
+
+async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int | None]:
+    """A host's own pricing, written for a live bus: by call, in nano-USD; None: unpriced."""
+    costs: dict[str, int | None] = {}
+    starts: dict[str, int] = {}
+    async with Bus.replay(StoredEvents(store, topics=("llm.*",), page=7)) as bus:
+        for envelope in await watch(bus, "llm.*"):
+            request = str(envelope.request_id)
+            match envelope.data:
+                case LlmCallStarted():
+                    starts[request] = envelope.ts_us
+                case LlmCallCompleted() | LlmCallFailed() as data if data.usage is not None:
+                    served = data.served_model if isinstance(data, LlmCallCompleted) else None
+                    at_us = starts.get(request, envelope.ts_us - data.latency_ms * 1000)
+                    costs[request] = table.price(data.model, data.usage, at_us, served_model=served).nano_usd
+                case _:
+                    pass
+    return costs
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(attempts, max_size=12))
+def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
+    tmp_path: Path, calls: list[tuple[str, str | None, TokenUsage | None, str]]
+) -> None:
+    """Call by call and in the sum, with tiers, dates, unpriced calls, and failures that used tokens."""
+
+    async def compare() -> None:
+        async with TraceStore(Path(mkdtemp(dir=tmp_path)) / "trace.db") as store:
+            make = Maker()
+            for number, (model, served, usage, how) in enumerate(calls):
+                request = f"r{number}"
+                if how != "without a start":
+                    await store.write([make.started(request, model)])
+                if how == "failed" or usage is None:
+                    await store.write([make.failed(request, model, usage=usage)])
+                else:
+                    await store.write([make.completed(request, model, usage=usage, served_model=served)])
+            by_replay = await price_by_replay(store, TABLE)
+            report = await store.reprice(TABLE)
+            in_sql = {
+                row.request_id: None if row.cost is None else row.cost.nano_usd
+                for row in await store.calls()
+                if row.usage is not None
+            }
+            assert by_replay == in_sql
+            assert report.sum_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
+            assert report.unpriced == list(by_replay.values()).count(None)
+
+    anyio.run(compare)

@@ -1,0 +1,305 @@
+"""Calls as a table that other programs read: CSV, JSON lines or Parquet, one row for each attempt.
+
+They are read in pages and written as they come, so a file of millions of calls takes no more memory than one page.
+Columns are only ever added, at the end. Times are both microseconds UTC and ISO text. Money is integer nano-USD
+and, beside it, the exact decimal text of US dollars; never a float. What is unknown is empty, never zero.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from bus.errors import ConfigurationError
+from bus.usage import Cost
+
+from ..queries import CallFilter, CallRow
+from ..store import TraceStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Format: TypeAlias = Literal["csv", "jsonl", "parquet"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""What `export_calls` can write."""
+
+PAGE = 250
+_ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+Cell: TypeAlias = str | int | float | bool | None
+Kind: TypeAlias = Literal["text", "int", "seconds", "bool"]
+Column: TypeAlias = "tuple[str, Kind, Callable[[CallRow], Cell]]"
+
+
+def _own(name: str) -> Callable[[CallRow], Cell]:
+    def read(row: CallRow) -> Cell:
+        value: Cell = getattr(row, name)
+        return value
+
+    return read
+
+
+def _moment(name: str) -> Callable[[CallRow], Cell]:
+    def read(row: CallRow) -> Cell:
+        us: int | None = getattr(row, name)
+        return None if us is None else (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds")
+
+    return read
+
+
+def _tokens(name: str) -> Callable[[CallRow], Cell]:
+    def read(row: CallRow) -> Cell:
+        value: Cell = None if row.usage is None else getattr(row.usage, name)
+        return value
+
+    return read
+
+
+def _json(name: str) -> Callable[[CallRow], Cell]:
+    def read(row: CallRow) -> Cell:
+        value = getattr(row, name)
+        return msgspec.json.encode(value, order="sorted").decode() if value else None
+
+    return read
+
+
+def _cost(which: Callable[[CallRow], Cost | None], part: str) -> Callable[[CallRow], Cell]:
+    def read(row: CallRow) -> Cell:
+        cost = which(row)
+        if cost is None:
+            return None
+        if part == "usd":
+            return None if cost.nano_usd is None else exact_usd(cost.nano_usd)
+        value = getattr(cost, part)
+        return str(value) if part == "source" else value
+
+    return read
+
+
+def _costs(prefix: str, which: Callable[[CallRow], Cost | None]) -> list[Column]:
+    return [
+        (f"{prefix}nano_usd", "int", _cost(which, "nano_usd")),
+        (f"{prefix}usd", "text", _cost(which, "usd")),
+        (f"{prefix}source", "text", _cost(which, "source")),
+        (f"{prefix}pricing_version", "text", _cost(which, "pricing_version")),
+        (f"{prefix}reason", "text", _cost(which, "reason")),
+    ]
+
+
+def _texts(*names: str) -> list[Column]:
+    return [(name, "text", _own(name)) for name in names]
+
+
+def _ints(*names: str) -> list[Column]:
+    return [(name, "int", _own(name)) for name in names]
+
+
+COLUMNS: Final[tuple[Column, ...]] = (
+    *_ints("call_id"),
+    *_texts("run_id", "request_id"),
+    *_ints("attempt"),
+    *_texts("session_id", "turn_id", "message_id", "caused_by"),
+    ("started", "text", _moment("started_us")),
+    ("finished", "text", _moment("finished_us")),
+    *_ints("started_us", "finished_us", "first_token_ms", "latency_ms"),
+    *_texts("status", "reason", "provider", "model", "requested_model", "served_model"),
+    ("streamed", "bool", _own("streamed")),
+    *_texts("stop_reason", "raw_stop_reason", "response_id", "provider_request_id"),
+    *_texts("error_class", "error_type", "error_message"),
+    *_ints("provider_status"),
+    *_texts("provider_code"),
+    *_ints("retry_count"),
+    ("will_retry", "bool", _own("will_retry")),
+    ("delay_seconds", "seconds", _own("delay_seconds")),
+    ("retry_after_seconds", "seconds", _own("retry_after_seconds")),
+    ("input_tokens", "int", _tokens("input_tokens")),
+    ("cached_input_tokens", "int", _tokens("cached_input_tokens")),
+    ("cache_creation_input_tokens", "int", _tokens("cache_creation_input_tokens")),
+    ("cache_creation_1h_input_tokens", "int", _tokens("cache_creation_1h_input_tokens")),
+    ("total_input_tokens", "int", _tokens("total_input_tokens")),
+    ("output_tokens", "int", _tokens("output_tokens")),
+    ("reasoning_tokens", "int", _tokens("reasoning_tokens")),
+    ("usage_source", "text", lambda row: None if row.usage is None else str(row.usage.source)),
+    *_costs("cost_", lambda row: row.cost),
+    *_costs("at_call_time_", lambda row: row.at_call_time),
+    ("tags", "text", _json("tags")),
+    ("warnings", "text", _json("warnings")),
+)
+"""Name, kind and where it comes from. Tags and warnings are JSON."""
+
+
+def exact_usd(nano_usd: int) -> str:
+    """US dollars with nine decimals."""
+    return f"{Decimal(nano_usd).scaleb(-9):.9f}"
+
+
+async def export_calls(
+    store: TraceStore,
+    target: Path | IO[bytes],
+    format: Format,
+    *,
+    where: CallFilter | None = None,
+    under: str | None = None,
+    page: int = PAGE,
+) -> int:
+    """Write calls, the earliest stored first, and return how many rows that were.
+
+    target: a path, written whole or not at all, or an open binary file, for which CSV and JSON lines need no
+    seeking. under: the price version of the costs; None: the current one.
+    Raises StoreError; OSError; ConfigurationError if Parquet is wanted and pyarrow is not installed, or if the
+    target is the trace file itself.
+    """
+    _refuse_trace_file(target, store.path)
+    rows = 0
+    with _opened(target) as file, _writer(format, file) as writer:
+        after = 0
+        while found := await store.calls_after(after, where, page, under=under):
+            # In a thread, because a page takes longer than an event loop should stand still.
+            await anyio.to_thread.run_sync(_write, writer, found)
+            rows += len(found)
+            after = found[-1].call_id
+    return rows
+
+
+def _write(writer: _Writer, rows: Sequence[CallRow]) -> None:
+    writer.write([[read(row) for _, _, read in COLUMNS] for row in rows])
+
+
+def _refuse_trace_file(target: Path | IO[bytes], trace: Path) -> None:
+    if isinstance(target, Path) and target.resolve() == trace.resolve():
+        raise ConfigurationError(f"{target} is the trace file; write the export to another")
+
+
+@contextmanager
+def _opened(target: Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    if not isinstance(target, Path):
+        yield target
+        return
+    if target.exists() and not target.is_file():  # a device or a pipe can't be replaced
+        with target.open("wb") as file:
+            yield file
+        return
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
+    try:
+        with open(unfinished, "xb", opener=_privately) as file:
+            yield file
+        unfinished.replace(target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _privately(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class _Writer(Protocol):
+    def write(self, rows: Sequence[Sequence[Cell]]) -> None: ...
+
+
+def _writer(format: Format, file: IO[bytes]) -> AbstractContextManager[_Writer]:
+    match format:
+        case "csv":
+            return _csv(file)
+        case "jsonl":
+            return _jsonl(file)
+        case "parquet":
+            return _parquet(file)
+
+
+class _Csv:
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self._rows = csv.writer(text, lineterminator="\n")
+        self._rows.writerow([name for name, _, _ in COLUMNS])
+
+    def write(self, rows: Sequence[Sequence[Cell]]) -> None:
+        self._rows.writerows([[_csv_cell(cell) for cell in row] for row in rows])
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    """A spreadsheet must not take what a provider wrote for a formula: such text gets an apostrophe before it."""
+    match cell:
+        case bool():
+            return "true" if cell else "false"
+        case str() if cell.startswith(_FORMULA):
+            return f"'{cell}"
+        case _:
+            return cell
+
+
+@contextmanager
+def _csv(file: IO[bytes]) -> Iterator[_Csv]:
+    text = io.TextIOWrapper(file, encoding="utf-8", errors="replace", newline="")
+    try:
+        yield _Csv(text)
+        text.flush()
+    finally:
+        text.detach()  # the file is its opener's to close
+
+
+class _JsonLines:
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._names = [name for name, _, _ in COLUMNS]
+        self._encoder = msgspec.json.Encoder()
+
+    def write(self, rows: Sequence[Sequence[Cell]]) -> None:
+        objects = [dict(zip(self._names, row, strict=True)) for row in rows]
+        self._file.write(self._encoder.encode_lines(objects))
+
+
+@contextmanager
+def _jsonl(file: IO[bytes]) -> Iterator[_JsonLines]:
+    yield _JsonLines(file)
+
+
+@contextmanager
+def _parquet(file: IO[bytes]) -> Iterator[_Writer]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigurationError(
+            'writing Parquet needs the package pyarrow; install it with: pip install "callboard[parquet]"'
+        ) from None
+    types = {
+        "text": pyarrow.string(),
+        "int": pyarrow.int64(),
+        "seconds": pyarrow.float64(),
+        "bool": pyarrow.bool_(),
+    }
+    schema = pyarrow.schema([(name, types[kind]) for name, kind, _ in COLUMNS])
+
+    class Parquet:
+        def __init__(self) -> None:
+            self._rows: list[Sequence[Cell]] = []
+
+        def write(self, rows: Sequence[Sequence[Cell]]) -> None:
+            self._rows += rows
+            if len(self._rows) >= _ROW_GROUP:
+                self.flush()
+
+        def flush(self) -> None:
+            if self._rows:
+                columns = zip(*self._rows, strict=True)
+                arrays = [pyarrow.array(cells, field.type) for cells, field in zip(columns, schema, strict=True)]
+                parquet.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+                self._rows = []
+
+    with pyarrow.parquet.ParquetWriter(file, schema) as parquet:
+        writer = Parquet()
+        yield writer
+        writer.flush()

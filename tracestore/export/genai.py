@@ -1,0 +1,178 @@
+"""Our events in the words of OpenTelemetry's GenAI conventions: names and attributes, nothing else.
+
+The names are those of the conventions' own repository (semantic-conventions-genai) in autumn 2026, where all of
+them are still "Development" and some were renamed that year; this is the one place that knows them. What they have
+no name for, such as what a call cost, stands under ``callboard.``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+import msgspec
+
+from bus.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from bus.events import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.json_types import Json, JsonObject
+from bus.messages import Message
+from bus.usage import Cost, TokenUsage
+
+Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
+
+TOKEN_USAGE = "gen_ai.client.token.usage"
+OPERATION_DURATION = "gen_ai.client.operation.duration"
+TIME_TO_FIRST_CHUNK = "gen_ai.client.operation.time_to_first_chunk"
+
+TOKEN_BUCKETS = tuple(4**power for power in range(14))
+SECONDS_BUCKETS = tuple(0.01 * 2**power for power in range(14))
+FIRST_CHUNK_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0),
+)
+
+PROVIDERS: Mapping[str, str] = MappingProxyType(
+    {
+        "azure": "azure.ai.openai",
+        "bedrock": "aws.bedrock",
+        "gemini": "gcp.gemini",
+        "mistral": "mistral_ai",
+        "moonshot": "moonshot_ai",
+        "vertex": "gcp.vertex_ai",
+        "xai": "x_ai",
+    }
+)
+"""The conventions' names of providers, where ours is another. Any other name stays as it is."""
+
+CHAT, INVOKE_AGENT, EXECUTE_TOOL = "chat", "invoke_agent", "execute_tool"
+
+
+def operation(provider: str) -> str:
+    """The operation of a call; `provider` in the conventions' name."""
+    return "generate_content" if provider in ("gcp.gemini", "gcp.vertex_ai") else CHAT
+
+
+def model_name(model: str) -> str:
+    """A model without our ``provider:``."""
+    return model.partition(":")[2] or model
+
+
+def provider_name(provider: str, names: Mapping[str, str]) -> str:
+    return names.get(provider, provider)
+
+
+def of_call(
+    envelope: Envelope, data: LlmCallStarted | LlmCallCompleted | LlmCallFailed, names: Mapping[str, str]
+) -> Attributes:
+    """What is known of an attempt from its first event on."""
+    provider = provider_name(data.provider, names)
+    attributes: Attributes = {
+        "gen_ai.operation.name": operation(provider),
+        "gen_ai.provider.name": provider,
+        "gen_ai.request.model": model_name(data.model),
+        "callboard.run.id": envelope.run_id,
+        "callboard.attempt": envelope.attempt or 1,
+    }
+    if envelope.session_id is not None:
+        attributes["gen_ai.conversation.id"] = envelope.session_id
+    if envelope.request_id is not None:
+        attributes["callboard.request.id"] = envelope.request_id
+    for key, value in (envelope.tags or {}).items():
+        attributes[f"callboard.tag.{key}"] = value
+    return attributes
+
+
+def of_start(data: LlmCallStarted) -> Attributes:
+    attributes: Attributes = {"callboard.attempt.reason": data.reason}
+    if data.streamed:
+        attributes["gen_ai.request.stream"] = True
+    if data.routing is not None:
+        attributes["callboard.routing.requested"] = data.routing.requested
+        attributes["callboard.routing.resolved_by"] = data.routing.resolved_by
+    return attributes
+
+
+def of_end(data: LlmCallCompleted | LlmCallFailed) -> Attributes:
+    """What an attempt's end adds."""
+    attributes: Attributes = {}
+    if data.usage is not None:
+        attributes |= of_usage(data.usage)
+    if data.cost is not None:
+        attributes |= of_cost(data.cost)
+    if data.first_token_ms is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = data.first_token_ms / 1000
+    if data.provider_request_id is not None:
+        attributes["callboard.provider.request_id"] = data.provider_request_id
+    match data:
+        case LlmCallCompleted():
+            attributes["gen_ai.response.model"] = data.served_model
+            attributes["gen_ai.response.finish_reasons"] = [data.raw_stop_reason or str(data.stop_reason)]
+            if data.response_id is not None:
+                attributes["gen_ai.response.id"] = data.response_id
+        case LlmCallFailed():
+            attributes["error.type"] = data.error_type
+            attributes["callboard.error.class"] = str(data.error_class)
+            attributes["callboard.will_retry"] = data.will_retry
+            if data.provider_status is not None:
+                attributes["callboard.provider.status"] = data.provider_status
+    return attributes
+
+
+def of_usage(usage: TokenUsage) -> Attributes:
+    """Input includes what was read from and written to caches, as the conventions want it."""
+    attributes: Attributes = {
+        "gen_ai.usage.input_tokens": usage.total_input_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cached_input_tokens,
+        "gen_ai.usage.cache_write.input_tokens": usage.cache_creation_input_tokens,
+        "callboard.usage.source": str(usage.source),
+    }
+    if usage.reasoning_tokens is not None:
+        attributes["gen_ai.usage.reasoning.output_tokens"] = usage.reasoning_tokens
+    return attributes
+
+
+def of_cost(cost: Cost) -> Attributes:
+    """Integer nano-USD; an unknown cost has no figure, rather than none."""
+    attributes: Attributes = {"callboard.cost.source": str(cost.source)}
+    if cost.nano_usd is not None:
+        attributes["callboard.cost.nano_usd"] = cost.nano_usd
+    if cost.pricing_version is not None:
+        attributes["callboard.cost.pricing_version"] = cost.pricing_version
+    return attributes
+
+
+def for_metrics(attributes: Attributes) -> Attributes:
+    """Those of a span that metrics have: few, and of few values."""
+    kept = (
+        "gen_ai.operation.name",
+        "gen_ai.provider.name",
+        "gen_ai.request.model",
+        "gen_ai.response.model",
+    )
+    return {name: attributes[name] for name in kept if name in attributes}
+
+
+def messages_json(messages: Sequence[Message]) -> str:
+    """Messages as the conventions' JSON. Media are named by kind only: their bytes belong in no span."""
+    return msgspec.json.encode([_message(message) for message in messages]).decode("utf-8", "replace")
+
+
+def _message(message: Message) -> JsonObject:
+    return {"role": str(message.role), "parts": [_part(block) for block in message.content]}
+
+
+def _part(block: object) -> Json:
+    match block:
+        case TextBlock():
+            return {"type": "text", "content": block.text}
+        case ThinkingBlock():
+            return {"type": "reasoning", "content": block.text}
+        case ToolUseBlock():
+            return {"type": "tool_call", "id": block.id, "name": block.name, "arguments": block.input}
+        case ToolResultBlock():
+            content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content]
+            return {"type": "tool_call_response", "id": block.tool_use_id, "result": content}
+        case _:
+            return {"type": type(block).__name__.removesuffix("Block").lower()}

@@ -1,0 +1,131 @@
+"""Stored events as a source of a replay.
+
+    async with Bus.replay(StoredEvents(store, session_id="ses_…"), speed=1.0) as bus:
+        ...
+
+They are read in pages, so memory is bounded by a page, whatever the file holds, and other users of the store get
+their turn in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from bus.events import Envelope, Event, UnknownEvent
+from bus.observable_bus import check_pattern, topic_matches
+
+from .codec import decode_as
+from .store import TraceStore
+
+PAGE = 500
+
+
+class StoredEvents:
+    """The events of a trace file that were there when the iteration began, in the order of their storing.
+
+    Within a run that is the order of `seq`. Filters combine; what is None doesn't matter.
+
+    topics: patterns as `Bus.subscribe` takes them. since, until: from inclusive to exclusive, microseconds UTC or
+    aware datetimes. types: a host's own events, which otherwise come as `UnknownEvent`. page: events per read.
+    It may be iterated again, and is read again then. Raises ValueError for a pattern that could match nothing;
+    iterating raises StoreError if the file can't be read.
+    """
+
+    def __init__(
+        self,
+        store: TraceStore,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        request_id: str | None = None,
+        topics: Sequence[str] = (),
+        since: int | datetime | None = None,
+        until: int | datetime | None = None,
+        types: Sequence[type[Event]] = (),
+        page: int = PAGE,
+    ) -> None:
+        if page < 1:
+            raise ValueError(f"page={page}: must be at least 1")
+        for pattern in topics:
+            check_pattern(pattern)
+        self.store = store
+        self.run_id = run_id
+        self.session_id = session_id
+        self.request_id = request_id
+        self.topics = tuple(topics)
+        self.since = since
+        self.until = until
+        self.page = page
+        self._types = {kind.topic_of(): kind for kind in types}
+
+    def __aiter__(self) -> _Pages:
+        return _Pages(self, self._types)
+
+
+class _Pages:
+    """One iteration."""
+
+    def __init__(self, wanted: StoredEvents, types: Mapping[str, type[Event]]) -> None:
+        self._wanted = wanted
+        self._types = types
+        self._page: list[tuple[int, Envelope]] = []
+        self._next = 0
+        self._after_id = 0
+        self._last_id: int | None = None
+
+    def __aiter__(self) -> _Pages:
+        return self
+
+    async def __anext__(self) -> Envelope:
+        if self._last_id is None:
+            self._last_id = await self._wanted.store.last_event_id()
+        while True:
+            while self._next < len(self._page):
+                number, envelope = self._page[self._next]
+                if number > self._last_id:
+                    raise StopAsyncIteration
+                self._next += 1
+                if self._is_wanted(envelope.topic):
+                    return self._typed(envelope)
+            await self._read()
+
+    async def _read(self) -> None:
+        """Read the next page. Raises StopAsyncIteration after the last."""
+        wanted = self._wanted
+        if self._page:
+            self._after_id = self._page[-1][0]
+        if self._next and self._next < wanted.page:
+            raise StopAsyncIteration  # that was the last
+        self._page = await wanted.store.numbered_events(
+            run_id=wanted.run_id,
+            session_id=wanted.session_id,
+            request_id=wanted.request_id,
+            topic=_glob(wanted.topics),
+            since=wanted.since,
+            until=wanted.until,
+            after_id=self._after_id,
+            limit=wanted.page,
+        )
+        self._next = 0
+        if not self._page:
+            raise StopAsyncIteration
+
+    def _is_wanted(self, topic: str) -> bool:
+        topics = self._wanted.topics
+        return not topics or any(topic_matches(pattern, topic) for pattern in topics)
+
+    def _typed(self, envelope: Envelope) -> Envelope:
+        data = envelope.data
+        if isinstance(data, UnknownEvent) and (kind := self._types.get(data.topic)) is not None:
+            return msgspec.structs.replace(envelope, data=decode_as(kind, data))
+        return envelope
+
+
+def _glob(topics: Sequence[str]) -> str | None:
+    """A pattern for the store that leaves out nothing that one of ours wants, so that less is read."""
+    if len(topics) != 1 or any(sign in topics[0] for sign in "?["):
+        return None
+    return topics[0].replace(">", "*")
