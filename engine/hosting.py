@@ -162,7 +162,7 @@ class Hosted:
         engine = self._engine
         bus, clock = engine.bus, engine.clock
         if engine.store is not None:
-            core = self.writer = WriterCore.for_bus(engine.store, bus)
+            core = self.writer = WriterCore.for_bus(engine.store, bus, capture=engine.capture)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")

@@ -19,6 +19,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .captured import Capture, Redact
+from .content import SavedSession
 from .database import Durability
 from .prices import Component, Explanation, PriceRow, PriceTable
 from .queries import CallFilter, CallRow, CostRow, SessionRow
@@ -29,6 +31,7 @@ from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatist
 __all__ = [
     "CallFilter",
     "CallRow",
+    "Capture",
     "Component",
     "CostRow",
     "Durability",
@@ -37,8 +40,10 @@ __all__ = [
     "ModelReprice",
     "PriceRow",
     "PriceTable",
+    "Redact",
     "RepriceReport",
     "RepriceRun",
+    "SavedSession",
     "SessionRow",
     "TraceStore",
     "TraceWriter",

@@ -15,6 +15,7 @@ from .demo import add_command as add_demo
 from .doctor import add_command as add_doctor
 from .logs import configure as configure_logs
 from .reprice import add_command as add_reprice
+from .sessions import add_command as add_sessions
 from .traces import add_command as add_traces
 
 FAILED = 1
@@ -55,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add_command in (add_demo, add_chat, add_traces, add_reprice, add_doctor):
+    for add_command in (add_demo, add_chat, add_traces, add_sessions, add_reprice, add_doctor):
         add_command(commands)
     return parser
 

@@ -178,7 +178,7 @@ async def test_a_failed_migration_leaves_no_trace(
     second = ("broken", ("CREATE TABLE half (x INTEGER) STRICT", "CREATE TABLE half (x INTEGER) STRICT"))
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, second))
-        patch.setattr(migrations, "SCHEMA_VERSION", 2)
+        patch.setattr(migrations, "SCHEMA_VERSION", len(migrations.MIGRATIONS))
         with pytest.raises(StoreError, match="half"):
             await TraceStore(path).open()
         with pytest.raises(StoreError, match="open it once for writing"):
@@ -533,7 +533,7 @@ def test_everything_exported_exists() -> None:
     assert list(tracestore.__all__) == sorted(tracestore.__all__)
     for name in tracestore.__all__:
         exported = getattr(tracestore, name)
-        assert name == "Durability" or exported.__doc__, name
+        assert name in ("Durability", "Redact") or exported.__doc__, name
 
 
 def test_the_lock_is_used_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
