@@ -63,7 +63,7 @@ async def resumed(
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
         session_id,
-        _model(setup.model),
+        model_of(setup.model),
         setup.system_prompt if system_prompt is None else system_prompt,
         [Tool(definition) for definition in setup.tools] if tools is None else tools,
         saved.tags,
@@ -113,5 +113,6 @@ def _stored_model(model: Model) -> Json:
             return list(model)
 
 
-def _model(stored: Json) -> Model:
+def model_of(stored: Json) -> Model:
+    """A model as a session was given it, from a `SessionSetup`."""
     return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)
