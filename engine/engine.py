@@ -177,7 +177,7 @@ class Engine:
         is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
         """
         hosted = await self.start()
-        await hosted.flush()
+        await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         if session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")

@@ -119,6 +119,12 @@ class Hosted:
         if self.writer is not None:
             await self.writer.flush()
 
+    async def settle(self) -> None:
+        """Like `flush`, and what earlier processes had to leave is in the trace as well."""
+        if self.writer is not None:
+            await self.writer.adopted()
+            await self.writer.flush()
+
     async def _root(self) -> None:
         try:
             await self._live()

@@ -163,7 +163,6 @@ def _insert_message(
     withheld: str | None,
 ) -> None:
     message, (run, seq, ts_us) = event.message, moment
-    metadata = None if message.metadata is None else encode_metadata(message.metadata).decode("utf-8", "replace")
     message_id = None if message.id is None else storable_text(message.id)
     statements.run(
         """
@@ -187,10 +186,20 @@ def _insert_message(
             "ts": ts_us,
             "hash": digest,
             "message_id": message_id,
-            "metadata": metadata,
+            "metadata": _metadata(message),
             "withheld": withheld,
         },
     )
+
+
+def _metadata(message: Message) -> str | None:
+    if message.metadata is None:
+        return None
+    try:
+        return encode_metadata(message.metadata).decode("utf-8", "replace")
+    except (TypeError, ValueError, RecursionError) as error:
+        _log.error("metadata_unstorable", message_id=message.id, error=type(error).__name__)
+        return None
 
 
 def _insert_setup(

@@ -152,6 +152,7 @@ class WriterCore:
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._hurry = anyio.Event()
+        self._adopted = anyio.Event()
 
     @classmethod
     def for_bus(
@@ -202,7 +203,10 @@ class WriterCore:
 
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
-        await self._adopt_leftovers()
+        try:
+            await self._adopt_leftovers()
+        finally:
+            self._adopted.set()
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
@@ -232,6 +236,10 @@ class WriterCore:
         if self._lost > self._lost_told:
             lost, self._lost_told = self._lost - self._lost_told, self._lost
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
+
+    async def adopted(self) -> None:
+        """Return when `run` has written what earlier processes had to leave, or has found that it can't."""
+        await self._adopted.wait()
 
     async def close(self) -> None:
         """Commit what is left, or spill it for the next start. May be called again, when more has come."""

@@ -21,6 +21,7 @@ from bus import (
     ImageBlock,
     SessionConfigured,
     SessionCreated,
+    SessionMessageAppended,
     TextBlock,
     ToolDefinition,
 )
@@ -30,8 +31,10 @@ from engine.resuming import configured, model_of
 from engine.session import SessionState
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from tracestore import PriceTable, Redact, TraceStore
+from tests.tracestore.trace_making import Maker
+from tracestore import Capture, PriceTable, Redact, TraceStore
 from tracestore.captured import bodies_of_setup, setup_of
+from tracestore.spill import SpillFile
 
 from .engines import registry
 
@@ -260,6 +263,26 @@ def test_a_hook_that_could_never_work_is_refused(path: Path) -> None:
         Engine(models=registry(), store=path, redact=lambda message: message)
     with pytest.raises(ConfigurationError, match="plain function"):
         Engine(models=registry(), store=path, capture_content=True, redact=later)  # type: ignore[arg-type]
+
+
+async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> None:
+    """Its messages are adopted before the history is read."""
+    make = Maker()
+    said = [Message.user("First"), Message.assistant("One.")]
+    setup = configured(SessionState("x", "s:m", None, (), {}))
+    spill = SpillFile(path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
+    spill.append(
+        [
+            Capture().apply(make(event, session_id="x"))
+            for event in (
+                setup,
+                *(SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)),
+            )
+        ]
+    )
+    spill.close()
+    async with engine_on(path) as engine:
+        assert (await engine.resume("x")).messages == tuple(said)
 
 
 PROGRAM = """
