@@ -359,7 +359,7 @@ class TraceStore:
         """Delete all content that was last said before a moment, and return how many bodies went.
 
         before: microseconds UTC, or an aware datetime. Events and costs stay; sessions that began earlier can't be
-        resumed any more. The bytes are overwritten in the file.
+        resumed any more. The bytes are overwritten in the file; those in its log go with the next checkpoint.
         """
         return await self._database.write(lambda statements: forget_content(statements, to_us(before)))
 
