@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
-from .messages import Message, RoutingDecision
+from .messages import Message, RoutingDecision, SessionSetup
 from .usage import Cost, StopReason, TokenUsage
 
 
@@ -162,6 +162,16 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     tags: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
+    """What a session is made of, from now on; published only where content is captured.
+
+    history: how many messages it has by now. setup: by reference, for the store; None in an event that was stored.
+    """
+
+    history: int
+    setup: SessionSetup | None = None
+
+
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
     previous: str
     current: str
@@ -249,6 +259,7 @@ CatalogueEvent: TypeAlias = (
     | ProviderAvailabilityChanged
     | ConfigReloaded
     | SessionCreated
+    | SessionConfigured
     | SessionModelChanged
     | SessionTurnStarted
     | SessionTurnCompleted

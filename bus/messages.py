@@ -23,7 +23,7 @@ from .content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from .json_types import JsonObject
+from .json_types import Json, JsonObject
 from .usage import Cost, StopReason, TokenUsage
 
 
@@ -207,6 +207,20 @@ class ToolDefinition(msgspec.Struct, frozen=True):
             for name in required:
                 if name not in known:
                     raise ValueError(f"tool {self.name!r}: required {name!r} is no property of its input_schema")
+
+
+class SessionSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session is made of besides its messages: content, like them.
+
+    model: a name, several in order, or an object that says how to choose. fallback, requires: as the session was
+    given them; None if it was not.
+    """
+
+    model: Json
+    system_prompt: str | None = None
+    tools: tuple[ToolDefinition, ...] = ()
+    fallback: tuple[str, ...] | None = None
+    requires: JsonObject | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

@@ -22,8 +22,6 @@ from bus import (
     CallboardError,
     Clock,
     ConfigReloaded,
-    ConfigurationError,
-    Cost,
     PricingRepriced,
     SessionCreated,
     SessionModelChanged,
@@ -34,7 +32,7 @@ from bus import (
     WrongLoop,
 )
 from bus.stream_events import TurnEvent
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
+from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 from tracestore.price_home import price_table
 
 from .adapter_pool import AdapterPool, make_spare
@@ -46,6 +44,7 @@ from .hosting import Hosted
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
+from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session, SessionState
@@ -88,10 +87,12 @@ class Engine:
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
-    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: not there yet;
-    True is refused rather than ignored. prices: a table, which is taken as it is; or the path of a price file,
-    whose rows go before those of the published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The
-    published prices are those of `callboard prices update`, else the shipped ones. Raises ConfigurationError.
+    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: keep what is said,
+    too, so that sessions can be resumed. redact: gets each message, and the system prompt as one of the system's,
+    before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
+    quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
+    published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
+    `callboard prices update`, else the shipped ones. Raises ConfigurationError.
     """
 
     def __init__(
@@ -101,13 +102,13 @@ class Engine:
         store: TraceStore | Path | None = None,
         trace: bool = True,
         capture_content: bool = False,
+        redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        if capture_content:
-            raise ConfigurationError("capture_content: this version can't store message content; leave it False")
+        require_capture(capture_content, trace, redact)
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
@@ -118,6 +119,7 @@ class Engine:
         self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
         self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
+        self.capture = Capture(redact) if capture_content else None
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
@@ -163,6 +165,31 @@ class Engine:
         self._sessions[state.id] = state
         return Session(self, state)
 
+    async def resume(
+        self,
+        session_id: str,
+        *,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+        system_prompt: str | None = None,
+        fallback: Sequence[str] | None = None,
+    ) -> Session:
+        """A stored session, with its history as it was; also one of another process, or of one that was killed.
+
+        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
+        model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
+        is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+        """
+        hosted = await self.start()
+        await hosted.settle()
+        state = await resumed(self, session_id, tools, model, system_prompt, fallback)
+        if session_id in self._sessions:
+            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        self._sessions[state.id] = state
+        if model is not None:
+            self.change_model(state, model)
+        return Session(self, state)
+
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
         return self.streams.attach(stream_id, from_seq=from_seq)
@@ -174,6 +201,8 @@ class Engine:
         if previous != model and self._hosted is not None:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
             self.bus.publish(change, session_id=state.id)
+            if state.announced:
+                self._publish_setup(state)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -276,11 +305,7 @@ class Engine:
     async def _show_costs(self, hosted: Hosted) -> None:
         assert self.store is not None
         for session_id in list(self._sessions):
-            costs: dict[str, Cost] = {}
-            for row in await self.store.calls(CallFilter(session_id=session_id), limit=None):
-                if row.cost is not None:
-                    costs[row.request_id] = row.cost
-            await hosted.manager.ask(ApplyCosts(costs))
+            await hosted.manager.ask(ApplyCosts(await costs_of(self.store, session_id)))
 
     # -- the life of the engine
 
@@ -352,7 +377,13 @@ class Engine:
         """Publish that a session exists, before its first turn."""
         if not state.announced:
             state.announced = True
-            self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
+            if not state.resumed:
+                self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
+            self._publish_setup(state)
+
+    def _publish_setup(self, state: SessionState) -> None:
+        if self.capture is not None:
+            self.bus.publish(configured(state), session_id=state.id)
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.

@@ -119,6 +119,12 @@ class Hosted:
         if self.writer is not None:
             await self.writer.flush()
 
+    async def settle(self) -> None:
+        """Like `flush`, and what earlier processes had to leave is in the trace as well."""
+        if self.writer is not None:
+            await self.writer.adopted()
+            await self.writer.flush()
+
     async def _root(self) -> None:
         try:
             await self._live()
@@ -162,7 +168,7 @@ class Hosted:
         engine = self._engine
         bus, clock = engine.bus, engine.clock
         if engine.store is not None:
-            core = self.writer = WriterCore.for_bus(engine.store, bus)
+            core = self.writer = WriterCore.for_bus(engine.store, bus, capture=engine.capture)
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")

@@ -62,7 +62,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SessionState:
     """A conversation's data. `turns` admits one turn at a time, in the order in which they were asked for.
 
-    waiting: turns that have been started and not yet admitted.
+    waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class SessionState:
         self.waiting = 0
         self.running: Turn | None = None
         self.announced = False
+        self.resumed = False
 
 
 class Session:

@@ -19,6 +19,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .captured import Capture, Redact
+from .content import SavedSession
 from .costs import CostRow
 from .database import Durability
 from .event_forms import upcast
@@ -36,6 +38,7 @@ from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatist
 __all__ = [
     "CallFilter",
     "CallRow",
+    "Capture",
     "Component",
     "CostRow",
     "CurrentPrices",
@@ -50,8 +53,10 @@ __all__ = [
     "PriceRow",
     "PriceTable",
     "PruneReport",
+    "Redact",
     "RepriceReport",
     "RepriceRun",
+    "SavedSession",
     "SessionReprice",
     "SessionRow",
     "SqlResult",

@@ -20,10 +20,12 @@ from bus.events import (
     Event,
     LlmCallCompleted,
     LlmCallFailed,
+    SessionConfigured,
     SessionMessageAppended,
     UnknownEvent,
 )
 
+from .captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 from .event_forms import in_current_form, with_schema
 
 _encoder = msgspec.json.Encoder()
@@ -34,7 +36,10 @@ EventT = TypeVar("EventT", bound=Event)
 
 
 class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An envelope as one line of a spill file; the fields are those of `Envelope`."""
+    """An envelope as one line of a spill file; the fields are those of `Envelope`.
+
+    content: of a message or a setup, if it is to be stored.
+    """
 
     seq: int
     run_id: str
@@ -49,6 +54,7 @@ class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
     message_id: str | None = None
     caused_by: str | None = None
     tags: dict[str, str] | None = None
+    content: SpilledContent | None = None
 
 
 _line_decoder = msgspec.json.Decoder(StoredEnvelope)
@@ -78,7 +84,7 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
 
 
 def encode_event(event: Event) -> bytes:
-    """The JSON of an event, without the content of messages."""
+    """The JSON of an event, without any content."""
     return with_schema(_encode(event), event.SCHEMA)
 
 
@@ -91,6 +97,8 @@ def _encode(event: Event) -> bytes:
             raw = bytes(event.raw)
             # One line in a spill file; what we wrote ourselves never has a raw line break.
             return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
+        case SessionConfigured():
+            stored = SessionConfigured(history=event.history)
         case _:
             pass
     try:
@@ -153,32 +161,71 @@ def _decode_with_raw_usage(data: bytes | str) -> Event:
 _of_usage: msgspec.json.Decoder[_OfUsage] = msgspec.json.Decoder(_OfUsage)
 
 
+def storable_text(value: str) -> str:
+    """Half a surrogate pair, which SQLite doesn't take, becomes a question mark."""
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
 def encode_line(envelope: Envelope) -> bytes:
     """An envelope as one line of JSON, newline included."""
     fields = {
         name: getattr(envelope, name)
         for name in StoredEnvelope.__struct_fields__
-        if name not in ("topic", "data") and getattr(envelope, name) is not None
+        if name not in ("topic", "data", "content") and getattr(envelope, name) is not None
     }
-    stored = StoredEnvelope(topic=topic_of(envelope.data), data=msgspec.Raw(encode_event(envelope.data)), **fields)
+    event = envelope.data
+    content = _spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None
+    stored = StoredEnvelope(
+        topic=topic_of(event), data=msgspec.Raw(encode_event(event)), content=content, **fields
+    )
     try:
         return _encoder.encode(stored) + b"\n"
     except UnicodeError:
-        return json.dumps({**fields, "topic": stored.topic, "data": json.loads(stored.data)}).encode() + b"\n"
+        plain = {**fields, "topic": stored.topic, "data": json.loads(bytes(stored.data))}
+        if content is not None:
+            plain["content"] = json.loads(_encoder.encode(content))
+        return json.dumps(plain).encode() + b"\n"
+
+
+def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
+    try:
+        return spilled(event)
+    except (TypeError, ValueError, RecursionError):
+        return None  # the store could not have taken it either; the event itself goes on
+
+
+def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
+    # Only standard JSON reads escaped half surrogate pairs. What is passed on is text that has them escaped again.
+    try:
+        fields = json.loads(line)
+        fields["data"] = msgspec.Raw(json.dumps(fields["data"]))
+        content = fields.get("content") or {}
+        for part in {"message", "metadata", "setup"} & content.keys():
+            content[part] = msgspec.Raw(json.dumps(content[part]))
+        return msgspec.convert(fields, StoredEnvelope)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(str(error)) from error
 
 
 def decode_line(line: bytes) -> Envelope:
     """The envelope behind a line. Raises ValueError if the line is torn or is none of ours."""
     try:
         stored = _line_decoder.decode(line)
-    except msgspec.DecodeError as error:
-        raise ValueError(str(error)) from error
+    except msgspec.DecodeError:
+        stored = _decode_line_the_hard_way(line)
+    data = decode_event(stored.topic, bytes(stored.data))
+    if stored.content is not None:
+        match data:
+            case SessionMessageAppended(position=number) | SessionConfigured(history=number):
+                data = unspilled(number, stored.content)
+            case _:
+                pass
     return Envelope(
         seq=stored.seq,
         run_id=stored.run_id,
         ts_us=stored.ts_us,
         mono_ns=stored.mono_ns,
-        data=decode_event(stored.topic, bytes(stored.data)),
+        data=data,
         session_id=stored.session_id,
         turn_id=stored.turn_id,
         request_id=stored.request_id,

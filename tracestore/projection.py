@@ -26,7 +26,9 @@ from bus.events import (
 )
 from bus.usage import Cost, TokenUsage
 
-from .codec import encode_event, topic_of
+from .captured import CapturedMessage, CapturedSetup
+from .codec import encode_event, storable_text, topic_of
+from .content import store_content
 from .database import Statements
 from .insert import Insert, SqlValue
 from .price_rows import MAX_INT64
@@ -42,7 +44,10 @@ _EVENT = (
 _EVENT_RUN, _EVENT_DATA, _EVENT_TAGS = map(_EVENT.index, ("run", "data", "tags"))
 INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT (run, seq) DO NOTHING")
 
-_PROJECTED = {LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged}
+_PROJECTED = {
+    *(LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged),
+    *(CapturedMessage, CapturedSetup),
+}
 """Events that say more than that they happened."""
 
 # What start and end say alike, first in the order of an envelope too; and the status, in which they differ.
@@ -136,6 +141,7 @@ class Batch:
         self._failed: list[Values] = []
         self._tags: list[Values] = []
         self._told: dict[str, tuple[str | None, str | None]] = {}  # model and tags of sessions
+        self._captured: list[Envelope] = []
         for envelope in envelopes:
             self._add(envelope)
         self._calls = [
@@ -157,7 +163,7 @@ class Batch:
         ]
         if storable:
             for run in self._runs:
-                run.run_id = _text(run.run_id)
+                run.run_id = storable_text(run.run_id)
             for values in (self._events, *(values for _, values in self._calls), *self._tags, self._sessions):
                 _make_storable(values)
 
@@ -178,6 +184,8 @@ class Batch:
         if self._tags:
             statements.run_many(INSERT_TAG, self._tags)
         statements.insert(UPSERT_SESSION, self._sessions)
+        if self._captured:
+            store_content(statements, self._captured, numbers)
         return numbers
 
     def _add(self, envelope: Envelope) -> None:
@@ -197,6 +205,8 @@ class Batch:
                 self._note_session(envelope.session_id, data.model, _json(data.tags) if data.tags else None)
             case SessionModelChanged() if envelope.session_id is not None:
                 self._note_session(envelope.session_id, data.current, None)
+            case CapturedMessage() | CapturedSetup() if envelope.session_id is not None:
+                self._captured.append(envelope)
             case _:
                 pass
 
@@ -312,7 +322,7 @@ def _json(value: object) -> str:
 def _readable(value: object) -> object:
     match value:
         case str():
-            return _text(value)
+            return storable_text(value)
         case dict():
             return {_readable(name): _readable(inner) for name, inner in value.items()}
         case list() | tuple():
@@ -321,13 +331,9 @@ def _readable(value: object) -> object:
             return value
 
 
-def _text(value: str) -> str:
-    return value if value.isascii() else value.encode("utf-8", "replace").decode()
-
-
 def _make_storable(values: Values) -> None:
     for index, value in enumerate(values):
         if isinstance(value, str):
-            values[index] = _text(value)
+            values[index] = storable_text(value)
         elif isinstance(value, int) and not -MAX_INT64 <= value <= MAX_INT64:
             values[index] = None

@@ -154,7 +154,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session and what it used so far, all attempts of all its calls together.
 
     first_us, last_us: of its first and last event. model: the current one. cost_nano_usd: the sum over the calls
-    that have a cost under the current prices; `unpriced` counts those with usage that have none.
+    that have a cost under the current prices; `unpriced` counts those with usage that have none. messages: how
+    many of its messages are stored; resumable: whether that is the whole session.
     """
 
     session_id: str
@@ -168,6 +169,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     cost_nano_usd: int
     unpriced: int
+    messages: int = 0
+    resumable: bool = False
 
 
 # The cost under the current version: the first of the current versions that has a row for the call, else the one

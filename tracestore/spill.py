@@ -21,6 +21,7 @@ from .files import escaped, open_private, try_lock
 _log = Log("tracestore.spill")
 
 _READ_BYTES = 256 * 1024
+_PEEK_BYTES = 4 * 1024 * 1024
 
 
 class SpillFile:
@@ -61,16 +62,21 @@ class SpillFile:
         return len(lines)
 
     def peek(self, limit: int) -> tuple[list[Envelope], int]:
-        """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError."""
+        """The next events, at most `limit`, and the number of bytes they take, for `discard`. Raises OSError.
+
+        Of events with much content, fewer come at once.
+        """
         descriptor = self._open()
-        data, at = b"", self._read_to
-        while data.count(b"\n") < limit and at < self._size:
+        parts: list[bytes] = []
+        lines_read, at = 0, self._read_to
+        while ((lines_read < limit and at - self._read_to < _PEEK_BYTES) or not lines_read) and at < self._size:
             part = os.pread(descriptor, min(_READ_BYTES, self._size - at), at)
             if not part:
                 break
-            data += part
+            parts.append(part)
+            lines_read += part.count(b"\n")
             at += len(part)
-        lines = [line + b"\n" for line in data.split(b"\n")[:-1]][:limit]
+        lines = [line + b"\n" for line in b"".join(parts).split(b"\n")[:-1]][:limit]
         return _decoded(lines, self.path), sum(map(len, lines))
 
     def discard(self, events: int, size: int) -> None:
@@ -126,7 +132,7 @@ def leftovers(database: Path) -> list[Path]:
 
 def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], int]:
     """Up to `limit` events of a file from `offset` on, and the offset behind them; no progress at its end."""
-    lines = []
+    lines, size = [], 0
     with open(path, "rb") as file:
         file.seek(offset)
         for _ in range(limit):
@@ -134,7 +140,10 @@ def read_leftover(path: Path, offset: int, limit: int) -> tuple[list[Envelope], 
             if not line:
                 break
             lines.append(line)
-    return _decoded(lines, path), offset + sum(map(len, lines))
+            size += len(line)
+            if size >= _PEEK_BYTES:
+                break
+    return _decoded(lines, path), offset + size
 
 
 def _decoded(lines: Sequence[bytes], path: Path) -> list[Envelope]:

@@ -1,8 +1,8 @@
 """The trace store: events go in, calls, sessions and costs come out.
 
 One file, one connection, one process writing at a time. Events are the truth and append-only; everything that is
-queried is derived from them in the same transaction, so the two never disagree. Content is not stored: of a
-message that was appended only its position, role and id remain.
+queried is derived from them in the same transaction, so the two never disagree. No event is stored with content:
+of a message that was appended its position, role and id remain. What the writer captures is kept beside them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import msgspec
 
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
+from bus.messages import Message
 
 from . import backup, reprice_runs, repricing
 from .codec import decode_event
 from .condition import StoreCondition, condition
+from .content import RESUMABLE, STORED_MESSAGES, SavedSession, forget_content, load_session
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
 from .free_sql import SqlResult, select
@@ -315,7 +317,8 @@ class TraceStore:
                 {WITH_CURRENT_COST} WHERE c.session_id IN (SELECT session_id FROM newest)
             )
             SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
-                   count(DISTINCT p.turn_id), count(p.id), {_SUMS}
+                   count(DISTINCT p.turn_id), count(p.id), {_SUMS},
+                   {STORED_MESSAGES}, {RESUMABLE}
               FROM newest AS n
               LEFT JOIN priced AS p ON p.session_id = n.session_id
              GROUP BY n.session_id
@@ -336,6 +339,8 @@ class TraceStore:
                 output_tokens=row[8],
                 cost_nano_usd=row[9],
                 unpriced=row[10],
+                messages=row[11],
+                resumable=bool(row[12]),
             )
             for row in rows
         ]
@@ -372,6 +377,25 @@ class TraceStore:
         `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time.
         """
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
+
+    # -- Content
+
+    async def saved_session(self, session_id: str) -> SavedSession | None:
+        """A session as it is stored, and what of it isn't; None if nothing is."""
+        return await self._database.look(lambda statements: load_session(statements, session_id))
+
+    async def messages(self, session_id: str) -> list[Message]:
+        """The messages that are stored of a session, in order; `saved_session` says which are missing."""
+        saved = await self.saved_session(session_id)
+        return [] if saved is None else list(saved.messages)
+
+    async def forget_content(self, before: int | datetime) -> int:
+        """Delete all content that was last said before a moment, and return how many bodies went.
+
+        before: microseconds UTC, or an aware datetime. Events and costs stay; sessions that began earlier can't be
+        resumed any more. The bytes are overwritten in the file; those in its log go with the next checkpoint.
+        """
+        return await self._database.write(lambda statements: forget_content(statements, to_us(before)))
 
     # -- Health
 

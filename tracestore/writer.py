@@ -36,6 +36,7 @@ from bus.events import Envelope, SessionMessageAppended, StoreStateChanged
 from bus.log import Log
 from bus.stream_fold import weigh_content
 
+from .captured import Capture
 from .spill import SpillFile, leftovers, read_leftover, spill_path
 from .store import TraceStore
 
@@ -66,8 +67,8 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     batch_events, batch_seconds: of a commit, and how long an event waits for others to share it.
     first_retry, longest_retry: the wait after a failure doubles from one to the other.
-    spill_after: failures in a row before events go to the spill file. memory_events: that may wait in memory
-    while the store fails. spill_bytes: size of the spill file.
+    spill_after: failures in a row before events go to the spill file. memory_events, memory_bytes: that may wait
+    in memory while the store fails, messages that they refer to included. spill_bytes: size of the spill file.
     """
 
     batch_events: int = 256
@@ -76,6 +77,7 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
     longest_retry: float = 30.0
     spill_after: int = 3
     memory_events: int = 8192
+    memory_bytes: int = 64 * 1024 * 1024
     spill_bytes: int = 64 * 1024 * 1024
 
 
@@ -106,7 +108,7 @@ _EVENT_BYTES = 1024
 def _weigh(envelopes: Iterable[Envelope]) -> int:
     return sum(
         _EVENT_BYTES + weigh_content(event.message.content)
-        if type(event := envelope.data) is SessionMessageAppended
+        if isinstance(event := envelope.data, SessionMessageAppended)
         else _EVENT_BYTES
         for envelope in envelopes
     )
@@ -117,6 +119,7 @@ class WriterCore:
 
     on_state: told of each change of state; must not raise. spill_path: None keeps everything in memory.
     close_lost: ends the runs whose processes died, once what they had spilled is written.
+    capture: clears the content of messages for storing, when they come in; None stores none.
     """
 
     def __init__(
@@ -129,10 +132,12 @@ class WriterCore:
         close_lost: Callable[[], Awaitable[object]] | None = None,
         on_state: Callable[[StoreStateChanged], object] = lambda event: None,
         options: WriterOptions | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._sink = sink
         self._source = source
         self._options = options or WriterOptions()
+        self._capture = capture
         self._spill = None if spill_path is None else SpillFile(spill_path, self._options.spill_bytes)
         self._database_path = database_path
         self._close_lost = close_lost
@@ -150,9 +155,17 @@ class WriterCore:
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._hurry = anyio.Event()
+        self._adopted = anyio.Event()
 
     @classmethod
-    def for_bus(cls, store: TraceStore, bus: Bus, *, options: WriterOptions | None = None) -> WriterCore:
+    def for_bus(
+        cls,
+        store: TraceStore,
+        bus: Bus,
+        *,
+        options: WriterOptions | None = None,
+        capture: Capture | None = None,
+    ) -> WriterCore:
         """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
 
         Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
@@ -168,6 +181,7 @@ class WriterCore:
             close_lost=store.close_lost_runs,
             on_state=bus.publish,
             options=options,
+            capture=capture,
         )
 
     @property
@@ -195,8 +209,11 @@ class WriterCore:
 
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
-        await self._adopt_leftovers()
-        await self._end_lost_runs()
+        try:
+            await self._adopt_leftovers()
+            await self._end_lost_runs()
+        finally:
+            self._adopted.set()
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
@@ -226,6 +243,10 @@ class WriterCore:
         if self._lost > self._lost_told:
             lost, self._lost_told = self._lost - self._lost_told, self._lost
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
+
+    async def adopted(self) -> None:
+        """Return when `run` has written what earlier processes had to leave, or has found that it can't."""
+        await self._adopted.wait()
 
     async def close(self) -> None:
         """Commit what is left, or spill it for the next start. May be called again, when more has come."""
@@ -262,6 +283,8 @@ class WriterCore:
 
     def _take(self) -> None:
         taken = self._source.take()
+        if self._capture is not None:
+            taken = [self._capture.apply(envelope) for envelope in taken]
         self._pending.extend(taken)
         self._entered += len(taken)
         self._bytes += _weigh(taken)
@@ -372,16 +395,25 @@ class WriterCore:
 
     async def _park(self) -> None:
         """While the store fails, keep what waits within its bounds."""
-        limit = self._options.memory_events
-        if self._state == "retrying" and len(self._pending) > limit:
-            self._become("spilling", f"more than {limit} events wait in memory")
+        if self._state == "retrying" and self._too_much:
+            self._become("spilling", f"{len(self._pending)} events of about {self._bytes} bytes wait in memory")
         if self._state == "spilling" and self._pending:
             await self._spill_pending(self._reason or "")
-        if self._state == "dropping" and len(self._pending) > limit:
-            lost = [self._pending.pop() for _ in range(len(self._pending) - limit)]
+        if self._state == "dropping" and self._too_much:
+            lost: list[Envelope] = []
+            while self._too_much:
+                newest = self._pending.pop()
+                self._bytes -= _weigh([newest])
+                lost.append(newest)
             self._entered -= len(lost)
-            self._bytes -= _weigh(lost)
             self._count_lost(lost)
+
+    @property
+    def _too_much(self) -> bool:
+        options = self._options
+        return bool(self._pending) and (
+            len(self._pending) > options.memory_events or self._bytes > options.memory_bytes
+        )
 
     async def _spill_pending(self, reason: str) -> None:
         spill = self._spill

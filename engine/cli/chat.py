@@ -22,6 +22,7 @@ from engine import Engine, ModelRegistry, Session, TurnStream, load_registry
 
 from .events import plural, seconds
 from .money import cost_text, usd
+from .places import command_name
 from .replies import ReplyWriter
 from .screen import Screen, make_console
 
@@ -35,21 +36,28 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
     )
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--save", action="store_true", help="keep what is said, so that it can be resumed")
+    parser.add_argument(
+        "--resume", metavar="SESSION", help="go on with a saved session, and save it (see `callboard sessions`)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError when there can be no chat; what goes wrong in it is told in it."""
     registry = load_registry(arguments.models_file)
-    model = arguments.model or first_model(registry)
     screen = Screen(make_console())
     with start_blocking_portal("asyncio") as portal:
-        chat = Chat(screen, portal, portal.call(Backstage, registry, model, arguments.system))
+        backstage = portal.call(Backstage, registry, arguments.save or arguments.resume is not None)
         try:
-            portal.call(chat.backstage.engine.start)
-            chat.talk()
+            if arguments.resume is None:
+                portal.call(backstage.begin, arguments.model or first_model(registry), arguments.system)
+                portal.call(backstage.engine.start)
+            else:
+                portal.call(backstage.resume, arguments.resume, arguments.model, arguments.system)
+            Chat(screen, portal, backstage).talk()
         finally:
-            portal.call(chat.backstage.engine.aclose)
+            portal.call(backstage.engine.aclose)
     return 0
 
 
@@ -64,12 +72,25 @@ def first_model(registry: ModelRegistry) -> str:
 
 
 class Backstage:
-    """What lives on the event loop: the engine and the session. Made and used there."""
+    """What lives on the event loop: the engine and the session. Made and used there.
 
-    def __init__(self, registry: ModelRegistry, model: str, system_prompt: str | None) -> None:
-        self.engine = Engine(models=registry)
+    save: keep what is said. session: from `begin` or `resume` on.
+    """
+
+    def __init__(self, registry: ModelRegistry, save: bool) -> None:
+        self.engine = Engine(models=registry, capture_content=save)
+        self.saved = save
+        self.session: Session
+
+    def begin(self, model: str, system_prompt: str | None) -> None:
+        """Raises ConfigurationError, also if the model's key is missing."""
+        registry = self.engine.registry
         registry.adapter_of(registry.resolve(model).model)
-        self.session: Session = self.engine.session(model, system_prompt=system_prompt)
+        self.session = self.engine.session(model, system_prompt=system_prompt)
+
+    async def resume(self, session_id: str, model: str | None, system_prompt: str | None) -> None:
+        """Raises CallboardError if it can't be; model, system_prompt: None leaves them as they were."""
+        self.session = await self.engine.resume(session_id, model=model, system_prompt=system_prompt)
 
     def swap(self, name: str) -> None:
         """Raises ConfigurationError if there is none of that name, or if its key is missing."""
@@ -124,15 +145,19 @@ class Chat:
 
     def talk(self) -> None:
         """Until the person leaves."""
+        if self._session.messages:
+            self._say(f"{plural(len(self._session.messages), 'message')} so far")
         self._say(f"{self._session.model}. {HELP}")
         while (line := self._read()) is not None:
             text = line.strip()
             if text in ("/quit", "/exit"):
-                return
+                break
             if text.startswith("/"):
                 self._command(*text[1:].split(maxsplit=1))
             elif text:
                 self._reply(text)
+        if self.backstage.saved and self._session.messages:
+            self._say(f"To go on: {command_name()} chat --resume {self._session.id}")
 
     def _read(self) -> str | None:
         """The next line; None to leave: at the end of the input, and after Ctrl-C."""
@@ -166,7 +191,9 @@ class Chat:
 
     def _list_models(self) -> None:
         registry = self.backstage.engine.registry
-        current = registry.resolve(self._session.model).model.id
+        current = None
+        with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
+            current = registry.resolve(self._session.model).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
             names = ", ".join(model.aliases)

@@ -14,7 +14,7 @@ from tracestore import CallFilter, TraceStore
 from tracestore.export import FORMATS, Format, export_calls
 
 from .events import plural
-from .traces import add_filters, call_filter, chosen_file
+from .filters import add_filters, call_filter, chosen_file
 
 STDOUT = "-"
 

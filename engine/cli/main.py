@@ -19,6 +19,7 @@ from .logs import configure as configure_logs
 from .prices import add_command as add_prices
 from .replay import add_command as add_replay
 from .reprice import add_command as add_reprice
+from .sessions import add_command as add_sessions
 from .sql import add_command as add_sql
 from .stats import add_errors_command, add_stats_command
 from .traces import add_command as add_traces
@@ -64,7 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_command in (
         *(add_demo, add_chat, add_doctor),
-        *(add_traces, add_cost, add_stats_command, add_errors_command, add_sql),
+        *(add_traces, add_sessions, add_cost, add_stats_command, add_errors_command, add_sql),
         *(add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
     ):
         add_command(commands)

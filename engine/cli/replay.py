@@ -14,8 +14,8 @@ from tracestore import StoredEvents, TraceStore
 from tracestore.codec import encode_line
 
 from .events import describe, plural
+from .filters import chosen_file, moment
 from .screen import clean
-from .traces import chosen_file, moment
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tracestore import CallRow, RepriceReport
+from tracestore import CallRow, RepriceReport, SessionRow
 
 from .events import seconds
 from .money import difference, percent, usd
@@ -72,6 +72,31 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
             f"{call.input_tokens:,}",
             f"{call.output_tokens:,}",
             _cost(call),
+        )
+    return table
+
+
+def sessions_table(rows: Iterable[SessionRow]) -> Table:
+    """One line for each session; its messages are those that are stored."""
+    table = plain_table()
+    table.add_column("last", no_wrap=True)
+    table.add_column("session", overflow="fold")
+    table.add_column("model", overflow="fold")
+    for heading in ("turns", "calls", "in", "out", "cost", "messages"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("resume", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            moment_text(row.last_us),
+            row.session_id,
+            row.model or "-",
+            f"{row.turns:,}",
+            f"{row.calls:,}",
+            f"{row.total_input_tokens:,}",
+            f"{row.output_tokens:,}",
+            _sum(row.calls, row.unpriced, row.cost_nano_usd),
+            f"{row.messages:,}" if row.messages else "-",
+            "yes" if row.resumable else "-",
         )
     return table
 

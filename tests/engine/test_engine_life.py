@@ -172,7 +172,7 @@ async def test_a_trace_that_is_no_database_stops_the_start_and_is_not_touched(tm
     assert path.read_text() == "my shopping list"
 
 
-def test_storing_content_is_refused_rather_than_ignored() -> None:
+def test_content_that_could_not_be_kept_is_refused_rather_than_ignored() -> None:
     """Who asks for content to be kept learns at once that it would not be."""
     with pytest.raises(ConfigurationError, match="capture_content"):
         Engine(models=registry(), trace=False, capture_content=True)

@@ -1,0 +1,154 @@
+"""`callboard sessions`: the sessions of a trace file, or what was said in one of them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+import msgspec
+
+from adapters import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    Message,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    Role,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus import CallboardError
+from tracestore import SavedSession, SessionRow, TraceStore
+from tracestore.captured import encode, encode_metadata
+
+from .events import plural
+from .filters import chosen_file, positive
+from .money import usd
+from .screen import clean, make_console
+from .tables import sessions_table
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("sessions", help="the sessions of a trace file, or what was said in one")
+    parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
+    parser.add_argument(
+        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+    )
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line for each session, or each message of one"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    path = chosen_file(arguments)
+    if arguments.session is not None:
+        transcript(anyio.run(_saved, path, arguments.session), as_json=arguments.json)
+        return 0
+    rows = anyio.run(_sessions, path, arguments.limit)
+    if arguments.json:
+        for row in rows:
+            sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+        return 0
+    show(path, rows)
+    return 0
+
+
+async def _sessions(path: Path, limit: int) -> list[SessionRow]:
+    async with TraceStore.open_readonly(path) as store:
+        return await store.sessions(limit)
+
+
+async def _saved(path: Path, session_id: str) -> SavedSession:
+    async with TraceStore.open_readonly(path) as store:
+        saved = await store.saved_session(session_id)
+    if saved is None:
+        raise CallboardError(
+            f"{path} has no content of session {session_id!r}; content is stored with capture_content=True only"
+        )
+    return saved
+
+
+def show(path: Path, rows: list[SessionRow]) -> None:
+    console = make_console()
+    if not rows:
+        console.print(f"No sessions in {path}.", soft_wrap=True)
+        return
+    console.print(sessions_table(rows))
+    resumable = sum(row.resumable for row in rows)
+    total = usd(sum(row.cost_nano_usd for row in rows))
+    console.print(
+        f"\n{plural(len(rows), 'session')}, {resumable} of them to be resumed, {total}, from {path}",
+        style="dim",
+        soft_wrap=True,
+    )
+
+
+def transcript(saved: SavedSession, *, as_json: bool) -> None:
+    """Everything that is stored of a session, oldest first; what is missing, on stderr."""
+    if as_json:
+        for message in saved.messages:
+            sys.stdout.write(as_json_line(message) + "\n")
+    else:
+        console = make_console()
+        prompt = None if saved.setup is None else saved.setup.system_prompt
+        said = [] if prompt is None else [("system", prompt)]
+        said += [(_speaker(message), _words(message)) for message in saved.messages]
+        for speaker, words in said:
+            console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
+            console.print(clean(words), soft_wrap=True)
+    for missing in saved.missing:
+        print(f"callboard: {missing}", file=sys.stderr)
+
+
+def as_json_line(message: Message) -> str:
+    return encode(
+        {
+            "id": message.id,
+            "role": message.role,
+            "name": message.name,
+            "content": msgspec.Raw(encode(message.content)),
+            "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
+        }
+    ).decode()
+
+
+def _speaker(message: Message) -> str:
+    metadata = message.metadata
+    return metadata.model if metadata is not None and message.role is Role.ASSISTANT else str(message.role)
+
+
+def _words(message: Message) -> str:
+    return "\n".join(_of_block(block) for block in message.content)
+
+
+def _of_block(block: ContentBlock) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case ThinkingBlock():
+            return f"(thought: {block.text})"
+        case RedactedThinkingBlock():
+            return "(thought, hidden by the provider)"
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            kind = block.media_type or type(block).__name__.removesuffix("Block").lower()
+            size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
+            return f"({kind}, {size})"
+        case ToolUseBlock():
+            arguments = encode(block.input).decode()
+            return f"(calls {block.name} with {arguments}{', cut off' if block.incomplete else ''})"
+        case ToolResultBlock():
+            return f"({'error' if block.is_error else 'result'}: {block.text})"
+        case OpaqueBlock():
+            return f"({block.kind}, of {block.provider_raw.provider})"
+        case _:
+            assert_never(block)

@@ -1,0 +1,61 @@
+"""`callboard sessions`, and chats that are saved and resumed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from .running import call
+
+
+def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
+    """Each command says what the next one needs."""
+    saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n")
+    assert saved.returncode == 0, saved.stderr
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+
+    listed = call("sessions", home=talkative)
+    assert listed.returncode == 0, listed.stderr
+    (line,) = [line for line in listed.stdout.splitlines() if session in line]
+    assert re.search(r"first +2 +2 +.* 4 +yes$", line.rstrip()), line
+
+    shown = call("sessions", session, home=talkative)
+    assert shown.stdout.splitlines() == [
+        "system> Be kind.",
+        "user> hello",
+        "one:parrot> one heard 1 messages, last: hello",
+        "user> again",
+        "one:parrot> one heard 3 messages, last: again",
+    ]
+
+    resumed = call("chat", "--resume", session, "--model", "second", home=talkative, said="still there?\n")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.splitlines() == ["two heard 5 messages, last: still there?"]
+    assert "4 messages so far" in resumed.stderr
+    again = call("sessions", session, "--json", home=talkative)
+    messages = [json.loads(line) for line in again.stdout.splitlines()]
+    assert [message["role"] for message in messages] == ["user", "assistant"] * 3
+    assert messages[-1]["metadata"]["model"] == "two:parrot"
+
+
+def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
+    """Its session is listed, as one that can't be resumed; to print or resume it is one line of error."""
+    call("chat", home=talkative, said="a secret\n")
+    listed = call("sessions", "--json", home=talkative)
+    (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert (row["turns"], row["messages"], row["resumable"]) == (1, 0, False)
+    for command in (("sessions", row["session_id"]), ("chat", "--resume", row["session_id"])):
+        refused = call(*command, home=talkative)
+        assert refused.returncode == 1
+        assert "capture_content=True" in refused.stderr
+        assert len(refused.stderr.splitlines()) == 1
+    assert b"a secret" not in (talkative / "trace.db").read_bytes()
+
+
+def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
+    """What a model wrote is shown without control characters."""
+    saved = call("chat", "--save", "--model", "rude:m", home=talkative, said="hello\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    shown = call("sessions", session, home=talkative)
+    assert shown.stdout.splitlines()[-1] == "rude:m> a[2Jbc31md"

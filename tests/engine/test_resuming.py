@@ -1,0 +1,327 @@
+"""Sessions that are kept, and taken up again: in the same process, in another, after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from adapters import Message
+from bus import (
+    CallboardError,
+    ConfigurationError,
+    ImageBlock,
+    SessionConfigured,
+    SessionCreated,
+    SessionMessageAppended,
+    TextBlock,
+    ToolDefinition,
+)
+from engine import Engine, ModelChoice, ModelRegistry, Requirements, Tool
+from engine.choice import Model
+from engine.resuming import configured, model_of
+from engine.session import SessionState
+from tests.support.scripted import Say
+from tests.support.virtual_time import Backend, backend
+from tests.tracestore.trace_making import Maker
+from tracestore import Capture, PriceTable, Redact, TraceStore
+from tracestore.captured import bodies_of_setup, setup_of
+from tracestore.spill import SpillFile
+
+from .engines import registry
+
+pytestmark = pytest.mark.anyio
+
+CHECKOUT = Path(__file__).parents[2]
+PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
+WEATHER = ToolDefinition("weather", "Tells it.")
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trace.db"
+
+
+@asynccontextmanager
+async def engine_on(
+    path: Path, *replies: Say, models: ModelRegistry | None = None, redact: Redact | None = None
+) -> AsyncIterator[Engine]:
+    async with Engine(
+        models=models or registry(*replies), store=path, capture_content=True, redact=redact
+    ) as engine:
+        yield engine
+
+
+def everything(path: Path) -> str:
+    """All that is in the trace file and beside it."""
+    return "".join(each.read_bytes().decode("latin-1") for each in path.parent.iterdir())
+
+
+async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: Path) -> None:
+    """Ids, metadata, media and tool exchanges come back, and the model is sent all of them."""
+    calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
+    tool = Tool(WEATHER, lambda arguments: f"rain in {arguments['city']}")
+    async with engine_on(path, calls, Say("Rain."), Say("Yes.")) as engine:
+        session = engine.session(
+            "s:m", system_prompt="You are brief.", tools=[tool], session_id="ses_1", tags={"team": "a"}
+        )
+        await session.send([TextBlock("What is this?"), PICTURE])
+        await session.send("Sure?")
+        before = session.messages
+    assert len(before) == 6
+
+    models = registry(Say("Still here."))
+    async with engine_on(path, models=models) as engine:
+        resumed = await engine.resume("ses_1", tools=[tool])
+        assert (resumed.id, resumed.model, resumed.messages) == ("ses_1", "s:m", before)
+        await resumed.send("And now?")
+        state = engine.live_sessions["ses_1"]
+        assert (state.system_prompt, state.tools, state.tags) == ("You are brief.", (tool,), {"team": "a"})
+        after = resumed.messages
+        await engine.flush()
+        assert engine.store is not None
+        (row,) = await engine.store.sessions()
+        assert (row.turns, row.calls, row.messages, row.resumable) == (3, 4, 8, True)
+        assert await engine.store.messages("ses_1") == list(after)
+    assert after[:6] == before
+
+    async with engine_on(path) as engine:
+        assert (await engine.resume("ses_1")).messages == after
+
+
+async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
+    """What the adapter is asked includes the messages of the earlier process, the system prompt and the tools."""
+    async with engine_on(path, Say("One.")) as engine:
+        await engine.session("s:m", system_prompt="Be kind.", tools=[Tool(WEATHER)], session_id="x").send("First")
+    async with engine_on(path, Say("Two.")) as engine:
+        await (await engine.resume("x")).send("Second")
+        (request,) = engine.adapters.running["s"].ref.actor.adapter.requests  # type: ignore[attr-defined]
+    assert [message.text for message in request.messages] == ["First", "One.", "Second"]
+    assert request.system_prompt == "Be kind."
+    assert [tool.name for tool in request.tools] == ["weather"]
+
+
+async def test_resuming_is_not_creating(path: Path) -> None:
+    """Who watches is told of one session, and of its setup only where content is captured."""
+    async with engine_on(path, Say("One."), Say("Two.")) as engine:
+        assert engine.store is not None
+        session = engine.session("s:m", session_id="x")
+        await session.send("First")
+        del session
+        resumed = await engine.resume("x")
+        await resumed.send("Second")
+        await engine.flush()
+        events = [envelope.data for envelope in await engine.store.events(topic="session.*")]
+    assert sum(isinstance(event, SessionCreated) for event in events) == 1
+    assert [event for event in events if isinstance(event, SessionConfigured)] == [
+        SessionConfigured(history=0),
+        SessionConfigured(history=2),
+    ]
+
+
+async def test_without_capture_no_setup_is_published_and_nothing_can_be_resumed(path: Path) -> None:
+    """The default keeps no content; the error says what was missing."""
+    async with Engine(models=registry(Say("One.")), store=path) as engine:
+        assert engine.store is not None
+        await engine.session("s:m", system_prompt="A secret.", session_id="x").send("First")
+        await engine.flush()
+        assert await engine.store.events(topic="session.configured") == []
+        with pytest.raises(CallboardError, match="capture_content=True"):
+            await engine.resume("x")
+
+
+async def test_a_session_of_the_same_id_begins_anew(path: Path) -> None:
+    """`session(session_id=...)` keeps its meaning: an empty history, which is then the one that can be resumed."""
+    async with engine_on(path, Say("One."), Say("Two."), Say("Three.")) as engine:
+        session = engine.session("s:m", session_id="x")
+        await session.send("First")
+        await session.send("Second")
+    async with engine_on(path, Say("Anew.")) as engine:
+        session = engine.session("s:m", session_id="x")
+        assert session.messages == ()
+        await session.send("Hello?")
+    async with engine_on(path) as engine:
+        assert [message.text for message in (await engine.resume("x")).messages] == ["Hello?", "Anew."]
+
+
+async def test_a_session_that_is_open_is_not_resumed_beside_itself(path: Path) -> None:
+    """There is one Session of each id; the error says so."""
+    async with engine_on(path, Say("One.")) as engine:
+        session = engine.session("s:m", session_id="x")
+        await session.send("First")
+        with pytest.raises(CallboardError, match="already open"):
+            await engine.resume("x")
+        assert len(session.messages) == 2
+
+
+async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path) -> None:
+    """A swap is kept; another model can be named; one that is not known here is an error that changes nothing."""
+    async with engine_on(path, models=registry(Say("One."), other=[Say("Two.")])) as engine:
+        session = engine.session("s:m", session_id="x")
+        await session.send("First")
+        session.model = ["other:m", "s:m"]
+        await session.send("Second")
+    async with engine_on(path, models=registry(other=[])) as engine:
+        assert (await engine.resume("x")).model == "other:m, s:m"
+        with pytest.raises(ConfigurationError, match="unknown"):
+            await engine.resume("x", model="unknown")
+    async with engine_on(path, models=registry(third=[Say("Three.")])) as engine:
+        with pytest.raises(ConfigurationError, match="other"):
+            await engine.resume("x")
+        resumed = await engine.resume("x", model="third:m")
+        assert (await resumed.send("Third")).text == "Three."
+        assert len(resumed.messages) == 6
+
+
+async def test_a_system_prompt_that_was_redacted_is_asked_for(path: Path) -> None:
+    """It is not left out in silence."""
+
+    def redact(message: Message) -> Message | None:
+        return None if message.role == "system" else message
+
+    async with engine_on(path, Say("One."), redact=redact) as engine:
+        await engine.session("s:m", system_prompt="A secret.", session_id="x").send("First")
+    async with engine_on(path, redact=redact) as engine:
+        with pytest.raises(CallboardError, match="system_prompt="):
+            await engine.resume("x")
+        resumed = await engine.resume("x", system_prompt="A secret.")
+        assert len(resumed.messages) == 2
+    assert "A secret." not in everything(path)
+
+
+async def test_a_session_with_a_message_withheld_is_refused_with_the_reason(path: Path) -> None:
+    """A history with a hole is not passed off as the whole; a hook that raises never stops a turn."""
+
+    def redact(message: Message) -> Message | None:
+        if message.text == "Second":
+            raise RuntimeError("can't")
+        return message
+
+    async with engine_on(path, Say("One."), Say("Two."), redact=redact) as engine:
+        session = engine.session("s:m", session_id="x")
+        await session.send("First")
+        await session.send("Second")
+    async with engine_on(path) as engine:
+        with pytest.raises(CallboardError, match=r"message 2 was not stored \(redaction failed: RuntimeError\)"):
+            await engine.resume("x")
+
+
+async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
+    """After a repricing by another process, as live messages would."""
+    first, second = PriceTable.all_from_yaml(CHECKOUT / "examples" / "demo-prices.yaml")[:2]
+    models = registry(**{"local-chat": [Say("One.")]})
+    async with Engine(models=models, store=path, capture_content=True, prices=first) as engine:
+        await engine.session("local-chat:m", session_id="x").send("First")
+    async with TraceStore(path) as store:
+        await store.reprice(second)
+        (call,) = await store.calls()
+    async with Engine(models=models, store=path) as engine:
+        message = (await engine.resume("x")).messages[-1]
+    assert message.metadata is not None
+    assert call.cost is not None
+    assert message.metadata.cost == call.cost
+    assert message.metadata.cost.pricing_version == second.version
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["sonnet", ("sonnet", "llama"), ModelChoice(prefer="cheapest", among=("a", "b"))],
+)
+def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
+    """Names, several names and choices; requirements and fallbacks with them."""
+    requires = Requirements(capabilities=("tools",), min_context_tokens=5)
+    state = SessionState("s", model, None, (), {}, fallback=["c"], requires=requires)
+    published = configured(state).setup
+    assert published is not None
+    digest, bodies = bodies_of_setup(published)
+    setup = setup_of(bodies[digest])
+    assert model_of(setup.model) == model
+    assert msgspec.convert(setup.requires, Requirements) == requires
+    assert setup.fallback == ("c",)
+
+
+def test_a_hook_that_could_never_work_is_refused(path: Path) -> None:
+    """Without capture it would not be asked, and a coroutine would not be awaited."""
+
+    async def later(message: Message) -> Message:
+        return message
+
+    with pytest.raises(ConfigurationError, match="capture_content=True"):
+        Engine(models=registry(), store=path, redact=lambda message: message)
+    with pytest.raises(ConfigurationError, match="plain function"):
+        Engine(models=registry(), store=path, capture_content=True, redact=later)  # type: ignore[arg-type]
+
+
+async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> None:
+    """Its messages are adopted before the history is read."""
+    make = Maker()
+    said = [Message.user("First"), Message.assistant("One.")]
+    setup = configured(SessionState("x", "s:m", None, (), {}))
+    spill = SpillFile(path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
+    spill.append(
+        [
+            Capture().apply(make(event, session_id="x"))
+            for event in (
+                setup,
+                *(SessionMessageAppended(position=at, message=message) for at, message in enumerate(said)),
+            )
+        ]
+    )
+    spill.close()
+    async with engine_on(path) as engine:
+        assert (await engine.resume("x")).messages == tuple(said)
+
+
+PROGRAM = """
+import asyncio, json, os, signal, sys
+from pathlib import Path
+from engine import Engine
+from tests.engine.engines import registry
+from tests.support.scripted import Say
+
+async def main():
+    engine = Engine(models=registry(Say("One."), Say("Two.")), store=Path(sys.argv[1]), capture_content=True)
+    session = engine.session("s:m", session_id="x", system_prompt="Be kind.")
+    await session.send("First")
+    await session.send("Second")
+    await engine.flush()
+    print(json.dumps([message.id for message in session.messages]), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def run_until_killed(path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path)],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+    )
+
+
+async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
+    """All of it is there in the next process, and it goes on."""
+    ended = run_until_killed(path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    async with engine_on(path, Say("Three.")) as engine:
+        session = await engine.resume("x")
+        assert [message.text for message in session.messages] == ["First", "One.", "Second", "Two."]
+        assert [message.id for message in session.messages] == json.loads(ended.stdout)
+        assert (await session.send("Third")).text == "Three."

@@ -1,0 +1,449 @@
+"""Content in the store: off unless asked for, kept once, redacted first, gone when it has expired."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+
+import hypothesis.strategies as st
+import msgspec
+import pytest
+from hypothesis import given, settings
+
+from bus.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.events import Envelope, Event, SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.messages import (
+    Candidate,
+    Message,
+    MessageMetadata,
+    Role,
+    RoutingDecision,
+    SessionSetup,
+    ToolDefinition,
+)
+from bus.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from tracestore import Capture, TraceStore
+from tracestore.captured import bodies_of, decode_metadata, encode_metadata, message_of
+from tracestore.codec import decode_line, encode_line
+from tracestore.migrations import MIGRATIONS
+
+from .trace_making import T0, Maker
+
+pytestmark = pytest.mark.anyio
+
+PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
+SETUP = SessionSetup(
+    model=["sonnet", "llama"],
+    system_prompt="You are brief.",
+    tools=(
+        ToolDefinition("weather", "Tells it.", {"type": "object", "properties": {"city": {"type": "string"}}}),
+    ),
+    fallback=("llama",),
+    requires={"capabilities": ["supports_tools"], "min_context_tokens": 1000},
+)
+
+# -- Values of every kind
+
+texts = st.text(max_size=20) | st.sampled_from(["x" * 3000, "half a pair: \ud800", "\n", "\0"])
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=6,
+)
+json_objects = st.dictionaries(texts, json_values, max_size=3)
+raws = st.builds(ProviderRaw, texts, json_objects, st.none() | texts)
+maybe_raws = st.none() | raws
+data = st.binary(min_size=1, max_size=40) | st.sampled_from([PICTURE, b"x" * 1024])
+
+
+def media(kind: type[ImageBlock] | type[AudioBlock] | type[DocumentBlock]) -> st.SearchStrategy[ContentBlock]:
+    by_data = st.builds(lambda body: kind(data=body, media_type="application/x-test"), data)
+    return by_data | st.builds(lambda url: kind(url=url), texts)
+
+
+text_blocks = st.builds(TextBlock, texts, maybe_raws)
+images, documents = media(ImageBlock), media(DocumentBlock)
+results = st.builds(
+    ToolResultBlock,
+    texts,
+    texts | st.lists(text_blocks | images | documents, max_size=3).map(tuple),
+    st.booleans(),
+)
+said_by_user = text_blocks | images | media(AudioBlock) | documents
+said_by_assistant = (
+    text_blocks
+    | images
+    | st.builds(ToolUseBlock, texts, texts, json_objects, st.none() | texts, st.booleans(), maybe_raws)
+    | st.builds(ThinkingBlock, texts, st.none() | texts, maybe_raws)
+    | st.builds(RedactedThinkingBlock, texts, maybe_raws)
+    | st.builds(OpaqueBlock, texts, raws)
+)
+counts = st.integers(0, 2**40)
+usages = st.builds(
+    TokenUsage,
+    counts,
+    counts,
+    counts,
+    counts,
+    counts,
+    st.none() | counts,
+    st.sampled_from(UsageSource),
+    st.none() | st.sampled_from([b'{"prompt_tokens":10.50,"x":[1, 2]}', b"[]", b'"x"']).map(msgspec.Raw),
+    st.none() | counts,
+)
+words = st.text(st.characters(codec="utf-8"), max_size=20)
+metadatas = st.builds(
+    MessageMetadata,
+    provider=words,
+    model=words,
+    usage=usages,
+    cost=st.builds(Cost, st.none() | counts, st.sampled_from(CostSource), st.none() | words, st.none() | words),
+    stop_reason=st.sampled_from(StopReason),
+    raw_stop_reason=st.none() | words,
+    routing=st.none()
+    | st.builds(
+        RoutingDecision,
+        words,
+        words,
+        words,
+        words,
+        st.lists(st.builds(Candidate, words, st.none() | words, st.none() | words), max_size=2).map(tuple),
+    ),
+    request_id=st.none() | words,
+    latency_ms=st.none() | counts,
+)
+
+
+def messages_of(role: Role, blocks: st.SearchStrategy[ContentBlock]) -> st.SearchStrategy[Message]:
+    content = st.lists(blocks, max_size=4).map(tuple)
+    return st.builds(Message, st.just(role), content, st.none() | words, st.none() | texts, st.none() | metadatas)
+
+
+messages = (
+    messages_of(Role.SYSTEM, text_blocks)
+    | messages_of(Role.DEVELOPER, text_blocks)
+    | messages_of(Role.USER, said_by_user)
+    | messages_of(Role.ASSISTANT, said_by_assistant)
+    | messages_of(Role.TOOL, results)
+)
+
+
+@settings(max_examples=150)
+@given(messages)
+def test_a_message_of_any_blocks_comes_back_from_its_bodies_as_it_was(message: Message) -> None:
+    """Signatures, opaque data, numbers of any size, media and half surrogate pairs included."""
+    digest, bodies = bodies_of(message)
+    found = message_of(bodies[digest], bodies.__getitem__)
+    assert found == msgspec.structs.replace(message, id=None, metadata=None)
+    if message.metadata is not None:
+        assert decode_metadata(encode_metadata(message.metadata)) == message.metadata
+
+
+@settings(max_examples=100)
+@given(messages)
+def test_a_captured_message_comes_back_from_a_line_as_it_was(message: Message) -> None:
+    """One line in a spill file, whatever is in it."""
+    (envelope,) = captured(Maker()(SessionMessageAppended(position=3, message=message), session_id="s"))
+    line = encode_line(envelope)
+    assert line.count(b"\n") == 1
+    assert decode_line(line) == envelope
+
+
+def test_fields_of_a_later_version_are_skipped() -> None:
+    """A newer Callboard may add fields to messages, blocks and metadata."""
+    body = b'{"role":"user","mood":"good","content":[{"type":"text","text":"Hi","colour":{"r":1}}]}'
+    assert message_of(body, {}.__getitem__) == Message.user("Hi")
+    metadata = msgspec.json.decode(encode_metadata(METADATA))
+    metadata["usage"]["imagined_tokens"] = 4
+    metadata["planet"] = "Mars"
+    assert decode_metadata(msgspec.json.encode(metadata)) == METADATA
+
+
+METADATA = MessageMetadata(
+    provider="openai",
+    model="openai:gpt-5",
+    usage=TokenUsage(10, 5, raw=msgspec.Raw(b'{"prompt_tokens":10}')),
+    cost=Cost(1234, CostSource.COMPUTED, "000000000000"),
+    stop_reason=StopReason.END_TURN,
+    request_id="req_1",
+)
+
+
+def captured(*envelopes: Envelope, capture: Capture | None = None) -> list[Envelope]:
+    return [(capture or Capture()).apply(envelope) for envelope in envelopes]
+
+
+def appended(
+    make: Maker, said: Sequence[Message], session: str = "s", first: int = 0, **options: int
+) -> list[Envelope]:
+    return [
+        make(SessionMessageAppended(position=position, message=message), session_id=session, **options)
+        for position, message in enumerate(said, first)
+    ]
+
+
+def configured(make: Maker, session: str = "s", history: int = 0, setup: SessionSetup = SETUP) -> Envelope:
+    return make(SessionConfigured(history=history, setup=setup), session_id=session)
+
+
+def count(store: TraceStore, sql: str) -> int:
+    with sqlite3.connect(store.path) as reader:
+        ((found,),) = reader.execute(sql)
+    reader.close()
+    return int(found)
+
+
+def everything(store: TraceStore) -> bytes:
+    """All bytes of the file and of its log."""
+    return b"".join(path.read_bytes() for path in sorted(store.path.parent.iterdir()))
+
+
+CONVERSATION = [
+    Message(Role.USER, (TextBlock("What is this?"), ImageBlock(data=PICTURE)), id="msg_1"),
+    Message(Role.ASSISTANT, (TextBlock("A picture."),), id="msg_2", metadata=METADATA),
+]
+
+
+async def test_a_session_comes_back_with_its_setup_ids_and_metadata(store: TraceStore, make: Maker) -> None:
+    """All that resuming needs is there."""
+    created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
+    await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert (saved.setup, saved.tags, saved.missing) == (SETUP, {"team": "a"}, ())
+    assert list(saved.messages) == CONVERSATION == await store.messages("s")
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (2, True)
+
+
+async def test_without_capture_nothing_of_the_content_reaches_the_file(store: TraceStore, make: Maker) -> None:
+    """Messages go by, and neither they nor the setup leave a byte; the session can't be resumed."""
+    await store.write([configured(make), *appended(make, CONVERSATION)])
+    assert await store.saved_session("s") is None
+    assert await store.messages("s") == []
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (0, False)
+    for secret in (b"picture", b"brief", PICTURE[100:300]):
+        assert secret not in everything(store)
+
+
+async def test_events_carry_no_content_even_if_it_is_captured(store: TraceStore, make: Maker) -> None:
+    """What is read from the events table has positions, roles and ids only."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    setup, question, answer = [envelope.data for envelope in await store.events()]
+    assert setup == SessionConfigured(history=0)
+    assert isinstance(question, SessionMessageAppended)
+    assert isinstance(answer, SessionMessageAppended)
+    assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
+
+
+async def test_what_is_said_again_is_stored_once(store: TraceStore, make: Maker) -> None:
+    """Fifty turns with the same picture and the same long text: one picture, one text, and the rest is small."""
+    long = TextBlock("a manual " * 2000)
+    turns = [
+        message
+        for turn in range(50)
+        for message in (
+            Message.user([long, ImageBlock(data=PICTURE), TextBlock(f"question {turn}")]),
+            Message.tool_result("tu", [ImageBlock(data=PICTURE)]),
+            Message.assistant("yes"),
+        )
+    ]
+    for session in ("s", "t"):
+        await store.write(captured(configured(make, session), *appended(make, turns, session)))
+    assert await store.messages("t") == turns
+    # one setup, fifty questions, one result, one answer, the manual and the picture
+    assert count(store, "SELECT count(*) FROM content") == 55
+    assert count(store, "SELECT sum(length(body)) FROM content") < len(PICTURE) + len(long.text) + 55 * 500
+
+
+async def test_writing_captured_events_again_changes_nothing(store: TraceStore, make: Maker) -> None:
+    """As after a spill that was committed twice, in any order."""
+    envelopes = captured(configured(make), *appended(make, CONVERSATION))
+    await store.write(envelopes)
+    first = await store.saved_session("s")
+    await store.write(envelopes[::-1])
+    for envelope in envelopes[::-1]:
+        await store.write([envelope])
+    assert await store.saved_session("s") == first
+
+
+async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: TraceStore, make: Maker) -> None:
+    """What stood in the old one, and comes late or once more, does not come back."""
+    old = captured(configured(make), *appended(make, [*CONVERSATION, *CONVERSATION]))
+    await store.write(old)
+    again = Maker("run_later")
+    await store.write(captured(configured(again), *appended(again, [Message.user("Anew")])))
+    await store.write(old)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert (list(saved.messages), saved.missing) == ([Message.user("Anew")], ())
+
+
+async def test_a_clock_that_steps_back_loses_nothing(store: TraceStore, make: Maker) -> None:
+    """What comes later counts as later, whatever its time."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    again = Maker("run_later")
+    early = {"ts_us": T0 - 10**12}
+    await store.write(captured(*appended(again, [Message.user("More")], first=2, **early)))
+    assert await store.messages("s") == [*CONVERSATION, Message.user("More")]
+
+
+async def test_a_change_of_setup_keeps_the_history(store: TraceStore, make: Maker) -> None:
+    """As when the model is swapped."""
+    other = msgspec.structs.replace(SETUP, model="opus")
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    await store.write(captured(configured(make, history=2, setup=other)))
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.setup is not None
+    assert (saved.setup.model, len(saved.messages), saved.missing) == ("opus", 2, ())
+
+
+# -- Redaction
+
+
+async def test_the_hook_decides_what_is_stored(store: TraceStore, make: Maker) -> None:
+    """It may change a message or keep it out, and sees the system prompt as well."""
+
+    def redact(message: Message) -> Message | None:
+        if "password" in message.text:
+            return None
+        return Message(message.role, (TextBlock(message.text.replace("Bob", "[name]").replace("brief", "kind")),))
+
+    said = [
+        Message(Role.USER, (TextBlock("I am Bob"),), id="msg_1"),
+        Message.user("My password is 1234"),
+        Message.assistant("Hi, Bob"),
+    ]
+    envelopes = captured(configured(make), *appended(make, said), capture=Capture(redact))
+    await store.write(envelopes)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.setup is not None
+    assert saved.setup.system_prompt == "You are kind."
+    assert [message.text for message in saved.messages] == ["I am [name]", "Hi, [name]"]
+    assert saved.messages[0].id == "msg_1"
+    assert saved.missing == ("message 1 was not stored (redacted)",)
+    (row,) = await store.sessions()
+    assert (row.messages, row.resumable) == (3, False)
+    for secret in (b"Bob", b"1234", b"brief"):
+        assert secret not in everything(store)
+
+
+@pytest.mark.parametrize("answer", [KeyError("My password is 1234"), "no message"])
+async def test_a_hook_that_fails_stores_nothing_and_stops_nothing(
+    store: TraceStore, make: Maker, answer: object
+) -> None:
+    """The message is withheld, the error's own words with it; what else is written goes on."""
+
+    def redact(message: Message) -> Message:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer  # type: ignore[return-value]
+
+    said = [Message.user("My password is 1234"), Message.assistant("Fine")]
+    envelopes = captured(configured(make), *appended(make, said), capture=Capture(redact))
+    await store.write([*envelopes, make.started()])
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.messages == ()
+    assert saved.withheld is not None
+    assert saved.setup is not None
+    assert saved.setup.system_prompt is None
+    assert all("redaction failed" in missing for missing in saved.missing)
+    assert len(await store.calls()) == 1
+    assert b"1234" not in everything(store)
+
+
+async def test_content_that_is_no_json_is_withheld_and_the_rest_is_stored(store: TraceStore, make: Maker) -> None:
+    """A host's own object in a tool's arguments must not cost the others of its batch."""
+    odd = Message.assistant([ToolUseBlock("tu_1", "f", {"x": object()})])  # type: ignore[dict-item]
+    await store.write(captured(configured(make), *appended(make, [Message.user("Hi"), odd])))
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.messages == (Message.user("Hi"),)
+    assert saved.missing == ("message 1 was not stored (can't be stored: TypeError)",)
+
+
+# -- Expiry
+
+
+async def test_expired_content_is_gone_from_the_file_and_what_is_still_used_stays(
+    store: TraceStore, make: Maker
+) -> None:
+    """A body goes with its last use; events and costs stay."""
+    old = [Message.user("an old secret " * 300), Message.assistant("shared answer")]
+    await store.write([*captured(configured(make), *appended(make, old)), make.completed(session_id="s")])
+    now = Maker()
+    cut = make.started().ts_us
+    for _ in range(20):
+        now.started()
+    fresh = [Message.user("new question"), Message.assistant("shared answer")]
+    await store.write(captured(configured(now, "t"), *appended(now, fresh, "t")))
+    assert await store.forget_content(cut) == 2  # the old question and its large block
+    assert await store.saved_session("s") is None
+    assert await store.messages("t") == fresh
+    assert {row.session_id: row.resumable for row in await store.sessions()} == {"s": False, "t": True}
+    assert len(await store.calls()) == 1
+    await store.close()
+    assert b"an old secret" not in everything(store)
+
+
+async def test_a_session_that_has_lost_its_beginning_says_so(store: TraceStore, make: Maker) -> None:
+    """It is not passed off as whole."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    cut = make.started().ts_us
+    await store.write(captured(*appended(make, [Message.user("More")], first=2)))
+    await store.forget_content(cut)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.messages == (Message.user("More"),)
+    assert saved.missing[0] == "its setup is not stored"
+    assert saved.missing[1:] == tuple(f"message {position} has expired or was lost" for position in (0, 1))
+    (row,) = await store.sessions()
+    assert not row.resumable
+
+
+# -- Files of earlier versions
+
+
+async def test_a_file_from_before_content_opens_and_keeps_its_data(tmp_path: Path, make: Maker) -> None:
+    """It gets the new tables, and its sessions are such as can't be resumed."""
+    path = tmp_path / "trace.db"
+    before = [name for name, _ in MIGRATIONS].index("content")
+    async with TraceStore(path) as store:
+        await store.write([make.started(session_id="s"), make.completed(session_id="s")])
+    with sqlite3.connect(path) as earlier:
+        for table in ("content", "session_messages", "session_setups"):
+            earlier.execute(f"DROP TABLE {table}")
+        earlier.execute("DELETE FROM schema_history WHERE name = 'content'")
+        earlier.execute(f"PRAGMA user_version = {before}")
+    earlier.close()
+    async with TraceStore(path) as store:
+        assert len(await store.calls()) == 1
+        (row,) = await store.sessions()
+        assert (row.messages, row.resumable) == (0, False)
+        await store.write(captured(configured(make, "t"), *appended(make, CONVERSATION, "t")))
+        assert await store.messages("t") == CONVERSATION
+
+
+def test_events_without_a_session_are_not_captured_as_one() -> None:
+    """A host's own event without ids passes as it is."""
+    event: Event = SessionConfigured(history=0)
+    (envelope,) = captured(Maker()(event))
+    assert envelope.data is event
