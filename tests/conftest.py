@@ -11,8 +11,11 @@ no times:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import hypothesis
 import pytest
+import structlog
 
 from .support.virtual_time import Backend, FakeClock, backend
 
@@ -29,3 +32,11 @@ def anyio_backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.fixture
 def clock() -> FakeClock:
     return FakeClock()
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command that was run in this process has set up logging for itself; the next test knows nothing of it."""
+    configured, before = structlog.is_configured(), structlog.get_config()
+    yield
+    structlog.configure(**before) if configured else structlog.reset_defaults()
