@@ -29,7 +29,6 @@ def configure() -> None:
         processors=[structlog.processors.format_exc_info, _one_line],
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=_Logger,
-        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(_Stream())
     handler.setFormatter(logging.Formatter("%(levelname)s: %(name)s: %(message)s"))
