@@ -84,7 +84,7 @@ class HttpKit(Kit):
         """The adapter, over that transport."""
         fields = {"api_key": KEY, "base_url": self.base_url, "options": self.options, **config}
         make = type(self).adapter  # not self.adapter: a plain function must not become a method
-        return make(AdapterConfig(**fields), transport=transport, clock=clock)  # type: ignore[arg-type]
+        return make(AdapterConfig(**fields), transport=transport, clock=clock)  # type: ignore[arg-type]  # a check names them
 
     # -- replies
 

@@ -34,7 +34,7 @@ class ServedKit(HttpKit):
     def make_at(self, base_url: str, clock: Clock, **config: object) -> ProviderAdapter:
         """The adapter, for a provider at that address."""
         fields = {"api_key": KEY, "base_url": base_url, "options": self.options, **config}
-        return type(self).adapter(AdapterConfig(**fields), clock=clock)  # type: ignore[arg-type]
+        return type(self).adapter(AdapterConfig(**fields), clock=clock)  # type: ignore[arg-type]  # a check names them
 
     @asynccontextmanager
     async def stage_of(self, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Stage]:
