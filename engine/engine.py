@@ -39,6 +39,7 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .context import ContextPolicy
 from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
@@ -49,8 +50,9 @@ from .reloading import difference
 from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
-from .session import Session, SessionState
+from .session import Session
 from .session_manager import ApplyCosts, start_turn
+from .session_state import SessionState
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
@@ -149,11 +151,13 @@ class Engine:
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        model must be able to do, besides what the requests show. context: what to send of a history that has
+        grown too long, see `engine.context`; None always sends all of it. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         if session_id is not None and session_id in self._sessions:
@@ -166,6 +170,7 @@ class Engine:
             tags or {},
             fallback=fallback,
             requires=requires,
+            policy=context,
         )
         self._sessions[state.id] = state
         return Session(self, state)
@@ -178,6 +183,7 @@ class Engine:
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
@@ -190,6 +196,7 @@ class Engine:
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         if session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        state.policy = context
         self._sessions[state.id] = state
         if model is not None:
             self.change_model(state, model)

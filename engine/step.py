@@ -56,7 +56,7 @@ from .running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState
+    from .session_state import SessionState
     from .turn_options import TurnOptions
 
 _log = Log("engine.step")
