@@ -11,6 +11,7 @@ from adapters import Message
 
 from .choice import Model, Requirements
 from .context import WHOLE, ContextPolicy
+from .refused_reasoning import RefusedReasoning
 from .tools import Tool
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class SessionState:
         self.forked_from = forked_from
         self.policy = policy
         self.context = WHOLE
+        self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
         self.waiting = 0
         self.running: Turn | None = None
