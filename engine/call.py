@@ -53,8 +53,7 @@ CANCEL_GRACE_SECONDS = 5.0
 """How long an adapter may take to end a cancelled call in order, before the call is ended without it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallScene:
+class CallScene(msgspec.Struct, frozen=True, kw_only=True):
     """What a call needs besides its request.
 
     order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose
