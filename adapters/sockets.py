@@ -21,6 +21,8 @@ import anyio
 import httpcore
 from anyio.abc import SocketAttribute
 
+from bus.task import on_asyncio
+
 if TYPE_CHECKING:
     from httpcore import SOCKET_OPTION
 
@@ -32,14 +34,6 @@ CORK_BYTES = 64 * 1024
 
 KEPT_SECONDS = 5.0
 """How long an idle connection is kept for later."""
-
-
-def on_asyncio() -> bool:
-    """Whether the running task is asyncio's; trio as a guest of an asyncio loop is not."""
-    try:
-        return asyncio.current_task() is not None
-    except RuntimeError:
-        return False
 
 
 def connection_pool(context: ssl.SSLContext | None, idle: int) -> httpcore.AsyncConnectionPool:

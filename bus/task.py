@@ -38,6 +38,14 @@ def really_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+def on_asyncio() -> bool:
+    """Whether the running task is asyncio's; trio as a guest of an asyncio loop is not."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:
+        return False
+
+
 async def unleaked(awaitable: Awaitable[T]) -> T:
     """The result of an awaitable; a cancellation that it leaks becomes a `LeakedCancellation`."""
     try:
@@ -107,6 +115,7 @@ class TaskHandle(Generic[T]):
         self._signal: anyio.Event | None = None
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
+        self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
 
     @property
     def done(self) -> bool:
