@@ -21,7 +21,7 @@ import anyio
 import httpcore
 from anyio.abc import SocketAttribute
 
-from bus.task import on_asyncio
+from bus.backend import on_asyncio
 
 if TYPE_CHECKING:
     from httpcore import SOCKET_OPTION

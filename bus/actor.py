@@ -30,6 +30,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from .backend import Signal, new_signal
 from .clock import Clock
 from .errors import ActorStopped, DeadlineExceeded, MailboxFull
 from .event_bus import Bus
@@ -144,7 +145,7 @@ class ActorRef:
         self.name = name
         self._bus = bus
         self._mailbox: deque[_Letter] = deque()
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._open = False
         self._life: Incarnation | None = None
         self._received = 0
@@ -236,7 +237,7 @@ class ActorRef:
             signal.set()
 
     async def _arrival(self) -> None:
-        self._signal = anyio.Event()
+        self._signal = new_signal()
         await self._signal.wait()
 
     def _close(self) -> int:

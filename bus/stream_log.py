@@ -7,7 +7,7 @@ who reads or how fast. A cursor is a sequence number:
            [ snapshot ) [ events .......)
 
 * `append` gives the event the number `next_seq`, counted from 0, and wakes the idle readers, who all wait on one
-  shared `anyio.Event`; with nobody idle it is a list append.
+  shared signal; with nobody idle it is a list append.
 * A reader takes what is there, at most 256 at a time, from its cursor on. It has let others run between any two
   such batches. When it has everything it waits; when it has everything and the log is closed, it ends.
 * Memory is bounded by folding the oldest part into `snapshot`, events that say the same as all before `base`. A
@@ -29,6 +29,7 @@ import anyio.lowlevel
 import msgspec
 
 from . import stream_fold
+from .backend import Signal, new_signal
 from .log import Log
 
 _log = Log("bus.stream")
@@ -74,7 +75,7 @@ class StreamLog(Generic[T]):
         self._bytes = 0
         self._weighed = 0
         self._weigh_at = _WEIGH_EVERY
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._closed = False
         self._readers: WeakSet[StreamReader[T]] = WeakSet()
 
@@ -179,7 +180,7 @@ class StreamLog(Generic[T]):
     async def _changed(self) -> None:
         """Wait for the next append, the close, or the going of a reader."""
         if self._signal is None:
-            self._signal = anyio.Event()
+            self._signal = new_signal()
         await self._signal.wait()
 
     def _weigh(self) -> None:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
+from .backend import Signal, new_signal
 from .errors import ActorStopped, CallboardError, TaskCancelled
 from .log import Log
 
@@ -36,14 +37,6 @@ def really_cancelled() -> bool:
     except RuntimeError:  # no asyncio loop: this is trio, which has scopes only
         return False
     return task is not None and task.cancelling() > 0
-
-
-def on_asyncio() -> bool:
-    """Whether the running task is asyncio's; trio as a guest of an asyncio loop is not."""
-    try:
-        return asyncio.current_task() is not None
-    except RuntimeError:
-        return False
 
 
 async def unleaked(awaitable: Awaitable[T]) -> T:
@@ -112,7 +105,7 @@ class TaskHandle(Generic[T]):
         self._done = False
         self._value: T | None = None
         self._error: Exception | None = None
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
         self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
@@ -138,7 +131,7 @@ class TaskHandle(Generic[T]):
             await anyio.lowlevel.checkpoint()
         while not self._done:
             if self._signal is None:
-                self._signal = anyio.Event()
+                self._signal = new_signal()
             await self._signal.wait()
         if self._error is not None:
             raise self._error

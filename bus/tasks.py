@@ -10,7 +10,8 @@ from typing import Self, TypeVar, cast
 import anyio
 import anyio.abc
 
-from .task import TaskHandle, on_asyncio
+from .backend import on_asyncio
+from .task import TaskHandle
 
 T = TypeVar("T")
 
