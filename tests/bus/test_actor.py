@@ -188,7 +188,7 @@ async def test_a_task_fails_alone(world: World) -> None:
 
 
 def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
-    """Not through its handle: its siblings and its actor go on, and whoever waits for it learns that it is over."""
+    """Not through its handle: its siblings and its actor go on, and whoever waits for it learns of its end."""
 
     async def work() -> str:
         await anyio.sleep(1)
