@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -449,12 +450,14 @@ class Engine:
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
             return
-        limits, give_up = self._limits, anyio.current_time() + self._limits.admit_seconds
+        limits, give_up = self._limits, math.inf
         while writer.state == "ok":
             behind = writer.statistics()
             if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
                 return
-            if anyio.current_time() >= give_up:
+            now = anyio.current_time()
+            give_up = min(give_up, now + limits.admit_seconds)
+            if now >= give_up:
                 raise AdmissionError(
                     f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
                     f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "

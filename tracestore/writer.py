@@ -304,7 +304,7 @@ class WriterCore:
                 for _ in batch:
                     self._pending.popleft()
                 self._left += len(batch)
-                self._bytes -= _weigh(batch)
+                self._bytes = self._bytes - _weigh(batch) if self._pending else 0
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
