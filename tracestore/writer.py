@@ -254,6 +254,8 @@ class WriterCore:
             self._take()
             if self._entered > self._left:
                 await self._attempt()
+            if self._pending and self._state == "ok":
+                await self._attempt()  # what was taken in meanwhile, to be weighed
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
             if self._pending:
@@ -295,10 +297,15 @@ class WriterCore:
     # -- Writing
 
     async def _attempt(self) -> None:
-        """Commit all there is, in order, and note how it went."""
+        """Commit all that is there now, in order, and note how it went.
+
+        What comes in meanwhile waits for the next attempt: under steady load this one would never end, and
+        whoever waits for a flush would wait with it.
+        """
+        mark = self._entered
         try:
             await self._commit_spilled()
-            while self._pending:
+            while self._pending and self._left < mark:
                 batch = list(islice(self._pending, self._options.batch_events))
                 await self._write(batch)
                 for _ in batch:
