@@ -63,6 +63,8 @@ class SessionState:
     """A conversation's data. `turns` admits one turn at a time, in the order in which they were asked for.
 
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
+    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
+    the store isn't told.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class SessionState:
         self.running: Turn | None = None
         self.announced = False
         self.resumed = False
+        self.claimed: int | None = None
 
 
 class Session:

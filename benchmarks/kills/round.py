@@ -140,7 +140,9 @@ def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
     """What of the file, which nobody has open, is not as it must be."""
     with contextlib.closing(sqlite3.connect(path)) as file:
         wrong = [f"integrity: {said}" for (said,) in file.execute("PRAGMA integrity_check") if said != "ok"]
-        runs = {name: (number, ended) for number, name, ended in file.execute("SELECT id, run_id, ended_us FROM runs")}
+        runs = {
+            name: (number, ended) for number, name, ended in file.execute("SELECT id, run_id, ended_us FROM runs")
+        }
         wrong += [f"run {name} is not ended" for name, (_, ended) in runs.items() if ended is None]
         spans = {run: span for run, *span in file.execute(_SPANS)}
         wrong += [f"run {run}: events {span}, not unbroken" for run, span in spans.items() if not _unbroken(span)]
@@ -158,7 +160,9 @@ def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
         wrong += [f"attempt {row}: no row" for row in file.execute(_WITHOUT_ROW)]
         for what, sql in _COUNTED.items():
             ((counts[what],),) = file.execute(sql)
-    beside = sorted(each.name for each in path.parent.iterdir() if each.name not in (path.name, f"{path.name}.lock"))
+    beside = sorted(
+        each.name for each in path.parent.iterdir() if each.name not in (path.name, f"{path.name}.lock")
+    )
     return wrong + [f"left beside the file: {name}" for name in beside]
 
 

@@ -35,20 +35,22 @@ SPILLS_SOON = WriterOptions(first_retry=0.01, longest_retry=0.1, spill_after=2, 
 async def live(url: str, path: Path, seed: str, kind: str) -> None:
     """Make calls until killed."""
     chance = random.Random(seed)
-    async with Engine(models=registry(url), store=path, capture_content=True, prices=PriceTable.default()) as engine:
+    async with Engine(
+        models=registry(url), store=path, capture_content=True, prices=PriceTable.default()
+    ) as engine:
         talked: dict[str, Session] = {}
+        replied = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             for number in range(SESSIONS):
-                group.create_task(_talk(engine, random.Random(f"{seed}/{number}"), talked))
+                group.create_task(_talk(engine, random.Random(f"{seed}/{number}"), talked, replied))
             if kind == "full":
                 group.create_task(_fill(engine, chance))
-            while not any(session.messages for session in talked.values()):
-                await asyncio.sleep(0.001)
+            await replied.wait()
             print("up", flush=True)
             await _flush(engine, chance, talked)
 
 
-async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session]) -> None:
+async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session], replied: asyncio.Event) -> None:
     while True:
         session = engine.session(f"{chance.choice(list(PROTOCOLS))}:bench")
         talked[session.id] = session
@@ -58,6 +60,7 @@ async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session
                     await session.send(f"Turn {turn}")
                 else:
                     await _stream(session, f"Turn {turn}", leaves_after=chance.choice((3, 1000)))
+                replied.set()
         talked.pop(session.id)
 
 
