@@ -4,12 +4,7 @@
 * `session_messages` says which body stands where in which session, with what differs each time: the message's id
   and its metadata. A message that may not be stored has a row that says why, and no hash.
 * `session_setups` has the latest setup of each session, and how long its history was then: what stood beyond that
-  belongs to an earlier session of the same name, and goes. It also says whose the session is: its run.
-
-**A session has one writer.** Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What
-another run still says of it, a turn that was under way for instance, is never mixed in: it is kept under a name of
-its own, ``SESSION.RUN``, a session that begins with the history that both have in common. So two who resume one
-session at once have two sessions in the end, and nothing that was said is lost.
+  belongs to an earlier session of the same name, and goes. It also says whose the session is (see `ownership`).
 
 Later means later in the same run, never the clock: that may step back. An event that is stored already says
 nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
@@ -39,6 +34,7 @@ from .captured import (
 from .codec import storable_text
 from .database import Row, Statements
 from .insert import SqlValue
+from .ownership import branch, is_anothers
 from .queries import tags_of
 
 _log = Log("tracestore.content")
@@ -127,10 +123,10 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         if statements.run("SELECT 1 FROM events WHERE run = ? AND seq = ?", moment[:2]):
             continue
         session_id = storable_text(envelope.session_id or "")
-        if isinstance(event, CapturedMessage | CapturedSetup) and _is_anothers(
+        if isinstance(event, CapturedMessage | CapturedSetup) and is_anothers(
             statements, session_id, moment[0], event
         ):
-            session_id = _branch(statements, session_id, f"{session_id}.{run_id}", moment, event)
+            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, event)
         if isinstance(event, CapturedMessage):
             digest, made, withheld = _bodies(event)
             _insert_message(statements, session_id, moment, event, digest, withheld)
@@ -148,85 +144,6 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
         ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > last_us
         """,
         [(digest, last_us[digest], body) for digest, body in bodies.items()],
-    )
-
-
-def _is_anothers(
-    statements: Statements, session_id: str, run: int, event: CapturedMessage | CapturedSetup
-) -> bool:
-    """Whether the session belongs to another run by now. A setup without history makes a new session."""
-    if isinstance(event, CapturedSetup) and not event.history:
-        return False
-    owner = statements.run("SELECT run FROM session_setups WHERE session_id = ?", (session_id,))
-    return bool(owner) and owner[0][0] != run
-
-
-def _branch(
-    statements: Statements,
-    session_id: str,
-    branch: str,
-    moment: tuple[int, int, int],
-    event: CapturedMessage | CapturedSetup,
-) -> str:
-    """The name under which a run's own continuation is kept. Made with what it has in common with the session.
-
-    That is what stands before its first message, unless it is the owner who wrote the last of it: then the owner
-    may have begun anew, and the branch is left without a beginning rather than given a wrong one.
-    """
-    history = event.position if isinstance(event, CapturedMessage) else event.history
-    names: dict[str, SqlValue] = {
-        "session": session_id,
-        "branch": branch,
-        "run": moment[0],
-        "ts": moment[2],
-        "history": history,
-    }
-    statements.run(
-        """
-        INSERT INTO sessions (session_id, first_us, last_us, model, tags)
-        SELECT :branch, first_us, :ts, model, tags FROM sessions WHERE session_id = :session
-        ON CONFLICT (session_id) DO UPDATE SET last_us = max(last_us, excluded.last_us)
-        """,
-        names,
-    )
-    if statements.run("SELECT 1 FROM session_setups WHERE session_id = ?", (branch,)):
-        return branch
-    statements.run(
-        """
-        INSERT INTO session_messages (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
-        SELECT :branch, position, run, seq, ts_us, hash, message_id, metadata, withheld
-          FROM session_messages
-         WHERE session_id = :session AND position < :history
-           AND (SELECT m.run <> s.run
-                  FROM session_setups AS s JOIN session_messages AS m USING (session_id)
-                 WHERE session_id = :session AND m.position = :history - 1)
-        """,
-        names,
-    )
-    statements.run(
-        """
-        INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
-        SELECT :branch, :run, 0, ts_us, :history, hash, withheld FROM session_setups WHERE session_id = :session
-        """,
-        names,
-    )
-    _log.warning("session_branched", session_id=session_id, branch=branch)
-    return branch
-
-
-def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
-    """Make a run the owner of a stored session. False if its history isn't of that length any more.
-
-    seq: of the run's latest event. For a transaction.
-    """
-    return bool(
-        statements.change(
-            """
-            UPDATE session_setups SET run = ?, seq = ?, history = ?
-             WHERE session_id = ? AND (SELECT count(*) FROM session_messages WHERE session_id = ?) = ?
-            """,
-            (run, seq, history, session_id, session_id, history),
-        )
     )
 
 
@@ -317,22 +234,6 @@ def _insert_setup(
         "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
         (session_id, history, *moment[:2]),
     )
-
-
-def forget_content(statements: Statements, before_us: int) -> int:
-    """Delete content that was last said before a moment, and overwrite it in the file; how many bodies went.
-
-    For a transaction. Sessions that began before can't be resumed any more; their events and costs stay.
-    """
-    statements.run("PRAGMA secure_delete = ON")
-    try:
-        statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM content WHERE last_us < ?", (before_us,))
-        ((gone,),) = statements.run("SELECT changes()")
-        return int(gone)
-    finally:
-        statements.run("PRAGMA secure_delete = OFF")
 
 
 # -- Reading

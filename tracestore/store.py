@@ -27,12 +27,14 @@ from bus.messages import Message
 from . import backup, reprice_runs, repricing
 from .codec import decode_event
 from .condition import StoreCondition, condition
-from .content import RESUMABLE, STORED_MESSAGES, SavedSession, claim, forget_content, load_session
+from .content import RESUMABLE, STORED_MESSAGES, SavedSession, load_session
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
+from .expiry import forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
 from .migrations import inspect, migrate
+from .ownership import claim
 from .prices import PriceTable
 from .projection import Batch, RunSpan
 from .pruning import PruneReport, Pruning
