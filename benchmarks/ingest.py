@@ -3,9 +3,9 @@
 The floor is `sqlite3.executemany` of the very rows that the store makes of these events, into the same tables with
 the same indexes, triggers and settings, in transactions of as many events as the writer commits at once. Both are
 wall time, from the first event to the last commit. Lateness is that of a task that sleeps for a millisecond, again
-and again, while events are published as fast as the writer takes them; its floor is the lateness of the same task on
-a loop that does nothing else. On a busy machine that alone is beyond the gate. What the machine has no part in is
-how long the loop's own thread computes between two looks at its clock: nobody is made to wait longer by us.
+and again, while events are published as fast as the writer takes them; its floor is the lateness of the same task
+on a loop that does nothing else. On a busy machine that alone is beyond the gate. What the machine has no part in
+is how long the loop's own thread computes between two looks at its clock.
 """
 
 from __future__ import annotations
