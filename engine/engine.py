@@ -323,7 +323,10 @@ class Engine:
         await self.aclose()
 
     async def start(self) -> Hosted:
-        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        """
         if self._hosted is None:
             _require_asyncio()
             self._hosted = Hosted(self)

@@ -137,6 +137,18 @@ class RunLock:
                 raise StoreUnavailable(f"{self._path}: {error.strerror or error}") from error
             raise
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still there under its name; nobody else sees the lock otherwise."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the lock; the file stays, if it is there."""
+        os.close(self._descriptor)
+
     def remove(self) -> None:
         """The run is over: take the file away, and with it the lock."""
         remove_quietly(self._path)

@@ -52,8 +52,10 @@ class Runs:
             self._held[run_id] = RunLock(self._database.path, run_id)
 
     def hold_again(self) -> None:
-        """Say it of the runs of which it couldn't be said. Raises StoreError."""
+        """Say it of the runs of which it couldn't be said, or whose file is gone. Raises StoreError."""
         for run_id in self._wanted:
+            if run_id in self._held and not self._held[run_id].is_in_place:
+                self._held.pop(run_id).close()
             self.hold(run_id)
 
     async def close_lost(self) -> list[str]:

@@ -80,6 +80,7 @@ class TraceStore:
         self._living = Runs(self._database, clock)
         self._opening = anyio.Lock()
         self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
+        self._reopening = anyio.Lock()
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
     @classmethod
@@ -180,7 +181,9 @@ class TraceStore:
         if not envelopes:
             return
         if self._anew or self._database.is_moved:
-            await self._open_anew()
+            async with self._reopening:
+                if self._anew or self._database.is_moved:  # somebody else may have waited for the same
+                    await self._open_anew()
         try:
             runs = await self._write(Batch(envelopes))
         except Unstorable:

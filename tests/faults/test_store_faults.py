@@ -103,6 +103,11 @@ def remove_database(path: Path) -> None:
         path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
+def remove_locks(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}.run-*"):
+        each.unlink()
+
+
 def attempt_mount(*arguments: str) -> bool:
     try:
         return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
@@ -378,9 +383,12 @@ async def test_a_file_that_is_deleted_under_the_engine_is_made_anew(tmp_path: Pa
         await rig.engine.flush()
         before = rig.engine.bus.last_seq
         remove_database(path)
+        remove_locks(path)
         await rig.talk(3)
         await rig.engine.flush()
         run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+        async with TraceStore(path) as another:
+            assert await another.close_lost_runs() == [], "that it lives can be seen at the new file"
     found = await stored(path)
     assert {(run_id, seq) for seq in range(before + 1, last + 1)} <= found
 
