@@ -26,6 +26,7 @@ from bus import (
     PricingRepriced,
     SessionCreated,
     SessionModelChanged,
+    SessionTakenOver,
     ShutdownReport,
     StreamChannel,
     StreamReader,
@@ -48,7 +49,7 @@ from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
-from .resuming import configured, costs_of, require_capture, resumed
+from .resuming import configured, costs_of, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
@@ -199,6 +200,9 @@ class Engine:
         tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
         model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
         is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+
+        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
+        so with its next turn, which raises SessionTakenOver.
         """
         hosted = await self.start()
         await hosted.settle()
@@ -371,7 +375,10 @@ class Engine:
         await self.aclose()
 
     async def start(self) -> Hosted:
-        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        """
         if self._hosted is None:
             _require_asyncio()
             self._hosted = Hosted(self)
@@ -440,7 +447,18 @@ class Engine:
 
     def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
-            self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state), session_id=state.id)
+            if state.claimed is None:
+                state.claimed = seq
+
+    async def require_ownership(self, state: SessionState) -> None:
+        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
+        try:
+            await require_ownership(self, state)
+        except SessionTakenOver:
+            if self._sessions.get(state.id) is state:
+                del self._sessions[state.id]  # so that it can be resumed here, too
+            raise
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.

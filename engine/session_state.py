@@ -25,6 +25,8 @@ class SessionState:
     policy, context: what decides what is sent of the history, and what it has decided.
     name: for people. forked_from: the session whose history it began with.
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
+    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
+    the store isn't told.
     """
 
     def __init__(
@@ -59,3 +61,4 @@ class SessionState:
         self.running: Turn | None = None
         self.announced = False
         self.resumed = False
+        self.claimed: int | None = None

@@ -179,6 +179,7 @@ class Turn:
         try:
             state.running = self
             await self._engine.admit()
+            await self._engine.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None

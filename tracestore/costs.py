@@ -17,6 +17,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     Tokens: `total_input_tokens` includes those read from and written to the provider's cache, which are also
     given apart. Costs: nano-USD over the calls that have one; `cost_nano_usd` is the current one, or the one under
     the version asked for. unpriced: calls with usage, but without a current cost; they are in no sum.
+    at_call_time_unpriced: the same of the costs at call time.
     estimated: how many of the calls have usage that was estimated.
     """
 
@@ -31,6 +32,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
     reasoning_tokens: int = 0
+    at_call_time_unpriced: int = 0
 
     @property
     def cache_hit_rate(self) -> float | None:
@@ -70,5 +72,6 @@ _SUMS = """
     coalesce(sum(usage_source = 'estimated'), 0),
     coalesce(sum(cached_input_tokens), 0),
     coalesce(sum(cache_creation_input_tokens), 0),
-    coalesce(sum(reasoning_tokens), 0)
+    coalesce(sum(reasoning_tokens), 0),
+    coalesce(sum(usage_source IS NOT NULL AND cost_nano IS NULL), 0)
 """
