@@ -25,6 +25,7 @@ from bus.log import Log
 from bus.messages import Message
 
 from . import backup, reprice_runs, repricing
+from .call_sums import SUM_UP_AFTER, not_summed_up, sum_up
 from .codec import decode_event
 from .condition import StoreCondition, condition
 from .content import RESUMABLE, STORED_MESSAGES, SavedSession, load_session
@@ -78,6 +79,7 @@ class TraceStore:
         self._clock = clock
         self._runs: dict[str, int] = {}
         self._living = Runs(self._database, clock)
+        self._new_calls = SUM_UP_AFTER  # at most, that are in no sum yet; the first write finds out
         self._opening = anyio.Lock()
         self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
         self._reopening = anyio.Lock()
@@ -193,6 +195,21 @@ class TraceStore:
         if len(self._runs) + len(runs) > _KNOWN_RUNS:
             self._runs.clear()
         self._runs.update(runs)
+        await self._sum_up(len(envelopes))
+
+    async def _sum_up(self, events: int) -> None:
+        """Take new calls into the sums once there are enough; not in the transaction that stores events."""
+        self._new_calls += events
+        if self._new_calls < SUM_UP_AFTER:
+            return
+        try:
+            self._new_calls = await self._database.look(not_summed_up)
+            if self._new_calls >= SUM_UP_AFTER:
+                await self._database.write(sum_up)
+                self._new_calls = 0
+        except StoreError as error:
+            self._new_calls = 0
+            _log.warning("not_summed_up", file=str(self.path), error=str(error))
 
     async def _write(self, batch: Batch) -> dict[str, int]:
         try:
