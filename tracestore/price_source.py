@@ -154,7 +154,15 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
         names[model_id.lower()] = None
         if model_id in names:
             del names[model_id]
-        yield SnapshotModel(f"{name}:{model_id}", tuple(rows), tuple(f"{name}:{text}" for text in names))
+        called, window = model.get("name"), model.get("context_window")
+        yield SnapshotModel(
+            f"{name}:{model_id}",
+            tuple(rows),
+            tuple(f"{name}:{text}" for text in names),
+            name=called if isinstance(called, str) and called else None,
+            context_window=window if isinstance(window, int) and window > 0 else None,
+            deprecated=model.get("deprecated") is True,
+        )
 
 
 # -- names
