@@ -17,8 +17,8 @@ from adapters.repair import Refusal, RepairRules
 class Model(ModelRow, frozen=True, kw_only=True):
     """What a model takes, besides what is known of any.
 
-    efforts: weakest first; none at all if it can't reason. default_effort: what it does unasked, None if that isn't
-    known. verbosity: it takes `text.verbosity`.
+    efforts: weakest first; none at all if it can't reason. default_effort: what it does unasked, None if that
+    isn't known. verbosity: it takes `text.verbosity`.
     """
 
     efforts: tuple[str, ...] = ()
