@@ -132,16 +132,18 @@ def _read(home: Path, written: int) -> Catalogue:
     """written: tells a newer file from one that was read."""
     from tracestore.price_home import published_snapshot
 
-    snapshot = published_snapshot(home)
-    return Catalogue(snapshot, snapshot.table())
+    return Catalogue(published_snapshot(home))
 
 
 class Catalogue:
     """The models of the adapters' tables and of a price snapshot, with the prices of a table."""
 
-    def __init__(self, snapshot: Snapshot, prices: PriceTable, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, snapshot: Snapshot, prices: PriceTable | None = None, *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """prices: None are the snapshot's own."""
         self._snapshot = snapshot
-        self._prices = prices
+        self._own_prices = prices
         self._clock = clock
 
     def info(self, name: str) -> ModelInfo | None:
@@ -154,9 +156,9 @@ class Catalogue:
         provider, colon, rest = name.partition(":")
         provider = self._provider(provider)
         if colon and (provider in MODEL_TABLES or provider in self._priced):
-            return (provider, rest) if self._of_provider(provider, rest) is not None else None
+            return (provider, rest) if self._has(provider, rest) else None
         for known in MODEL_TABLES:
-            if self._of_provider(known, name) is not None:
+            if self._has(known, name):
                 return known, name
         others = [provider for provider, models in self._priced.items() if name in models]
         return (others[0], name) if len(others) == 1 else None
@@ -184,6 +186,15 @@ class Catalogue:
     # -- how
 
     @cached_property
+    def _prices(self) -> PriceTable:
+        """Made when a price is first asked for: names need none."""
+        from tracestore.price_snapshot import shipped_snapshot
+
+        if self._own_prices is not None:
+            return self._own_prices
+        return PriceTable.default() if self._snapshot is shipped_snapshot() else self._snapshot.table()
+
+    @cached_property
     def _priced(self) -> dict[str, dict[str, SnapshotModel]]:
         """The snapshot's models by provider and id."""
         found: dict[str, dict[str, SnapshotModel]] = {}
@@ -207,13 +218,14 @@ class Catalogue:
                 for model in self._priced.get(name, {}).values():
                     yield self._from_price_list(model)
 
-    def _of_provider(self, provider: str, name: str) -> ModelInfo | None:
-        table = model_table(provider)
-        row = table.listed(name) or table.by_alias(name) if table is not None else None
+    def _has(self, provider: str, name: str) -> bool:
+        return _row(provider, name) is not None or name in self._priced.get(provider, {})
+
+    def _of_provider(self, provider: str, name: str) -> ModelInfo:
+        row = _row(provider, name)
         if row is not None:
             return self._from_row(provider, row)
-        model = self._priced.get(provider, {}).get(name)
-        return None if model is None else self._from_price_list(model)
+        return self._from_price_list(self._priced[provider][name])
 
     def _from_row(self, provider: str, row: ModelRow) -> ModelInfo:
         into, out = self._costs(f"{provider}:{row.id}")
@@ -255,3 +267,8 @@ class Catalogue:
 
     def _today(self) -> str:
         return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).date().isoformat()
+
+
+def _row(provider: str, name: str) -> ModelRow | None:
+    table = model_table(provider)
+    return None if table is None else table.listed(name) or table.by_alias(name)

@@ -29,6 +29,9 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_DEFAULTS = ModelDefaults()
 
+_MOST_FOUND = 1024
+"""Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
+
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One configured adapter.
@@ -130,6 +133,7 @@ class ModelRegistry:
         if default_provider is not None and default_provider not in self.adapters:
             raise ConfigurationError(f"{source}: default_provider: {self._no_adapter(default_provider)}")
         self._aliases = self._index_aliases()
+        self._found: dict[str, Resolved] = {}
         self.removed = frozenset(removed) - self.names
         self._check_fallbacks()
 
@@ -189,6 +193,15 @@ class ModelRegistry:
                 f"model {name!r} is no longer in {self.source}: a reload removed it. Known are "
                 f"{', '.join(sorted(self.names)) or 'none'}."
             )
+        found = self._found.get(name)
+        if found is None:
+            found = self._look_for(name)
+            if len(self._found) < _MOST_FOUND:
+                self._found[name] = found
+        return found
+
+    def _look_for(self, name: str) -> Resolved:
+        """A name that is neither an id nor an alias here."""
         prefix, colon, rest = name.partition(":")
         if colon and prefix in self.adapters:
             return self._listed_at(prefix, rest) or self._unlisted_at(prefix, rest)

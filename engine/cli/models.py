@@ -117,14 +117,15 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
 
 def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
     """The model of a name: as it is configured here, else as it is known."""
-    models = _configured(registry)
+    info = get_model_info(name)
+    known_as = None if info is None else info.id
     try:
         entry = registry.resolve(name).model
     except ConfigurationError:
-        entry = None
-    routed = None if entry is None else (entry.adapter, entry.wire_name)
-    found = next((model for model in models if (model.provider, model.wire_name) == routed), None)
-    info = get_model_info(name)
+        found = None
+    else:
+        here = [model for model in _configured(registry) if model.provider == entry.adapter]
+        found = next((model for model in here if model.wire_name in (entry.wire_name, known_as)), None)
     if found is not None:
         yield _line(found)
     elif info is not None:

@@ -69,7 +69,9 @@ def test_all_are_all_that_are_known(home: Path, capsys: pytest.CaptureFixture[st
     assert unknown["input_cost_per_million"] == "0.59"
 
 
-@pytest.mark.parametrize("name", ["mine", "claude-opus-4-6", "work:claude-opus-4-6"])
+@pytest.mark.parametrize(
+    "name", ["mine", "claude-opus-4-6", "work:claude-opus-4-6", "work:claude-opus-4-6-20260205"]
+)
 def test_one_model_is_told_in_full(home: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text = told(capsys, name)
     assert text.startswith("work:claude-opus-4-6 (Claude Opus 4.6)\n")

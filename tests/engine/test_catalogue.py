@@ -33,7 +33,7 @@ def on(day: str) -> Clock:
 
 
 def shipped_on(day: str) -> Catalogue:
-    return Catalogue(shipped_snapshot(), PriceTable.default(), clock=on(day))
+    return Catalogue(shipped_snapshot(), clock=on(day))
 
 
 def ids(models: list[ModelInfo]) -> list[str]:
@@ -109,7 +109,7 @@ def snapshot(*models: SnapshotModel) -> Snapshot:
 def test_a_model_that_only_a_price_list_names_has_what_that_says_and_no_more() -> None:
     model = SnapshotModel("p:m", ({"input": 250_000, "output": 10_000_000},), name="Em", context_window=8192)
     models = snapshot(model)
-    assert Catalogue(models, models.table()).info("p:m") == ModelInfo(
+    assert Catalogue(models).info("p:m") == ModelInfo(
         id="m",
         provider="p",
         display_name="Em",
