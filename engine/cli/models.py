@@ -17,6 +17,7 @@ from engine.availability import AvailabilityTable
 from engine.catalogue import CAPABILITIES, capability_name
 from engine.config import home_folder, load_registry
 from engine.offered import configured_models
+from engine.published_prices import published_name
 from tracestore.price_home import price_table
 
 from .events import plural
@@ -117,15 +118,17 @@ def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
 
 def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
     """The model of a name: as it is configured here, else as it is known."""
-    info = get_model_info(name)
-    known_as = None if info is None else info.id
+    info, found = get_model_info(name), None
     try:
         entry = registry.resolve(name).model
     except ConfigurationError:
-        found = None
+        pass
     else:
-        here = [model for model in _configured(registry) if model.provider == entry.adapter]
-        found = next((model for model in here if model.wire_name in (entry.wire_name, known_as)), None)
+        routed = f"{entry.adapter}:{entry.wire_name}"
+        info = info or get_model_info(published_name(registry.adapters[entry.adapter], entry) or routed)
+        names = (entry.wire_name, None if info is None else info.id)  # it may be a dated name
+        here = (model for model in _configured(registry) if model.provider == entry.adapter)
+        found = next((model for model in here if model.wire_name in names), None)
     if found is not None:
         yield _line(found)
     elif info is not None:
