@@ -163,6 +163,15 @@ class Catalogue:
         others = [provider for provider, models in self._priced.items() if name in models]
         return (others[0], name) if len(others) == 1 else None
 
+    def owner(self, name: str) -> str | None:
+        """The provider that a name names, or whose model it is; None if neither is known."""
+        provider, colon, _ = name.partition(":")
+        provider = self._provider(provider)
+        if colon and (provider in MODEL_TABLES or provider in self._priced):
+            return provider
+        found = self.locate(name)
+        return None if found is None else found[0]
+
     def models(
         self, provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
     ) -> list[ModelInfo]:
@@ -182,6 +191,12 @@ class Catalogue:
             return None
         models = self.models(provider, capability)
         return next((info for info in models if info.general and not info.deprecated), None)
+
+    @cached_property
+    def date(self) -> str:
+        """Of which day the oldest of its sources is, YYYY-MM-DD."""
+        tables = [table.file.date for table in map(model_table, MODEL_TABLES) if table is not None]
+        return min(self._snapshot.date, *tables)
 
     # -- how
 

@@ -14,7 +14,7 @@ from bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
 from engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
 from engine.adapter_pool import make_spare
 from engine.availability import AvailabilityTable
-from engine.catalogue import CAPABILITIES, capability_name
+from engine.catalogue import CAPABILITIES, capability_name, default_catalogue
 from engine.config import home_folder, load_registry
 from engine.offered import configured_models
 from engine.published_prices import published_name
@@ -214,7 +214,8 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
         )
     console.print(table)
     console.print(
-        f"\n{plural(len(lines), 'model')}. Prices are published ones, or your own, of a small prompt.", style="dim"
+        f"\n{plural(len(lines), 'model')}, as known on {default_catalogue().date}. Prices are of a small prompt.",
+        style="dim",
     )
 
 

@@ -124,9 +124,16 @@ def test_but_not_the_name_of_another_vendors_model() -> None:
         registry_from_env(ALL_KEYS).resolve("claude-opus-9")
 
 
+@pytest.mark.parametrize("name", ["deepseek:deepseek-chat", "mistral:new", "llama-3.3-70b-versatile"])
+def test_nor_the_name_of_a_provider_that_no_adapter_serves(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"no adapter serves (deepseek|mistral|groq); add one"):
+        registry_from_env(ALL_KEYS).resolve(name)
+
+
 def test_a_server_that_may_have_anybodys_models_is_asked_for_them(home: Path) -> None:
     here = registry(home, "default_provider: box\n")
     assert meaning(here, "gpt-9") == ("box:gpt-9", "passthrough")
+    assert meaning(here, "mistral:7b") == ("box:mistral:7b", "passthrough")
 
 
 def test_a_file_without_a_default_provider_takes_no_name_that_it_doesnt_know(home: Path) -> None:
