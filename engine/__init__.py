@@ -19,11 +19,13 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from .availability import Availability
+from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
 from .engine import Engine, Limits, Timeouts
 from .health import Check, HealthReport
+from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
     ModelDefaults,
@@ -41,6 +43,7 @@ __all__ = [
     "AdapterEntry",
     "Availability",
     "Check",
+    "ConfiguredModel",
     "Engine",
     "EngineStatistics",
     "GenerateResult",
@@ -49,6 +52,7 @@ __all__ = [
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
+    "ModelInfo",
     "ModelRegistry",
     "Requirements",
     "Session",
@@ -59,5 +63,8 @@ __all__ = [
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
+    "get_latest_model",
+    "get_model_info",
+    "list_models",
     "load_registry",
 ]

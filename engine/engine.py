@@ -46,6 +46,7 @@ from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
+from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
@@ -409,6 +410,14 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""
         return collect(self)
+
+    def models(self) -> list[ConfiguredModel]:
+        """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
+
+        First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
+        ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+        """
+        return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
