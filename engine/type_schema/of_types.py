@@ -13,7 +13,7 @@ from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
 from .pydantic_types import is_model
 
-_ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass the JSON Schema itself"
+_ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 

@@ -203,7 +203,7 @@ class _Unknown:
         (list[complex], "complex has no form in JSON"),
         (Person | Tree, "more than one dict-like type"),
         (_Unknown, "name 'Missing' is not defined"),
-        ("Person", "pass the JSON Schema itself"),
+        ("Person", "pass a JSON Schema"),
     ],
     ids=name_of,
 )
