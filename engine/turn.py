@@ -275,6 +275,7 @@ class Turn:
             tool_choice=options.tool_choice,
             parallel_tool_calls=options.parallel_tool_calls,
             output_schema=options.output_schema,
+            schema_mode=options.schema_mode,
             reasoning_effort=options.reasoning_effort,
             max_output_tokens=options.max_output_tokens,
             requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),

@@ -11,6 +11,7 @@ from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
 from .choice import Requirements
+from .schema_means import SchemaMode
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,9 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
     turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
     adapter's. drain_for_usage: see AdapterConfig.
+    schema_mode: how the reply is held to `output_schema`: by the model itself, or else CapabilityError
+    (``native``), or, by a model that takes no schema, through a tool call that is forced and comes back as text,
+    or an instruction (``auto``, see `schema_means`). Only `generate_object` checks the reply.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
     """
@@ -33,6 +37,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     stop_sequences: Sequence[str] = ()
     output_schema: JsonObject | None = None
+    schema_mode: SchemaMode = "native"
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -60,6 +65,7 @@ class TurnArguments(TypedDict, total=False):
     user: str | None
     stop_sequences: Sequence[str]
     output_schema: JsonObject | None
+    schema_mode: SchemaMode
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
     reasoning_effort: str | None
