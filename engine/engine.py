@@ -40,6 +40,7 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .generation import complete
+from .generation.object_methods import ObjectMethods
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .price_watch import PriceWatch, announcement
@@ -84,7 +85,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine:
+class Engine(ObjectMethods):
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's

@@ -82,7 +82,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
-            content.append(TextBlock(_arguments(block)))
+            content.append(TextBlock(arguments_text(block)))
         elif not isinstance(block, TextBlock):  # what it says beside the call is not the answer
             content.append(block)
     if not any(isinstance(block, TextBlock) for block in content):
@@ -91,7 +91,8 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
     return msgspec.structs.replace(response, content=tuple(content), stop_reason=stop)
 
 
-def _arguments(call: ToolUseBlock) -> str:
+def arguments_text(call: ToolUseBlock) -> str:
+    """A call's arguments as the model wrote them, or anew."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "" if call.incomplete else msgspec.json.encode(call.input).decode()

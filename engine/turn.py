@@ -112,6 +112,31 @@ class Turn:
         """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
         return reduce(add, self.costs) if self.costs else NOTHING
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, with all that this turn has added to it so far."""
+        return (*self._state.messages, *self._pending)
+
+    def followed_by(self, *new: Message) -> Turn:
+        """The next turn of the same conversation, asked in the same way and within the same time.
+
+        What this turn didn't bring into the history, because the reply was empty, the next one says again.
+        """
+        options, timeout = self._options, self._timeout
+        if timeout is not None:
+            options = msgspec.structs.replace(
+                options, timeout_seconds=max(0.0, self._deadline - anyio.current_time())
+            )
+        return Turn(
+            engine=self._engine,
+            state=self._state,
+            new=(*self._pending, *new),
+            model=self._model,
+            options=options,
+            streamed=self._streamed,
+            max_pauses=self._max_pauses,
+        )
+
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self._state

@@ -281,7 +281,9 @@ class PartialJson:
         if self._is_name:
             self._names[-1], self._state = text, self._colon
         else:
+            grew = self._grew
             self._place(text)
+            self._grew = grew  # all of it was there before
 
     def _joined(self, pieces: list[str]) -> str:
         pieces[:] = ["".join(pieces)]
@@ -360,18 +362,3 @@ def _after_space(text: str, place: int) -> int:
     space = _SPACE.match(text, place)
     assert space is not None
     return space.end()
-
-
-def repair(text: str, *, cut_off: bool = False) -> Json:
-    """The object or array in nearly valid JSON.
-
-    Read as they were meant are: text and code fences around it, commas too many, line breaks in strings, brackets
-    that were not closed. cut_off: the text was truncated, so that a number at its end may lack digits; it is left
-    out. Raises ValueError if that is not enough.
-    """
-    machine = PartialJson(embedded=True, lenient=True)
-    machine.feed(text)
-    machine.close(cut_off=cut_off)
-    if machine.error is not None:
-        raise ValueError(machine.error)
-    return machine.value

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.json_types import Json
-from engine.generation.partial_json import PartialJson, repair
+from bus.json_types import Json, JsonObject
+from engine.generation.object_reply import repair
+from engine.generation.partial_json import PartialJson
 
 SCALARS = st.one_of(
     st.none(),
@@ -128,7 +129,7 @@ def test_snapshots_stay_as_they_were() -> None:
 def test_feeding_says_whether_the_value_grew() -> None:
     machine = PartialJson()
     fed = [machine.feed(piece) for piece in [" ", "{", ' "na', 'me"', ":", ' "', "A", "", '"', ",", '"n": 1', "}"]]
-    assert fed == [False, True, False, False, False, True, True, False, True, False, False, True]
+    assert fed == [False, True, False, False, False, True, True, False, False, False, False, True]
 
 
 def test_what_is_whole_is_not_read_or_copied_again() -> None:
@@ -254,8 +255,10 @@ def test_what_can_not_be_repaired_is_refused(text: str) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(VALUES.filter(lambda value: isinstance(value, dict | list)), st.data())
-def test_any_truncation_of_a_document_is_repaired_to_a_part_of_it(document: Json, data: st.DataObject) -> None:
+@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), st.data())
+def test_any_truncation_of_a_document_is_repaired_to_a_part_of_it(
+    document: JsonObject, data: st.DataObject
+) -> None:
     text = json.dumps(document)
     cut = data.draw(st.integers(1, len(text)))
     try:
