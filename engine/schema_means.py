@@ -73,7 +73,7 @@ def instruction(schema: JsonObject, *, with_tools: bool) -> str:
     text = msgspec.json.encode(schema).decode()
     return (
         f"{when} with one JSON object only, without a code fence or any other text. "
-        f"It must follow this JSON Schema: {text}"
+        f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
     )
 
 

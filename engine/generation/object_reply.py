@@ -82,33 +82,41 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
     try:
         reply = read_json(response.text)
     except ValueError as error:
-        if not may_repair:
-            raise Unfit("truncated" if is_cut_off else "not_json", str(error)) from error
-        reply, repaired = _repaired(response.text, error, is_cut_off), True
+        ends_early = is_cut_off and isinstance(error, _Unfinished)
+        reply = _repaired(response.text, is_cut_off) if may_repair else None
+        if reply is None:
+            raise Unfit("truncated" if ends_early else "not_json", str(error)) from error
+        repaired = True
     try:
         return schema.read(reply), repaired
     except ValueError as error:
-        raise Unfit("truncated" if is_cut_off else "invalid", str(error)) from error
+        raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
 
 
-def _repaired(text: str, error: ValueError, is_cut_off: bool) -> Json:
-    try:
-        return repair(text, cut_off=is_cut_off)
-    except ValueError:  # the first error is about the text as it came
-        raise Unfit("truncated" if is_cut_off else "not_json", str(error)) from error
+class _Unfinished(ValueError):
+    """Nothing is wrong with the JSON but that it ends too early, or has not begun."""
 
 
 def read_json(text: str) -> Json:
     """The object in a reply, which may stand in a code fence or amid other words. Raises ValueError."""
     try:
         return _strictly(text)
-    except ValueError as error:
+    except ValueError:
         machine = PartialJson(embedded=True, opening="{")
         machine.feed(text)
+        if machine.error is not None:
+            raise ValueError(machine.error) from None
         machine.close()
-        if not machine.complete:
-            raise ValueError(machine.error or str(error)) from error
+        if machine.error is not None:
+            raise _Unfinished(machine.error) from None
         return machine.value
+
+
+def _repaired(text: str, is_cut_off: bool) -> Json:
+    try:
+        return repair(text, cut_off=is_cut_off)
+    except ValueError:
+        return None
 
 
 def _strictly(text: str) -> Json:

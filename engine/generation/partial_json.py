@@ -62,7 +62,7 @@ class PartialJson:
 
         Snapshots share the parts that are whole: don't change them.
         """
-        open_text = None if self._text is None or self._is_name else self._joined(self._text)
+        open_text = self._joined(self._text) if self._text is not None and not self._is_name else None
         if not self._stack:
             return self._root if open_text is None else open_text
         inner: Json = open_text
@@ -104,7 +104,7 @@ class PartialJson:
         if self._is_open() and self._lenient and self.started:
             self._close_all()
         if self._is_open():
-            self._fail("the text ends before the value does" if self.started else "there is no JSON", 0)
+            self._end_with("the text ends before the value does" if self.started else "there is no JSON", 0)
         return self._grew
 
     def _is_open(self) -> bool:
@@ -343,19 +343,25 @@ class PartialJson:
             holder[self._names[-1]] = value
 
     def _fail(self, what: str, place: int) -> int:
-        if (
-            self._embedded
-            and len(self._stack) == 1
-            and not self._stack[0]
-            and (self._text is None or self._is_name)
-        ):
-            # a bracket in the text before the value: look further
+        if self._embedded and self._is_hardly_begun():
             self._stack, self._names, self._text, self._root, self.started = [], [], None, None, False
             self._state = self._seek
-            return place
+        else:
+            self._end_with(what, place)
+        return place
+
+    def _is_hardly_begun(self) -> bool:
+        """What looked like the value was but a bracket in the text before it."""
+        return (
+            len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
+        )
+
+    def _is_in_value(self) -> bool:
+        return self._text is not None and not self._is_name
+
+    def _end_with(self, what: str, place: int) -> None:
         self.complete = False
         self.error = f"{what}, at character {self._before + place}"
-        return place
 
 
 def _after_space(text: str, place: int) -> int:
