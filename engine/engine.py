@@ -39,18 +39,21 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .context import ContextPolicy
 from .generation import complete
 from .generation.object_methods import ObjectMethods
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
-from .session import Session, SessionState
+from .session import Session
 from .session_manager import ApplyCosts, start_turn
+from .session_state import SessionState
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
@@ -94,7 +97,8 @@ class Engine(ObjectMethods):
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. Raises ConfigurationError.
+    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `engine.middleware`. Raises ConfigurationError.
     """
 
     def __init__(
@@ -106,6 +110,7 @@ class Engine(ObjectMethods):
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
+        middleware: Sequence[MiddlewareLike] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
@@ -122,6 +127,7 @@ class Engine(ObjectMethods):
         self.store = _make_store(store, clock) if trace else None
         self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
         self.capture = Capture(redact) if capture_content else None
+        self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
@@ -146,11 +152,13 @@ class Engine(ObjectMethods):
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        model must be able to do, besides what the requests show. context: what to send of a history that has
+        grown too long, see `engine.context`; None always sends all of it. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         if session_id is not None and session_id in self._sessions:
@@ -163,6 +171,7 @@ class Engine(ObjectMethods):
             tags or {},
             fallback=fallback,
             requires=requires,
+            policy=context,
         )
         self._sessions[state.id] = state
         return Session(self, state)
@@ -175,6 +184,7 @@ class Engine(ObjectMethods):
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
@@ -187,6 +197,7 @@ class Engine(ObjectMethods):
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         if session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        state.policy = context
         self._sessions[state.id] = state
         if model is not None:
             self.change_model(state, model)

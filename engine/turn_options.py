@@ -11,6 +11,7 @@ from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
 from .choice import Requirements
+from .context import ContextPolicy
 from .schema_means import SchemaMode
 
 
@@ -23,6 +24,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     schema_mode: how the reply is held to `output_schema`: by the model itself, or else CapabilityError
     (``native``), or, by a model that takes no schema, through a tool call that is forced and comes back as text,
     or an instruction (``auto``, see `schema_means`). Only `generate_object` checks the reply.
+    context: what of a long conversation is sent; None is the session's policy, or all of it.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
     """
@@ -50,6 +52,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_for_usage: float | None = None
     fallback: Sequence[str] | None = None
     requires: Requirements | None = None
+    context: ContextPolicy | None = None
 
 
 class TurnArguments(TypedDict, total=False):
@@ -78,3 +81,4 @@ class TurnArguments(TypedDict, total=False):
     drain_for_usage: float | None
     fallback: Sequence[str] | None
     requires: Requirements | None
+    context: ContextPolicy | None
