@@ -7,6 +7,7 @@ threads, and callers who want to stop a call from another thread, or before it h
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Generator
 
@@ -60,7 +61,7 @@ class AbortSignal:
         loop = asyncio.get_running_loop()
 
         def hand_over() -> None:
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it what was to be told
                 loop.call_soon_threadsafe(callback)
 
         return self.watch(hand_over)
@@ -106,6 +107,6 @@ class AbortController:
     def __init__(self) -> None:
         self.signal = AbortSignal()
 
-    def abort(self, reason: str = "aborted by the caller") -> None:
+    def abort(self, reason: str = "the caller gave up") -> None:
         """Give it up. The first reason stays."""
         self.signal._abort(reason)

@@ -24,6 +24,7 @@ from adapters import (
     CanonicalRequest,
     CanonicalResponse,
     MessageComplete,
+    MessageStart,
     StopReason,
     StreamEvent,
     TokenUsage,
@@ -127,7 +128,7 @@ class Call:
             if self.scene.warnings:
                 warnings = (*self.scene.warnings, *response.warnings)
                 response = msgspec.structs.replace(response, warnings=warnings)
-            cost = self._price(response.usage, response.model)
+            cost = self.price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
                 raise error
@@ -153,7 +154,7 @@ class Call:
         finally:
             self.scene.limiter.release()
         if not self.streamed:
-            self.scene.log.extend(self._whole(response))
+            self._take_in(self._whole(response))
         return response
 
     async def _queue(self) -> None:
@@ -181,7 +182,15 @@ class Call:
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
         if not self._over:  # an adapter that ignores its cancelling may still send
-            self.scene.log.extend(events)
+            self.scene.log.extend(self._warned(events) if self.scene.warnings else events)
+
+    def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+        """The same events, where a message begins with what is known to be amiss."""
+        warnings = self.scene.warnings
+        return [
+            msgspec.structs.replace(event, warnings=warnings) if isinstance(event, MessageStart) else event
+            for event in events
+        ]
 
     def _whole(self, response: CanonicalResponse) -> list[StreamEvent]:
         complete = MessageComplete(
@@ -273,7 +282,7 @@ class Call:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self.scene.routing
-        cost = self._price(error.usage) if error.usage is not None else None
+        cost = self.price(error.usage) if error.usage is not None else None
         if not will_retry:
             self.failure_cost = cost
         return LlmCallFailed(
@@ -295,7 +304,7 @@ class Call:
             first_token_ms=self._first_token_ms,
         )
 
-    def _price(self, usage: TokenUsage, served: str | None = None) -> Cost:
+    def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
         """What the provider says it cost, else under the table in force when the attempt started.
 
         What that table gives is kept beside the provider's figure.
@@ -322,9 +331,9 @@ class Call:
         accumulator = StreamAccumulator()
         for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
             if getattr(event, "message_id", None) == self.request.message_id:
-                accumulator.process(event)  # type: ignore[arg-type]
+                accumulator.process(event)
         for event in self.scene.log.since(first_seq):
-            accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
+            accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)

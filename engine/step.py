@@ -131,6 +131,11 @@ class Step:
         self._call: Call | None = None
         self._cancelled = False
 
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._call
+
     def cancel(self) -> bool:
         """Ask the call under way to end. False if there is none."""
         self._cancelled = True

@@ -41,7 +41,8 @@ from bus import (
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
-from .call import CallOutcome
+from .abort import AbortSignal
+from .call import Call, CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
 from .results import StepResult
@@ -112,6 +113,16 @@ class Turn:
         """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
         return reduce(add, self.costs) if self.costs else NOTHING
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, with all that this turn has added to it so far."""
+        return (*self._state.messages, *self._pending)
+
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._step.call if self._step is not None else None
+
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self._state
@@ -139,6 +150,8 @@ class Turn:
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
+        signal = self._options.signal
+        forget = signal.watch_from_loop(self.cancel) if signal is not None else None
         if self._timeout is not None:
             self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
@@ -147,6 +160,8 @@ class Turn:
                     return await self._in_turn()
                 raise CancelledError("the turn was cancelled")
             except CancelledError as cancelled:
+                if signal is not None and signal.aborted:
+                    raise _aborted(signal, cancelled) from cancelled
                 if self._cancelled or anyio.current_time() < self._deadline:
                     raise
                 raise self._out_of_time(cancelled) from cancelled
@@ -155,6 +170,8 @@ class Turn:
             failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
             raise
         finally:
+            if forget is not None:
+                forget()
             self._finish(error)
 
     def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
@@ -172,6 +189,8 @@ class Turn:
             state.waiting -= 1
         try:
             state.running = self
+            if self._options.signal is not None:
+                self._options.signal.raise_if_aborted()
             await self._engine.admit()
             return await self._begin()
         finally:
@@ -336,6 +355,12 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+
+def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
+    error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
+    error.content, error.usage = cancelled.content, cancelled.usage
+    return error
 
 
 def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
+from .abort import AbortSignal
 from .choice import Requirements
 
 
@@ -21,6 +22,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     adapter's. drain_for_usage: see AdapterConfig.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
+    signal: ends the turn when it is aborted, from whatever thread; the turn then raises CancelledError.
     """
 
     max_output_tokens: int | None = None
@@ -45,6 +47,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_for_usage: float | None = None
     fallback: Sequence[str] | None = None
     requires: Requirements | None = None
+    signal: AbortSignal | None = None
 
 
 class TurnArguments(TypedDict, total=False):
@@ -72,3 +75,4 @@ class TurnArguments(TypedDict, total=False):
     drain_for_usage: float | None
     fallback: Sequence[str] | None
     requires: Requirements | None
+    signal: AbortSignal | None
