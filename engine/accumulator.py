@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 import msgspec
@@ -152,23 +153,32 @@ class StreamAccumulator:
         return events
 
 
-def whole_reply_events(message_id: str, provider: str, model: str, complete: MessageComplete) -> list[StreamEvent]:
+def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
     """A reply that was not streamed, as the events of a stream in whole pieces."""
-    events: list[StreamEvent] = [MessageStart(message_id, model, provider)]
-    for index, block in enumerate(complete.final_content):
+    model = response.model.partition(":")[2]
+    return [
+        MessageStart(message_id, model, response.provider, response.warnings),
+        *content_events(message_id, response.content),
+        MessageComplete(
+            response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
+        ),
+    ]
+
+
+def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
+    """The events of a message's blocks, each in one piece."""
+    for index, block in enumerate(content):
         match block:
             case TextBlock():
-                events.append(TextDelta(block.text, index, message_id))
+                yield TextDelta(block.text, index, message_id)
             case ThinkingBlock():
-                events.append(ThinkingDelta(block.text, block.signature, index, message_id))
+                yield ThinkingDelta(block.text, block.signature, index, message_id)
             case ToolUseBlock():
                 text = block.raw_arguments or msgspec.json.encode(block.input).decode()
-                events.append(ToolUseStart(block.id, block.name, index, message_id))
-                events.append(ToolUseInputDelta(block.id, text, index, message_id))
-                events.append(ToolUseEnd(block.id, block.input, block.incomplete, index, message_id))
+                yield ToolUseStart(block.id, block.name, index, message_id)
+                yield ToolUseInputDelta(block.id, text, index, message_id)
+                yield ToolUseEnd(block.id, block.input, block.incomplete, index, message_id)
             case OpaqueBlock():
-                events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
+                yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
             case _:
-                events.append(ProviderBlock(type(block).__name__, None, index, message_id))
-    events.append(complete)
-    return events
+                yield ProviderBlock(type(block).__name__, None, index, message_id)

@@ -45,6 +45,7 @@ from .generation.low_level import complete, turn_of
 from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
@@ -97,7 +98,8 @@ class Engine:
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. Raises ConfigurationError.
+    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `engine.middleware`. Raises ConfigurationError.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class Engine:
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
+        middleware: Sequence[MiddlewareLike] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
@@ -125,6 +128,7 @@ class Engine:
         self.store = _make_store(store, clock) if trace else None
         self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
         self.capture = Capture(redact) if capture_content else None
+        self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits

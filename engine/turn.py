@@ -169,6 +169,9 @@ class Turn:
             error = failure
             failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
             raise
+        except Exception as failure:  # of a host's own code, such as middleware
+            error = failure
+            raise
         finally:
             if forget is not None:
                 forget()
@@ -265,7 +268,6 @@ class Turn:
         step = self._step = Step(journey, history, first=first, caused_by=caused_by)
         try:
             message, outcome = await step.run()
-            step.costs.append(outcome.cost)
         finally:
             self._step = None
             self.calls += step.calls

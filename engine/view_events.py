@@ -20,7 +20,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from adapters import CanonicalResponse
-from bus import CallboardError, Cost, ToolFinished, ToolStarted
+from bus import Cost, ToolFinished, ToolStarted
 from bus.json_types import Json
 from bus.stream_events import (
     MessageComplete,
@@ -102,7 +102,7 @@ class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
 class StreamFailed(msgspec.Struct, frozen=True, tag="error"):
     """The last event, when it failed or was cancelled; the same error is then raised to whoever iterates."""
 
-    error: CallboardError
+    error: Exception
     type: ClassVar[str] = "error"
 
 

@@ -75,7 +75,7 @@ class _Run:
         assert self._task is not None
         try:
             self._task.result()
-        except CallboardError as error:
+        except Exception as error:
             return StreamFailed(error)
         result = result_of(self.turn)
         return Finish(
@@ -126,7 +126,7 @@ class ViewReader:
         self._until_usage = DELTAS_PER_ESTIMATE
         self._log_reader: StreamReader[TurnEvent] | None = None
         self._view = TurnView(run.ending)
-        self._failure: CallboardError | None = None  # to be raised next
+        self._failure: Exception | None = None  # to be raised next
         self._ready: Sequence[ViewEvent] = ()
         self._index = 0
         self._reading = False

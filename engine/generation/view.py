@@ -29,7 +29,7 @@ from bus.stream_events import (
     TurnEvent,
 )
 
-from ..accumulator import StreamAccumulator, whole_reply_events
+from ..accumulator import StreamAccumulator, content_events
 from ..view_events import (
     Finish,
     ProviderEvent,
@@ -203,10 +203,9 @@ class TurnView:
 
 def _spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
     """A snapshot whose whole messages have their deltas again, each block in one piece."""
-    start: MessageStart | None = None  # of a message that has nothing else so far
+    bare = False  # the message has nothing but its start so far
     for event in snapshot:
-        if isinstance(event, MessageComplete) and start is not None:
-            yield from whole_reply_events(event.message_id, start.provider, start.model, event)[1:]
-        else:
-            yield event
-        start = event if isinstance(event, MessageStart) else None
+        if isinstance(event, MessageComplete) and bare:
+            yield from content_events(event.message_id, event.final_content)
+        yield event
+        bare = isinstance(event, MessageStart)
