@@ -12,6 +12,8 @@ from ..results import GenerateResult
 from .asking import Arguments
 from .default import default_engine
 from .streaming import OnUsage, StreamResult
+from .sync_host import sync_host
+from .sync_stream import SyncStreamResult
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -51,3 +53,43 @@ def stream(
     on_usage: is called with what was used so far, while the result is iterated.
     """
     return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
+
+
+def generate_sync(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """`generate` for code without an event loop; Ctrl-C cancels the call.
+
+    The work is done in one thread for the whole process, on whose loop async tools run as well. Its engine is
+    closed when the program ends. engine: one that is used by the sync functions only. In a thread with a running
+    event loop it works, with a RuntimeWarning, because it holds that loop up.
+    """
+    host = sync_host()
+
+    async def ask() -> GenerateResult:
+        return await host.engine(engine).generate(model, prompt, **arguments)
+
+    return host.run(ask, name="generate_sync")
+
+
+def stream_sync(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    on_usage: OnUsage | None = None,
+    **arguments: Unpack[Arguments],
+) -> SyncStreamResult:
+    """`stream` for code without an event loop; see `generate_sync`. on_usage: is called in the sync thread."""
+    host = sync_host()
+
+    async def ask() -> StreamResult:
+        result = host.engine(engine).stream(model, prompt, on_usage=on_usage, **arguments)
+        host.close_at_end(result)
+        return result
+
+    return SyncStreamResult(host, host.run(ask, name="stream_sync"))

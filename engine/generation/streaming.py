@@ -143,6 +143,24 @@ class ViewReader:
         self._index = index + 1
         return self._ready[index]
 
+    async def take(self) -> list[ViewEvent]:
+        """All that there is, at least one event; waits for it. None when it is over. Raises as iterating does."""
+        taken: list[ViewEvent] = []
+        try:
+            while not taken or self._more:
+                taken.append(await anext(self))
+        except StopAsyncIteration:
+            pass
+        return taken
+
+    @property
+    def _more(self) -> bool:
+        """The next event needn't be waited for."""
+        reader = self._log_reader
+        if self._index < len(self._ready):
+            return True
+        return self._failure is None and reader is not None and reader.seq + 1 < self._run.turn.log.next_seq
+
     def close(self) -> None:
         """Read no more."""
         self._over, self._ready, self._index, self._owner = True, (), 0, None
@@ -240,6 +258,10 @@ class StreamResult:
 
     async def __anext__(self) -> ViewEvent:
         return await anext(self._reader)
+
+    async def take(self) -> list[ViewEvent]:
+        """All events that there are, at least one, which is waited for; none when it is over."""
+        return await self._reader.take()
 
     @property
     def text_stream(self) -> AsyncIterator[str]:
