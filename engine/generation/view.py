@@ -103,6 +103,7 @@ class TurnView:
             case StreamReset():
                 return [shown for missing in self._missing(event.snapshot) for shown in self.process(missing)]
             case TurnComplete():
+                self._between += 1
                 return (*self._close(), self._ended(event))
             case _:
                 self._between += 1
@@ -168,8 +169,6 @@ class TurnView:
                 ):
                     if event.message_id == self._message and not self._whole:
                         yield from self._rest(event)
-                case TurnComplete():
-                    yield event
                 case _:
                     between += 1
                     if between > known:
