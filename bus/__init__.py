@@ -139,6 +139,7 @@ from .stream_channel import (
     StreamChannelStatistics,
 )
 from .stream_events import (
+    CallWarning,
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -195,6 +196,7 @@ __all__ = [
     "AuthError",
     "Bus",
     "BusStatistics",
+    "CallWarning",
     "CallboardError",
     "CancelledError",
     "Candidate",

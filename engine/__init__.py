@@ -18,11 +18,20 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .abort import AbortController, AbortSignal
+from .accumulator import StreamAccumulator
 from .availability import Availability
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
 from .engine import Engine, Limits, Timeouts
+from .generation.asking import TimeoutConfig
+from .generation.default import default_engine, set_default_engine
+from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.progress import UsageSoFar
+from .generation.streaming import StreamResult, ViewReader
+from .generation.sync_host import run_sync
+from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
 from .registry import (
     AdapterEntry,
@@ -35,13 +44,26 @@ from .session import Session, TurnStream
 from .statistics import EngineStatistics
 from .tools import Tool
 from .turn_options import TurnOptions
+from .view_events import (
+    Finish,
+    ProviderEvent,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
 
 __all__ = [
+    "AbortController",
+    "AbortSignal",
     "AdapterEntry",
     "Availability",
     "Check",
     "Engine",
     "EngineStatistics",
+    "Finish",
     "GenerateResult",
     "HealthReport",
     "Limits",
@@ -49,13 +71,33 @@ __all__ = [
     "ModelDefaults",
     "ModelEntry",
     "ModelRegistry",
+    "ProviderEvent",
     "Requirements",
     "Session",
     "StepResult",
+    "StreamAccumulator",
+    "StreamFailed",
+    "StreamResult",
+    "SyncStreamResult",
+    "TextEnd",
+    "TextStart",
+    "ThinkingEnd",
+    "ThinkingStart",
+    "TimeoutConfig",
     "Timeouts",
     "Tool",
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
+    "UsageSoFar",
+    "ViewEvent",
+    "ViewReader",
+    "default_engine",
+    "generate",
+    "generate_sync",
     "load_registry",
+    "run_sync",
+    "set_default_engine",
+    "stream",
+    "stream_sync",
 ]

@@ -138,6 +138,11 @@ class Step:
         self._sent: Route | None = None
         self._first_seq = journey.log.next_seq
 
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._call
+
     def cancel(self) -> bool:
         """Ask the call under way to end. False if there is none."""
         self._cancelled = True

@@ -43,7 +43,8 @@ from bus import (
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
-from .call import CallOutcome
+from .abort import AbortSignal
+from .call import Call, CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
 from .results import StepResult
@@ -140,6 +141,11 @@ class Turn:
             max_pauses=self._max_pauses,
         )
 
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._step.call if self._step is not None else None
+
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self._state
@@ -167,6 +173,8 @@ class Turn:
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
+        signal = self._options.signal
+        forget = signal.watch_from_loop(self.cancel) if signal is not None else None
         if self._timeout is not None:
             self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
@@ -175,6 +183,8 @@ class Turn:
                     return await self._in_turn()
                 raise CancelledError("the turn was cancelled")
             except CancelledError as cancelled:
+                if signal is not None and signal.aborted:
+                    raise _aborted(signal, cancelled) from cancelled
                 if self._cancelled or anyio.current_time() < self._deadline:
                     raise
                 raise self._out_of_time(cancelled) from cancelled
@@ -186,6 +196,8 @@ class Turn:
             error = failure
             raise
         finally:
+            if forget is not None:
+                forget()
             self._finish(error)
 
     def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
@@ -203,6 +215,8 @@ class Turn:
             state.waiting -= 1
         try:
             state.running = self
+            if self._options.signal is not None:
+                self._options.signal.raise_if_aborted()
             await self._engine.admit()
             return await self._begin()
         finally:
@@ -406,6 +420,12 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+
+def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
+    error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
+    error.content, error.usage = cancelled.content, cancelled.usage
+    return error
 
 
 def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -10,6 +10,7 @@ import msgspec
 from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
+from .abort import AbortSignal
 from .choice import Requirements
 from .context import ContextPolicy
 from .schema_means import SchemaMode
@@ -27,6 +28,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     context: what of a long conversation is sent; None is the session's policy, or all of it.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
+    signal: ends the turn when it is aborted, from whatever thread; the turn then raises CancelledError.
     """
 
     max_output_tokens: int | None = None
@@ -53,6 +55,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     fallback: Sequence[str] | None = None
     requires: Requirements | None = None
     context: ContextPolicy | None = None
+    signal: AbortSignal | None = None
 
 
 class TurnArguments(TypedDict, total=False):
@@ -82,3 +85,4 @@ class TurnArguments(TypedDict, total=False):
     fallback: Sequence[str] | None
     requires: Requirements | None
     context: ContextPolicy | None
+    signal: AbortSignal | None

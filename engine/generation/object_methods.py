@@ -10,7 +10,7 @@ from bus.json_types import Json
 
 from ..choice import Model
 from .object_stream import ObjectStream
-from .objects import ObjectArguments, ObjectResult, ObjectTask, generate_object
+from .objects import ObjectArguments, ObjectResult, ObjectTask, generate_object_on
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -66,7 +66,7 @@ class ObjectMethods:
         checked here in any case. Raises NoObjectGeneratedError if the reply is none, SchemaError for a schema that
         is none, and what `generate` raises.
         """
-        return await generate_object(
+        return await generate_object_on(
             ObjectTask[Any](cast("Engine", self), model, prompt, schema, streamed=False, **arguments)
         )
 

@@ -2,61 +2,51 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 import anyio
 import msgspec
 
-from adapters import (
-    ContentBlock,
-    MessageComplete,
-    TextBlock,
-    TextDelta,
-    ToolUseBlock,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
-from bus import CallboardError, StreamReset
+from adapters import TextDelta, ToolUseInputDelta, ToolUseStart
+from bus import CallboardError
+from bus.errors import CancelledError
 from bus.json_types import Json
-from bus.stream_events import TurnEvent
 
-from ..schema_means import ANSWER_TOOL, arguments_text
-from ..session import TurnStream
+from ..schema_means import ANSWER_TOOL
 from ..turn import Turn
+from ..view_events import ViewEvent
 from .object_schema import ObjectSchema
 from .objects import ObjectResult, ObjectTask
 from .partial_json import PartialJson
+from .streaming import StreamResult
 
 T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """An object as it grows: an async context manager, and an async iterator of what there is of it.
+    """An object as it grows. Iterate it for what there is of it, and ask for `object()` or `result()`.
 
-    Each partial is plain JSON, not yet checked, and says more than the one before; several deltas that came
-    together make one. `object()` and `result()` are the checked and typed end. With `max_reasks`, partials begin
-    anew when the model is asked again. Any number of tasks may iterate. Leaving early cancels the call.
+        async with stream_object("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
+            async for partial in stream:
+                print(f"{len(partial)} recipes so far")
+        recipes = await stream.object()
+
+    Each partial is plain JSON, not yet checked, and says more than the one before; deltas that came together make
+    one. With `max_reasks`, partials begin anew when the model is asked again. The call begins when it is first
+    asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context before
+    the end cancels the call, and so does `aclose()`.
     """
 
     def __init__(self, task: ObjectTask[T]) -> None:
         self._task = task
-        self._attempts: list[tuple[Turn, TurnStream]] = []
-        self._exits = contextlib.AsyncExitStack()
+        self._attempts: list[tuple[Turn, StreamResult]] = []
         self._judging = anyio.Lock()
         self._result: ObjectResult[T] | None = None
         self._failure: CallboardError | None = None
-
-    async def __aenter__(self) -> Self:
-        await self._open(self._task.first)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._exits.__aexit__(kind, error, trace)
+        self._closed = False
+        self._add(task.first)
 
     def __aiter__(self) -> AsyncIterator[Json]:
         return self._partials()
@@ -65,6 +55,11 @@ class ObjectStream(Generic[T]):
     def text_stream(self) -> AsyncIterator[str]:
         """The text of the replies, piece by piece."""
         return self._texts()
+
+    @property
+    def stream_id(self) -> str:
+        """What `Engine.attach` takes, for readers of all events of the reply that comes just now."""
+        return self._attempts[-1][1].stream_id
 
     async def object(self) -> T:
         """The whole object. Raises NoObjectGeneratedError, and what the call raised."""
@@ -78,47 +73,54 @@ class ObjectStream(Generic[T]):
         assert self._result is not None
         return self._result
 
+    # -- the end
+
     async def cancel(self) -> bool:
         """Cancel the call; whoever iterates gets CancelledError. False if it is over."""
-        return await self._attempt(-1)[1].cancel()
+        return await self._attempts[-1][1].cancel()
 
-    @property
-    def stream_id(self) -> str:
-        """What `Engine.attach` takes, for readers of all events of the reply that comes just now."""
-        return self._attempt(-1)[0].id
+    async def aclose(self) -> None:
+        """Cancel what still runs, and wait until it has ended. Idempotent."""
+        self._closed = True
+        for _, stream in self._attempts:
+            await stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._attempts[0][1].__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
     # -- attempts
 
-    async def _open(self, turn: Turn) -> None:
-        stream = await self._exits.enter_async_context(TurnStream(self._task.engine, turn))
-        self._attempts.append((turn, stream))
-
-    def _attempt(self, number: int) -> tuple[Turn, TurnStream]:
-        if not self._attempts:
-            raise CallboardError("enter the stream first: async with engine.stream_object(...) as stream")
-        return self._attempts[number]
+    def _add(self, turn: Turn) -> None:
+        self._attempts.append((turn, StreamResult(self._task.engine, turn)))
 
     async def _has_next(self, number: int) -> bool:
         """Wait for the end of an attempt; whether another one follows it. Raises what ended the last one."""
-        turn, stream = self._attempt(number)
+        turn, stream = self._attempts[number]
+        await stream.result()
         async with self._judging:
             if number + 1 < len(self._attempts):
                 return True
             if self._failure is not None:
                 raise self._failure
-            if self._result is not None:
-                return False
-            try:
-                await stream.message()
-                judged = self._task.judge(turn)
-                if isinstance(judged, ObjectResult):
-                    self._result = judged
-                    return False
-                await self._open(judged)
-            except CallboardError as error:
-                self._failure = error
-                raise
-            return True
+            if self._result is None:
+                try:
+                    judged = self._task.judge(turn)
+                except CallboardError as error:
+                    self._failure = error
+                    raise
+                if isinstance(judged, Turn):
+                    if self._closed:
+                        raise CancelledError("the stream was closed before the model was asked again")
+                    self._add(judged)
+                    return True
+                self._result = judged
+            return False
 
     # -- readers
 
@@ -142,15 +144,12 @@ class ObjectStream(Generic[T]):
             number += 1
 
     async def _pieces(self, number: int) -> AsyncIterator[tuple[str, str]]:
-        """The replies' text as it comes, each piece with its message's id."""
-        reader = self._attempt(number)[0].log.reader(coalesce=True)
+        """The text of an attempt's replies as it comes, each piece with its message's id."""
         pieces = _Pieces(may_be_forced=not self._task.has_tools)
-        try:
+        async with self._attempts[number][1].reader(coalesce=True) as reader:
             async for event in reader:
-                for piece in pieces.of(event):
+                if (piece := pieces.of(event)) is not None:
                     yield piece
-        finally:
-            reader.close()
 
 
 class _Growing(Generic[T]):
@@ -173,38 +172,14 @@ class _Growing(Generic[T]):
 
 
 class _Pieces:
-    """Text in events: deltas, and the arguments of the tool call that stands for a reply.
-
-    Of a stream that was folded meanwhile, what this reader hasn't got comes in one piece for each message.
-    """
+    """Text in events: deltas, and the arguments of the tool call that stands for a reply."""
 
     def __init__(self, *, may_be_forced: bool) -> None:
         self._may_be_forced = may_be_forced
         self._answers: set[str] = set()
-        self._given: dict[str, int] = {}
 
-    def of(self, event: TurnEvent | StreamReset[TurnEvent]) -> list[tuple[str, str]]:
-        """The pieces, each with its message's id."""
-        if isinstance(event, StreamReset):
-            texts = self._texts(event.snapshot)
-            found = [(message_id, text[self._given.get(message_id, 0) :]) for message_id, text in texts.items()]
-        else:
-            piece = self._delta(event)
-            found = [] if piece is None else [piece]
-        for message_id, text in found:
-            self._given[message_id] = self._given.get(message_id, 0) + len(text)
-        return found
-
-    def _texts(self, events: Iterable[TurnEvent]) -> dict[str, str]:
-        texts: dict[str, str] = {}
-        for event in events:
-            if isinstance(event, MessageComplete):
-                texts[event.message_id] = "".join(self._said(block) for block in event.final_content)
-            elif (piece := self._delta(event)) is not None:
-                texts[piece[0]] = texts.get(piece[0], "") + piece[1]
-        return texts
-
-    def _delta(self, event: TurnEvent) -> tuple[str, str] | None:
+    def of(self, event: ViewEvent) -> tuple[str, str] | None:
+        """A message's id, and a piece of its text; None if the event has none."""
         match event:
             case TextDelta():
                 return event.message_id, event.text
@@ -215,12 +190,3 @@ class _Pieces:
             case _:
                 pass
         return None
-
-    def _said(self, block: ContentBlock) -> str:
-        match block:
-            case TextBlock():
-                return block.text
-            case ToolUseBlock(name=name) if self._may_be_forced and name == ANSWER_TOOL:
-                return arguments_text(block)
-            case _:
-                return ""

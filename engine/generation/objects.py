@@ -118,7 +118,7 @@ def _correction(unfit: Unfit) -> str:
     return f"Your answer {fault}: {unfit.detail}\nGive the whole corrected JSON object, and nothing else."
 
 
-async def generate_object(task: ObjectTask[T]) -> ObjectResult[T]:
+async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
     """See `Engine.generate_object`."""
     turn = task.first
     while True:
