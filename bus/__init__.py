@@ -142,6 +142,7 @@ from .stream_channel import (
     StreamChannelStatistics,
 )
 from .stream_events import (
+    CallWarning,
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -198,6 +199,7 @@ __all__ = [
     "AuthError",
     "Bus",
     "BusStatistics",
+    "CallWarning",
     "CallboardError",
     "CancelledError",
     "Candidate",

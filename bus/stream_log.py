@@ -124,6 +124,11 @@ class StreamLog(Generic[T]):
         return self._base + len(self._events)
 
     @property
+    def first_seq(self) -> int:
+        """The seq of the oldest event that is not folded; what is before it is in `snapshot`."""
+        return self._base
+
+    @property
     def size(self) -> int:
         """Roughly how many bytes of memory the log keeps alive; up to 512 events behind while it is open."""
         return self._bytes + self._snapshot_bytes

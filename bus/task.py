@@ -133,6 +133,11 @@ class TaskHandle(Generic[T]):
             if self._signal is None:
                 self._signal = new_signal()
             await self._signal.wait()
+        return self.result()
+
+    def result(self) -> T:
+        """What `wait` gives or raises, at once. Only of a task that is done."""
+        assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
         return cast("T", self._value)

@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import CanonicalRequest, CanonicalResponse, Message
+from adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -42,7 +42,11 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
-from .generation import complete
+from .generation.asking import Arguments, new_turn
+from .generation.generating import generate_on
+from .generation.low_level import complete, turn_of
+from .generation.object_methods import ObjectMethods
+from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
@@ -50,6 +54,7 @@ from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
+from .results import GenerateResult
 from .resuming import configured, costs_of, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
@@ -91,7 +96,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine:
+class Engine(ObjectMethods):
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
@@ -285,6 +290,56 @@ class Engine:
         The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
+
+    # -- without a session
+
+    async def generate(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> GenerateResult:
+        """See `engine.generate`."""
+        return await generate_on(self, model, prompt, **arguments)
+
+    @overload
+    def stream(
+        self,
+        model: CanonicalRequest,
+        /,
+        *,
+        tags: Mapping[str, str] | None = None,
+        on_usage: OnUsage | None = None,
+    ) -> StreamResult: ...
+
+    @overload
+    def stream(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult: ...
+
+    def stream(
+        self,
+        model: CanonicalRequest | Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult:
+        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run."""
+        if isinstance(model, CanonicalRequest):
+            if prompt is not None or arguments.keys() - {"tags"}:
+                raise TypeError(
+                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                )
+            turn = turn_of(self, model, tags=arguments.get("tags"), streamed=True)
+        else:
+            turn = new_turn(self, model, prompt, streamed=True, **arguments)
+        return StreamResult(self, turn, on_usage=on_usage)
 
     # -- money
 
@@ -491,6 +546,11 @@ class Engine:
                     f"{limits.admit_seconds:g} s. Calls under way are not affected."
                 )
             await anyio.sleep(0.01)
+
+    @property
+    def closed(self) -> bool:
+        """True when it has been stopped, or has ended of itself: then another one is needed."""
+        return self._hosted is not None and self._hosted.state == "closed"
 
     @property
     def hosted(self) -> Hosted | None:
