@@ -35,6 +35,10 @@ LAZY = (
     "h11",
     "opentelemetry",
     "pyarrow",
+    "jsonschema",
+    "referencing",
+    "attr",
+    "pydantic",
 )
 
 
