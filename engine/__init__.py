@@ -33,29 +33,55 @@ from .registry import (
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
 from .statistics import EngineStatistics
-from .tools import Tool
+from .tools import (
+    AbortController,
+    AbortSignal,
+    ApprovalRequest,
+    Approved,
+    Denied,
+    FunctionTool,
+    InvalidToolCallError,
+    Pending,
+    Tool,
+    ToolContext,
+    ToolDefinitionError,
+    ToolError,
+    tool,
+)
 from .turn_options import TurnOptions
 
 __all__ = [
+    "AbortController",
+    "AbortSignal",
     "AdapterEntry",
+    "ApprovalRequest",
+    "Approved",
     "Availability",
     "Check",
+    "Denied",
     "Engine",
     "EngineStatistics",
+    "FunctionTool",
     "GenerateResult",
     "HealthReport",
+    "InvalidToolCallError",
     "Limits",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
     "ModelRegistry",
+    "Pending",
     "Requirements",
     "Session",
     "StepResult",
     "Timeouts",
     "Tool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
     "load_registry",
+    "tool",
 ]

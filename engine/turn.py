@@ -36,6 +36,7 @@ from bus import (
     TaskCancelled,
     TaskHandle,
     ToolFinished,
+    ToolProgress,
     ToolStarted,
 )
 from bus.errors import CancelledError, RequestTimeoutError
@@ -48,7 +49,7 @@ from .results import StepResult
 from .routing import expand
 from .slots import arrival
 from .step import OWN_IDS, FirstIds, Journey, Step
-from .tools import run_tools
+from .tools import ToolScene, run_tools
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -225,19 +226,23 @@ class Turn:
         return not any(call.name in passive for call in calls)
 
     async def _tool_round(self, calls: Sequence[ToolUseBlock]) -> None:
-        def tell(event: ToolStarted | ToolFinished) -> None:
+        round_ = await run_tools(calls, self._state.tools, self._scene())
+        self._append(Message(Role.TOOL, round_.results, id=self._engine.clock.new_id("msg")))
+        self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=round_.results)
+
+    def _scene(self) -> ToolScene:
+        def tell(event: ToolStarted | ToolProgress | ToolFinished) -> None:
             self.log.append(event)
             self._engine.bus.publish(event, session_id=self._state.id or None, turn_id=self.id)
 
-        results = await run_tools(
-            calls,
-            self._state.tools,
+        return ToolScene(
             clock=self._engine.clock,
             tell=tell,
+            messages=(*self._state.messages, *self._pending),
+            session_id=self._state.id or None,
+            turn_id=self.id,
             timeout_seconds=self._engine.timeouts.tool,
         )
-        self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
-        self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
 
     # -- one reply
 

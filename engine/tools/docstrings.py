@@ -15,7 +15,14 @@ class Documented(NamedTuple):
     parameters: dict[str, str]
 
 
-_PARAMETERS = ("args", "arguments", "parameters", "params", "other parameters", "keyword args", "keyword arguments")
+_PARAMETERS = (
+    "args",
+    "arguments",
+    "parameters",
+    "params",
+    "other parameters",
+    "keyword arguments",
+)
 _SECTIONS = (
     *_PARAMETERS,
     *("attributes", "example", "examples", "note", "notes", "raises", "references", "return", "returns"),

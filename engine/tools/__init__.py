@@ -1,0 +1,39 @@
+"""Tools that a host lets the model call: made of functions, approved, run, and taken from MCP servers."""
+
+from __future__ import annotations
+
+from engine.abort import AbortController, AbortSignal
+
+from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
+from .context import ToolContext
+from .define import tool
+from .handler import ToolHandler
+from .parameters import ToolDefinitionError
+from .repair import InvalidToolCallError, RepairToolCall
+from .results import ToolError
+from .running import ToolRound, ToolScene, run_tools
+from .tool import FunctionTool, Tool
+
+__all__ = [
+    "AbortController",
+    "AbortSignal",
+    "Approval",
+    "ApprovalRequest",
+    "Approve",
+    "Approved",
+    "Denied",
+    "FunctionTool",
+    "InvalidToolCallError",
+    "NeedsApproval",
+    "Pending",
+    "RepairToolCall",
+    "Tool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
+    "ToolHandler",
+    "ToolRound",
+    "ToolScene",
+    "run_tools",
+    "tool",
+]
