@@ -52,7 +52,7 @@ from .session import Session, SessionState
 from .session_manager import ApplyCosts, start_turn
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
-from .tools import Tool
+from .tools import Approve, Tool
 from .turn import Turn
 
 
@@ -145,11 +145,13 @@ class Engine:
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        approve: Approve | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        model must be able to do, besides what the requests show. approve: decides about each call of a tool before
+        it runs. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         if session_id is not None and session_id in self._sessions:
@@ -162,6 +164,7 @@ class Engine:
             tags or {},
             fallback=fallback,
             requires=requires,
+            approve=approve,
         )
         self._sessions[state.id] = state
         return Session(self, state)
@@ -174,12 +177,14 @@ class Engine:
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        approve: Approve | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
         tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
-        is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
+        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
+        here; StoreError.
         """
         hosted = await self.start()
         await hosted.settle()
@@ -187,6 +192,7 @@ class Engine:
         if session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         self._sessions[state.id] = state
+        state.approve = approve
         if model is not None:
             self.change_model(state, model)
         return Session(self, state)

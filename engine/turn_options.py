@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
 
 import msgspec
 
@@ -11,12 +11,19 @@ from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
 from .choice import Requirements
+from .results import StepResult
+from .tools import Approve, RepairToolCall
+
+StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
+"""Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn may ask of the model; None leaves it to the model's defaults.
 
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
+    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. stop_when: ends it earlier.
+    approve: decides about each call of a tool before it runs; None leaves it to the session. repair_tool_call:
+    mends arguments that don't fit. timeout_seconds: of the whole
     turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
     adapter's. drain_for_usage: see AdapterConfig.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
@@ -38,6 +45,9 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None = None
     provider_options: Mapping[str, Json] = {}
     max_tool_rounds: int = 1
+    stop_when: StopWhen | None = None
+    approve: Approve | None = None
+    repair_tool_call: RepairToolCall | None = None
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     timeout_seconds: float | None = None
@@ -65,6 +75,9 @@ class TurnArguments(TypedDict, total=False):
     reasoning_effort: str | None
     provider_options: Mapping[str, Json]
     max_tool_rounds: int
+    stop_when: StopWhen | None
+    approve: Approve | None
+    repair_tool_call: RepairToolCall | None
     max_retries: int | None
     retry: RetryPolicy | None
     timeout_seconds: float | None

@@ -8,15 +8,17 @@ from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, Need
 from .context import ToolContext
 from .define import tool
 from .handler import ToolHandler
+from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
 from .running import ToolRound, ToolScene, run_tools
-from .tool import FunctionTool, Tool
+from .tool import FunctionTool, Tool, require_distinct
 
 __all__ = [
     "AbortController",
     "AbortSignal",
+    "Answer",
     "Approval",
     "ApprovalRequest",
     "Approve",
@@ -34,6 +36,10 @@ __all__ = [
     "ToolHandler",
     "ToolRound",
     "ToolScene",
+    "answers_to",
+    "last_reply",
+    "open_calls",
+    "require_distinct",
     "run_tools",
     "tool",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from adapters import ToolDefinition
+from bus import ConfigurationError
 
 from .approval import NeedsApproval
 from .handler import Handler, ToolHandler, handler_of
@@ -46,6 +48,13 @@ class Tool:
     @property
     def name(self) -> str:
         return self.definition.name
+
+
+def require_distinct(tools: Iterable[Tool]) -> None:
+    """Raises ConfigurationError if two of them have one name: a call of it could mean either."""
+    names = Counter(tool.name for tool in tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):

@@ -18,7 +18,6 @@ from bus.json_types import JsonObject
 from engine import AbortSignal, FunctionTool, ToolContext, ToolDefinitionError, tool
 from engine.type_schema import SchemaError
 
-
 NO_JSON: Any = object()
 
 
