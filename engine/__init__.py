@@ -46,6 +46,7 @@ from .tools import (
     ToolContext,
     ToolDefinitionError,
     ToolError,
+    mcp_tools,
     tool,
 )
 from .turn_options import TurnOptions
@@ -83,5 +84,6 @@ __all__ = [
     "TurnOptions",
     "TurnStream",
     "load_registry",
+    "mcp_tools",
     "tool",
 ]

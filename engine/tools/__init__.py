@@ -8,6 +8,7 @@ from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, Need
 from .context import ToolContext
 from .define import tool
 from .handler import ToolHandler
+from .mcp_tools import mcp_tools
 from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
@@ -38,6 +39,7 @@ __all__ = [
     "ToolScene",
     "answers_to",
     "last_reply",
+    "mcp_tools",
     "open_calls",
     "require_distinct",
     "run_tools",

@@ -79,7 +79,7 @@ def parameters_of(
     properties: Iterable[str] = (),
     what: str = "",
 ) -> Parameters:
-    """Sort a function's parameters. properties: of the tool's own schema; they are never injected.
+    """Sort a function's parameters. properties: of the tool's own schema; no name among them is reserved.
 
     Raises ToolDefinitionError, beginning with `what`, for a reserved name with another hint.
     """
@@ -94,7 +94,9 @@ def parameters_of(
     own = frozenset(properties)
     for parameter in signature.parameters.values():
         hint = hints.get(parameter.name, NOTHING)
-        injection = None if parameter.name in own else _injection(parameter.name, hint, what)
+        injection = Injected.CONTEXT if _is_context(hint) else None
+        if injection is None and parameter.name not in own:
+            injection = _reserved(parameter.name, hint, what)
         match parameter.kind:
             case inspect.Parameter.VAR_KEYWORD:
                 variadic = True
@@ -107,9 +109,7 @@ def parameters_of(
     return Parameters(tuple(filled_in), injected, variadic, unnamed)
 
 
-def _injection(name: str, hint: object, what: str) -> Injected | None:
-    if _is_context(hint):
-        return Injected.CONTEXT
+def _reserved(name: str, hint: object, what: str) -> Injected | None:
     if name not in _RESERVED:
         return None
     injection, written, allowed = _RESERVED[name]

@@ -45,6 +45,11 @@ def sent(engine: Engine) -> list[Any]:
     return engine.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
 
 
+def everything(folder: Path) -> str:
+    """All that is in a folder's files."""
+    return "".join(each.read_bytes().decode("latin-1") for each in folder.iterdir())
+
+
 def pending(session: Session) -> dict[str, str]:
     """The open calls' ids by their tools' names."""
     return {call.name: call.id for call in session.pending_calls}
@@ -292,7 +297,7 @@ async def test_progress_is_in_the_stream_and_on_the_bus_but_its_words_are_not_st
         assert engine.store is not None
         stored = await engine.store.events(topic="tool.progress")
     assert [e.data.fraction for e in stored] == [0.5]  # type: ignore[attr-defined]
-    assert b"secret diary" not in b"".join(each.read_bytes() for each in tmp_path.iterdir())
+    assert "secret diary" not in everything(tmp_path)
 
 
 async def test_two_tools_of_one_name_are_refused() -> None:
