@@ -39,17 +39,20 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .context import ContextPolicy
 from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
-from .session import Session, SessionState
+from .session import Session
 from .session_manager import ApplyCosts, start_turn
+from .session_state import SessionState
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -93,7 +96,8 @@ class Engine:
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. Raises ConfigurationError.
+    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `engine.middleware`. Raises ConfigurationError.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Engine:
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
+        middleware: Sequence[MiddlewareLike] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
@@ -121,6 +126,7 @@ class Engine:
         self.store = _make_store(store, clock) if trace else None
         self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
         self.capture = Capture(redact) if capture_content else None
+        self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
@@ -146,12 +152,14 @@ class Engine:
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
         approve: Approve | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
-        it runs. Raises ConfigurationError.
+        it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
+        sends all of it. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         if session_id is not None and session_id in self._sessions:
@@ -165,6 +173,7 @@ class Engine:
             fallback=fallback,
             requires=requires,
             approve=approve,
+            policy=context,
         )
         self._sessions[state.id] = state
         return Session(self, state)
@@ -178,6 +187,7 @@ class Engine:
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
         approve: Approve | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
@@ -191,6 +201,7 @@ class Engine:
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         if session_id in self._sessions:
             raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
+        state.policy = context
         self._sessions[state.id] = state
         state.approve = approve
         if model is not None:

@@ -14,8 +14,8 @@ from tracestore import CallFilter, Redact, SavedSession, TraceStore
 
 from .choice import Model, ModelChoice, Requirements
 from .routing import expand
-from .session import SessionState
 from .session_manager import reprice_messages
+from .session_state import SessionState
 from .tools import Tool
 
 if TYPE_CHECKING:

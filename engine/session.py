@@ -18,49 +18,14 @@ from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelt
 from bus import CallboardError, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
-from .choice import Model, Requirements, in_words
-from .tools import Answer, Approve, Tool, open_calls, require_distinct
+from .choice import Model, in_words
+from .session_state import SessionState
+from .tools import Answer, open_calls
 from .turn import Turn, own
 from .turn_options import TurnArguments, TurnOptions
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-
-class SessionState:
-    """A conversation's data. session_id: empty for what belongs to no session.
-
-    turns: admits one turn at a time, in the order in which they were asked for.
-    waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
-    """
-
-    def __init__(
-        self,
-        session_id: str,
-        model: Model,
-        system_prompt: str | None,
-        tools: Sequence[Tool],
-        tags: dict[str, str],
-        *,
-        fallback: Sequence[str] | None = None,
-        requires: Requirements | None = None,
-        approve: Approve | None = None,
-    ) -> None:
-        require_distinct(tools)
-        self.id = session_id
-        self.model = model
-        self.fallback = fallback
-        self.requires = requires
-        self.system_prompt = system_prompt
-        self.tools = tuple(tools)
-        self.approve = approve
-        self.tags = tags
-        self.messages: list[Message] = []
-        self.turns = anyio.Lock(fast_acquire=True)
-        self.waiting = 0
-        self.running: Turn | None = None
-        self.announced = False
-        self.resumed = False
 
 
 class Session:

@@ -15,7 +15,7 @@ from .tools import Answer, ToolRound, ToolScene, answers_to, open_calls, run_too
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState
+    from .session_state import SessionState
     from .turn_options import TurnOptions
 
 _WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)

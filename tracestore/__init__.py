@@ -31,6 +31,7 @@ from .pruning import PruneReport
 from .queries import CallFilter, CallRow, SessionRow
 from .replay import StoredEvents
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
+from .saved_replies import SavedReplies
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
@@ -56,6 +57,7 @@ __all__ = [
     "Redact",
     "RepriceReport",
     "RepriceRun",
+    "SavedReplies",
     "SavedSession",
     "SessionReprice",
     "SessionRow",

@@ -72,6 +72,7 @@ if __name__ == "__main__":
 
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
+        listener.listen()
         sys.stdout.write(f"{listener.getsockname()[1]}\n")
         sys.stdout.flush()
         config = uvicorn.Config(server.streamable_http_app(), log_level="critical")
