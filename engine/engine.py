@@ -64,7 +64,7 @@ from .session_state import SessionState
 from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
-from .tools import Tool
+from .tools import Approve, Tool
 from .turn import Turn
 
 
@@ -160,15 +160,16 @@ class Engine(ObjectMethods):
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
         name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. context: what to send of a history that has
-        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
-        ConfigurationError.
+        model must be able to do, besides what the requests show. approve: decides about each call of a tool before
+        it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
+        sends all of it. name: for people. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -179,6 +180,7 @@ class Engine(ObjectMethods):
             tags or {},
             fallback=fallback,
             requires=requires,
+            approve=approve,
             policy=context,
             name=name,
         )
@@ -199,13 +201,15 @@ class Engine(ObjectMethods):
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
         tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
-        is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
+        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
+        here; StoreError.
 
         From then on the session is this engine's. With `capture_content`, another engine that had it open learns
         so with its next turn, which raises SessionTakenOver.
@@ -214,6 +218,7 @@ class Engine(ObjectMethods):
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         state.policy = context
+        state.approve = approve
         session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)

@@ -12,7 +12,7 @@ from adapters import Message
 from .choice import Model, Requirements
 from .context import WHOLE, ContextPolicy
 from .refused_reasoning import RefusedReasoning
-from .tools import Tool
+from .tools import Approve, Tool, require_distinct
 
 if TYPE_CHECKING:
     from .turn import Turn
@@ -42,13 +42,16 @@ class SessionState:
         policy: ContextPolicy | None = None,
         name: str | None = None,
         forked_from: str | None = None,
+        approve: Approve | None = None,
     ) -> None:
+        require_distinct(tools)
         self.id = session_id
         self.model = model
         self.fallback = fallback
         self.requires = requires
         self.system_prompt = system_prompt
         self.tools = tuple(tools)
+        self.approve = approve
         self.tags = tags
         self.messages: list[Message] = []
         self.name = name

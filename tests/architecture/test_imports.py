@@ -39,6 +39,7 @@ LAZY = (
     "referencing",
     "attr",
     "pydantic",
+    "mcp",
 )
 
 
