@@ -158,17 +158,27 @@ class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    """forked_from: the session whose history it begins with."""
+
     model: str
     tags: dict[str, str] = msgspec.field(default_factory=dict)
+    name: str | None = None
+    forked_from: str | None = None
+
+
+class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
+    name: str
 
 
 class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
     """What a session is made of, from now on; published only where content is captured.
 
     history: how many messages it has by now. setup: by reference, for the store; None in an event that was stored.
+    begins: it is a new session, and not the one that may be stored under its id.
     """
 
     history: int
+    begins: bool = False
     setup: SessionSetup | None = None
 
 
@@ -261,6 +271,7 @@ CatalogueEvent: TypeAlias = (
     | SessionCreated
     | SessionConfigured
     | SessionModelChanged
+    | SessionRenamed
     | SessionTurnStarted
     | SessionTurnCompleted
     | SessionMessageAppended

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -23,6 +24,7 @@ from adapters import (
     CallWarning,
     CanonicalRequest,
     CanonicalResponse,
+    ContentBlock,
     MessageComplete,
     StopReason,
     StreamEvent,
@@ -53,6 +55,10 @@ CANCEL_GRACE_SECONDS = 5.0
 """How long an adapter may take to end a cancelled call in order, before the call is ended without it."""
 
 
+EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]]
+"""Given some events of a message, in order, the events to deliver in their place."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CallScene:
     """What a call needs besides its request.
@@ -60,6 +66,7 @@ class CallScene:
     order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose
     published prices the model has, see `engine.published_prices`. deadline: when the
     call is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
+    filter: what the message's events go through before anybody sees them.
     """
 
     bus: Bus
@@ -79,14 +86,22 @@ class CallScene:
     order: int = 0
     deadline: float = math.inf
     drain_seconds: float = 0.0
+    filter: EventFilter | None = None
 
 
-@dataclass(kw_only=True)
-class CallOutcome:
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended well: its response, and what that cost."""
 
     response: CanonicalResponse
     cost: Cost
+
+    @property
+    def text(self) -> str:
+        return self.response.text
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.response.usage
 
 
 @dataclass(eq=False)
@@ -108,6 +123,8 @@ class Call:
     _prices: PriceTable | None = None
     _cancelled: bool = False
     _waiting: anyio.CancelScope | None = None
+    _filtered: tuple[ContentBlock, ...] | None = None
+    _filter_error: Exception | None = None
     _over: bool = False
 
     def cancel(self) -> None:
@@ -135,6 +152,8 @@ class Call:
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
             error = failure
+            if self._filter_error is not None:
+                raise self._filter_error from None
             raise
         finally:
             self._over = True
@@ -152,9 +171,13 @@ class Call:
             response = await self._response(handle)
         finally:
             self.scene.limiter.release()
-        if not self.streamed:
-            self.scene.log.extend(self._whole(response))
-        return response
+        if not self.streamed and self.scene.filter is not None:
+            self._through_filter(self.scene.filter, whole_reply_events(self.request.message_id, response))
+        if self._filter_error is not None:
+            error = self._cancelled_error()
+            error.usage = response.usage  # paid for, whatever becomes of it
+            raise error
+        return response if self._filtered is None else msgspec.structs.replace(response, content=self._filtered)
 
     async def _queue(self) -> None:
         with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
@@ -180,19 +203,24 @@ class Call:
         return CancelledError("the call was cancelled", request_id=self.request.request_id)
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
-        if not self._over:  # an adapter that ignores its cancelling may still send
-            self.scene.log.extend(events)
+        if self._over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
+            return
+        if self.scene.filter is not None:
+            events = self._through_filter(self.scene.filter, events)
+        self.scene.log.extend(events)
 
-    def _whole(self, response: CanonicalResponse) -> list[StreamEvent]:
-        complete = MessageComplete(
-            response.content,
-            response.stop_reason,
-            response.raw_stop_reason,
-            response.usage,
-            self.request.message_id,
-        )
-        served = response.model.partition(":")[2]
-        return whole_reply_events(self.request.message_id, response.provider, served, complete)
+    def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+        """What a filter raises ends the call; the adapter, in whose task this runs, is not at fault."""
+        try:
+            events = function(events)
+        except Exception as error:
+            self._filter_error = error
+            self.cancel()
+            return ()
+        for event in events:
+            if isinstance(event, MessageComplete):
+                self._filtered = event.final_content
+        return events
 
     # -- reports of the adapter, synchronous
 
@@ -330,5 +358,5 @@ class Call:
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
         for event in accumulator.closing_events(reason, usage):
             self.scene.log.append(event)
-        if not error.content:
+        if not error.content or self.scene.filter is not None:
             error.content = accumulator.content

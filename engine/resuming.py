@@ -24,8 +24,8 @@ from tracestore import CallFilter, Redact, SavedSession, TraceStore
 
 from .choice import Model, ModelChoice, Requirements
 from .routing import expand
-from .session import SessionState
 from .session_manager import reprice_messages
+from .session_state import SessionState
 from .tools import Tool
 
 if TYPE_CHECKING:
@@ -45,17 +45,21 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
 
 
-def configured(state: SessionState) -> SessionConfigured:
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
     """What the store must know to make this session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
+
+
+def setup_of(state: SessionState) -> SessionSetup:
+    """What a session is made of besides its messages."""
     requires = state.requires
-    setup = SessionSetup(
+    return SessionSetup(
         model=_stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=tuple(tool.definition for tool in state.tools),
         fallback=None if state.fallback is None else tuple(state.fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
     )
-    return SessionConfigured(history=len(state.messages), setup=setup)
 
 
 async def resumed(
@@ -82,6 +86,7 @@ async def resumed(
         saved.tags,
         fallback=setup.fallback if fallback is None else fallback,
         requires=requires,
+        name=saved.name,
     )
     expand(engine.registry, state.model if model is None else model, state.fallback)
     state.messages.extend(saved.messages)

@@ -8,90 +8,25 @@ cancelling the task that awaits `send`, or leaving `async with session.stream(..
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
-import msgspec
 
-from adapters import ContentBlock, Message, MessageComplete, RetryPolicy, TextBlock, TextDelta, ToolChoice
-from bus import CallboardError, StreamReader, StreamReset, TaskCancelled, TaskHandle
-from bus.errors import CancelledError
-from bus.json_types import Json, JsonObject
-from bus.messages import as_blocks
+from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta
+from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
-from .choice import Model, Requirements, in_words
+from .choice import Model, in_words
+from .session_state import SessionState
+from .sessions import exported, fork_of
 from .tools import Tool
-from .turn import Turn
+from .turn import Turn, own
+from .turn_options import TurnArguments, TurnOptions
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-
-class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn may ask of the model; None leaves it to the model's defaults.
-
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
-    turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
-    adapter's. drain_for_usage: see AdapterConfig.
-    fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
-    an empty one wants none. requires: what the model must be able to do, besides what the request shows.
-    """
-
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop_sequences: tuple[str, ...] = ()
-    output_schema: JsonObject | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    provider_options: dict[str, Json] = {}
-    max_tool_rounds: int = 1
-    max_retries: int | None = None
-    retry: RetryPolicy | None = None
-    timeout_seconds: float | None = None
-    call_timeout_seconds: float | None = None
-    drain_for_usage: float | None = None
-    fallback: Sequence[str] | None = None
-    requires: Requirements | None = None
-
-
-class SessionState:
-    """A conversation's data. `turns` admits one turn at a time, in the order in which they were asked for.
-
-    waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
-    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
-    the store isn't told.
-    """
-
-    def __init__(
-        self,
-        session_id: str,
-        model: Model,
-        system_prompt: str | None,
-        tools: Sequence[Tool],
-        tags: dict[str, str],
-        *,
-        fallback: Sequence[str] | None = None,
-        requires: Requirements | None = None,
-    ) -> None:
-        self.id = session_id
-        self.model = model
-        self.fallback = fallback
-        self.requires = requires
-        self.system_prompt = system_prompt
-        self.tools = tuple(tools)
-        self.tags = tags
-        self.messages: list[Message] = []
-        self.turns = anyio.Lock(fast_acquire=True)
-        self.waiting = 0
-        self.running: Turn | None = None
-        self.announced = False
-        self.resumed = False
-        self.claimed: int | None = None
 
 
 class Session:
@@ -118,12 +53,46 @@ class Session:
         self._engine.change_model(self._state, model)
 
     @property
+    def name(self) -> str | None:
+        """For people; None if it has none."""
+        return self._state.name
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What its calls carry, for `callboard cost --by`."""
+        return MappingProxyType(self._state.tags)
+
+    @property
+    def system_prompt(self) -> str | None:
+        """Of the next turn."""
+        return self._state.system_prompt
+
+    @system_prompt.setter
+    def system_prompt(self, text: str | None) -> None:
+        self._state.system_prompt = text
+        self._changed()
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Of the next turn."""
+        return self._state.tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Tool]) -> None:
+        self._state.tools = tuple(tools)
+        self._changed()
+
+    @property
     def messages(self) -> tuple[Message, ...]:
         """The history as it is now; costs are those of the current price table."""
         return tuple(self._state.messages)
 
     async def send(
-        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnArguments],
     ) -> Message:
         """One turn, not streamed; the assistant's last message.
 
@@ -132,14 +101,42 @@ class Session:
         """
         turn = self._new_turn(content, model, streamed=False, options=options)
         task = await self._engine.start_turn(turn)
-        return await _own(turn, task)
+        return await own(turn, task)
 
     def stream(
-        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnArguments],
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
         turn = self._new_turn(content, model, streamed=True, options=options)
         return TurnStream(self._engine, turn)
+
+    def rename(self, name: str) -> None:
+        """Give it another name. Raises ValueError for an empty one."""
+        if not name:
+            raise ValueError("a session's name can't be empty")
+        self._state.name = name
+        if self._state.announced:
+            self._engine.bus.publish(SessionRenamed(name=name), session_id=self.id)
+
+    def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
+        """Another session that begins with this one's history, or its first `at` messages.
+
+        Model, tools, system prompt, tags and name are the same; from here on both go their own ways. Raises
+        CallboardError if there is no such message.
+        """
+        return self._engine.open_session(fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at))
+
+    def export(self) -> bytes:
+        """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
+        return exported(self._state)
+
+    def _changed(self) -> None:
+        if self._state.announced:
+            self._engine.publish_setup(self._state)
 
     async def cancel(self) -> bool:
         """Cancel the running turn. False if none is running. Idempotent."""
@@ -152,12 +149,12 @@ class Session:
         model: Model | None,
         *,
         streamed: bool,
-        options: dict[str, Any],
+        options: TurnArguments,
     ) -> Turn:
         return Turn(
             engine=self._engine,
             state=self._state,
-            content=as_blocks(content),
+            new=(Message.user(content),),
             model=model,
             options=TurnOptions(**options),
             streamed=streamed,
@@ -261,17 +258,3 @@ def _text_of(events: Sequence[TurnEvent]) -> str:
             case _:
                 pass
     return "".join(texts.values())
-
-
-async def _own(turn: Turn, task: TaskHandle[Message]) -> Message:
-    """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
-    try:
-        return await task.wait()
-    except TaskCancelled as error:
-        raise CancelledError("the turn was cancelled") from error
-    finally:
-        if not task.done:
-            turn.cancel()
-            with anyio.CancelScope(shield=True):
-                with contextlib.suppress(CallboardError):
-                    await task.wait()

@@ -103,6 +103,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     setup: SessionSetup | None
     withheld: str | None
     tags: dict[str, str]
+    name: str | None
     messages: tuple[Message, ...]
     missing: tuple[str, ...]
 
@@ -132,7 +133,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
             _insert_message(statements, session_id, moment, event, digest, withheld)
         elif isinstance(event, CapturedSetup):
             digest, made, withheld = _bodies(event)
-            _insert_setup(statements, session_id, moment, event.history, digest, withheld)
+            _insert_setup(statements, session_id, moment, event, digest, withheld)
         else:
             continue
         bodies |= made
@@ -214,11 +215,11 @@ def _insert_setup(
     statements: Statements,
     session_id: str,
     moment: tuple[int, int, int],
-    history: int,
+    event: CapturedSetup,
     digest: bytes | None,
     withheld: str | None,
 ) -> None:
-    values: list[SqlValue] = [session_id, *moment, history, digest, withheld]
+    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld]
     statements.run(
         """
         INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
@@ -232,7 +233,7 @@ def _insert_setup(
     )
     statements.run(
         "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
-        (session_id, history, *moment[:2]),
+        (session_id, 0 if event.begins else event.history, *moment[:2]),
     )
 
 
@@ -253,7 +254,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
     )
     if not setups and not rows:
         return None
-    tags = statements.run("SELECT tags FROM sessions WHERE session_id = ?", (session_id,))
+    known = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
+    tags, name = known[0] if known else (None, None)
     fetch = _Fetch(statements)
     setup, withheld, missing = None, None, []
     if setups:
@@ -265,7 +267,7 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         missing.append(f"its setup {why}")
     messages: list[Message] = []
     stored = {row[0]: row for row in rows}
-    for position in range(max([history, *(known + 1 for known in stored)])):
+    for position in range(max([history, *(place + 1 for place in stored)])):
         message, why = _message(stored.get(position), fetch)
         if message is not None:
             messages.append(message)
@@ -275,7 +277,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         session_id=session_id,
         setup=setup,
         withheld=withheld,
-        tags=tags_of(tags[0][0]) if tags else {},
+        tags=tags_of(tags),
+        name=name,
         messages=tuple(messages),
         missing=tuple(missing),
     )
