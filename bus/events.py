@@ -158,8 +158,16 @@ class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    """forked_from: the session whose history it begins with."""
+
     model: str
     tags: dict[str, str] = msgspec.field(default_factory=dict)
+    name: str | None = None
+    forked_from: str | None = None
+
+
+class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
+    name: str
 
 
 class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
@@ -203,6 +211,18 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
     tool_use_id: str
     tool_name: str
+
+
+class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
+    """What a tool that runs says of itself. fraction: from 0 to 1, None if it can't tell.
+
+    The message is the tool's own words and may quote content: the trace store keeps the event without it.
+    """
+
+    tool_use_id: str
+    tool_name: str
+    message: str | None = None
+    fraction: float | None = None
 
 
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
@@ -261,10 +281,12 @@ CatalogueEvent: TypeAlias = (
     | SessionCreated
     | SessionConfigured
     | SessionModelChanged
+    | SessionRenamed
     | SessionTurnStarted
     | SessionTurnCompleted
     | SessionMessageAppended
     | ToolStarted
+    | ToolProgress
     | ToolFinished
     | PricingTableLoaded
     | PricingRepriced

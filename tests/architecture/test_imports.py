@@ -35,6 +35,11 @@ LAZY = (
     "h11",
     "opentelemetry",
     "pyarrow",
+    "jsonschema",
+    "referencing",
+    "attr",
+    "pydantic",
+    "mcp",
 )
 
 
