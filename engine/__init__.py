@@ -41,6 +41,7 @@ from .registry import (
 )
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
+from .sessions import SessionInfo
 from .statistics import EngineStatistics
 from .tools import Tool
 from .turn_options import TurnOptions
@@ -74,6 +75,7 @@ __all__ = [
     "ProviderEvent",
     "Requirements",
     "Session",
+    "SessionInfo",
     "StepResult",
     "StreamAccumulator",
     "StreamFailed",

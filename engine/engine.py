@@ -39,6 +39,7 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .context import ContextPolicy
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
@@ -47,14 +48,17 @@ from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
+from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
 from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
-from .session import Session, SessionState
+from .session import Session
 from .session_manager import ApplyCosts, start_turn
+from .session_state import SessionState
+from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
@@ -99,7 +103,8 @@ class Engine:
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
-    `engine.middleware`. Raises ConfigurationError.
+    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    Raises ConfigurationError.
     """
 
     def __init__(
@@ -115,11 +120,13 @@ class Engine:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
+        providers: Mapping[str, Provider] | None = None,
     ) -> None:
         require_capture(capture_content, trace, redact)
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
+        self._registered: list[AdapterEntry] = []
         self.bus = Bus(clock=clock)
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
@@ -135,11 +142,31 @@ class Engine:
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
         self._hosted: Hosted | None = None
+        for name, adapter in (providers or {}).items():
+            self.register(name, adapter)
 
     @classmethod
     def from_env(cls) -> Engine:
         """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
         return cls()
+
+    # -- providers
+
+    @property
+    def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
+        """The adapters by name, registered ones included; what isn't configured lacks its key."""
+        return {name: entry.state for name, entry in self.registry.adapters.items()}
+
+    def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
+        """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
+
+        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
+        what makes one each time. prices_as: the provider whose published prices its models have, where its class
+        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        """
+        entry = entry_of(name, adapter, prices_as)
+        self.registry = self.registry.with_adapter(entry)
+        self._registered.append(entry)
 
     # -- sessions
 
@@ -153,15 +180,17 @@ class Engine:
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        context: ContextPolicy | None = None,
+        name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        model must be able to do, besides what the requests show. context: what to send of a history that has
+        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
+        ConfigurationError.
         """
         expand(self.registry, model, fallback)
-        if session_id is not None and session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state = SessionState(
             session_id or self.clock.new_id("ses"),
             model,
@@ -170,7 +199,15 @@ class Engine:
             tags or {},
             fallback=fallback,
             requires=requires,
+            policy=context,
+            name=name,
         )
+        return self.open_session(state)
+
+    def open_session(self, state: SessionState) -> Session:
+        """Take up a session's state. Raises CallboardError if a session of that id is open."""
+        if state.id in self._sessions:
+            raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self._sessions[state.id] = state
         return Session(self, state)
 
@@ -182,6 +219,7 @@ class Engine:
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
@@ -192,12 +230,35 @@ class Engine:
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
-        if session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
-        self._sessions[state.id] = state
+        state.policy = context
+        session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
-        return Session(self, state)
+        return session
+
+    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        return await listed(self, limit)
+
+    async def import_session(
+        self,
+        document: bytes | str,
+        *,
+        session_id: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+    ) -> Session:
+        """A session that `Session.export` has written, also of another engine, with its history and settings.
+
+        session_id, tools, model: instead of the exported ones; without `tools` its tools are passive. Raises
+        CallboardError if it is no exported session or one of that id is open, ConfigurationError if its model is
+        not known here.
+        """
+        await self.start()
+        state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self.open_session(state)
+        self.announce(state)
+        return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
@@ -211,7 +272,7 @@ class Engine:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
             self.bus.publish(change, session_id=state.id)
             if state.announced:
-                self._publish_setup(state)
+                self.publish_setup(state)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -226,6 +287,8 @@ class Engine:
             fresh = source
         else:
             fresh = await anyio.to_thread.run_sync(load_registry, source)
+        for entry in self._registered:
+            fresh = fresh.with_adapter(entry)
         change = difference(self.registry, fresh)
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
@@ -446,10 +509,15 @@ class Engine:
         if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
-                self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
-            self._publish_setup(state)
+                created = SessionCreated(
+                    model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
+                )
+                self.bus.publish(created, session_id=state.id)
+            self.publish_setup(state)
+            if self.capture is not None and not state.resumed:
+                publish_history(self, state)
 
-    def _publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
             self.bus.publish(configured(state), session_id=state.id)
 

@@ -56,7 +56,7 @@ from .running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState
+    from .session_state import SessionState
     from .turn_options import TurnOptions
 
 _log = Log("engine.step")
@@ -282,6 +282,9 @@ class Step:
             self._journey.hold_time(False)
             self._call = None
         self.costs.append(outcome.cost)
+        if outcome.response.warnings:
+            refused = self._journey.state.refused_reasoning
+            refused.note(route.decision.provider, request.messages, outcome.response.warnings)
         return outcome
 
     async def _ready(self, route: Route, request_id: str) -> RunningAdapter:
@@ -326,7 +329,7 @@ class Step:
             effort = defaults.effort
         return CanonicalRequest(
             request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
-            messages=self._messages,
+            messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             max_output_tokens=options.max_output_tokens
             or default_max_output(entry, capabilities, listed=named.listed),

@@ -13,7 +13,7 @@ from bus import CallboardError, ConfigurationError
 
 from ..choice import Model, ModelChoice
 from ..registry import ModelRegistry
-from ..session import SessionState
+from ..session_state import SessionState
 from ..tools import Tool
 from ..turn import Turn
 from ..turn_options import TurnArguments, TurnOptions
