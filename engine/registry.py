@@ -38,7 +38,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
     otherwise themselves; see `ModelEntry`.
 
-    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it always gives
+    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
     the same one, which is the host's own.
     """
 
