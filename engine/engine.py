@@ -52,6 +52,7 @@ from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
 from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
+from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
@@ -106,7 +107,8 @@ class Engine(ObjectMethods):
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
-    `engine.middleware`. Raises ConfigurationError.
+    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    Raises ConfigurationError.
     """
 
     def __init__(
@@ -122,11 +124,13 @@ class Engine(ObjectMethods):
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
+        providers: Mapping[str, Provider] | None = None,
     ) -> None:
         require_capture(capture_content, trace, redact)
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
+        self._registered: list[AdapterEntry] = []
         self.bus = Bus(clock=clock)
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
@@ -142,11 +146,31 @@ class Engine(ObjectMethods):
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
         self._hosted: Hosted | None = None
+        for name, adapter in (providers or {}).items():
+            self.register(name, adapter)
 
     @classmethod
     def from_env(cls) -> Engine:
         """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
         return cls()
+
+    # -- providers
+
+    @property
+    def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
+        """The adapters by name, registered ones included; what isn't configured lacks its key."""
+        return {name: entry.state for name, entry in self.registry.adapters.items()}
+
+    def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
+        """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
+
+        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
+        what makes one each time. prices_as: the provider whose published prices its models have, where its class
+        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        """
+        entry = entry_of(name, adapter, prices_as)
+        self.registry = self.registry.with_adapter(entry)
+        self._registered.append(entry)
 
     # -- sessions
 
@@ -275,6 +299,8 @@ class Engine(ObjectMethods):
             fresh = source
         else:
             fresh = await anyio.to_thread.run_sync(load_registry, source)
+        for entry in self._registered:
+            fresh = fresh.with_adapter(entry)
         change = difference(self.registry, fresh)
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
