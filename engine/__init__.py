@@ -28,9 +28,19 @@ from .engine import Engine, Limits, Timeouts
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.object_functions import (
+    generate_object,
+    generate_object_sync,
+    stream_object,
+    stream_object_sync,
+)
+from .generation.object_reply import NoObjectGeneratedError
+from .generation.object_stream import ObjectStream
+from .generation.objects import ObjectResult
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
 from .generation.sync_host import run_sync
+from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
 from .registry import (
@@ -44,6 +54,7 @@ from .session import Session, TurnStream
 from .statistics import EngineStatistics
 from .tools import Tool
 from .turn_options import TurnOptions
+from .type_schema import SchemaError
 from .view_events import (
     Finish,
     ProviderEvent,
@@ -71,13 +82,18 @@ __all__ = [
     "ModelDefaults",
     "ModelEntry",
     "ModelRegistry",
+    "NoObjectGeneratedError",
+    "ObjectResult",
+    "ObjectStream",
     "ProviderEvent",
     "Requirements",
+    "SchemaError",
     "Session",
     "StepResult",
     "StreamAccumulator",
     "StreamFailed",
     "StreamResult",
+    "SyncObjectStream",
     "SyncStreamResult",
     "TextEnd",
     "TextStart",
@@ -94,10 +110,14 @@ __all__ = [
     "ViewReader",
     "default_engine",
     "generate",
+    "generate_object",
+    "generate_object_sync",
     "generate_sync",
     "load_registry",
     "run_sync",
     "set_default_engine",
     "stream",
+    "stream_object",
+    "stream_object_sync",
     "stream_sync",
 ]

@@ -11,6 +11,7 @@ from bus.json_types import Json, JsonObject
 
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
+from .moments import Moments
 from .pydantic_types import is_model
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
@@ -48,8 +49,6 @@ def json_schema(of: object) -> JsonObject:
 
 
 def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
-    from .moments import Moments  # it brings msgspec.inspect, which is not needed before
-
     moments = Moments(of)
     (schema, *references), definitions = msgspec.json.schema_components(
         (of, *moments.classes), schema_hook=_custom, ref_template="#/$defs/{name}"
