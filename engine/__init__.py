@@ -51,6 +51,7 @@ from .registry import (
 )
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
+from .sessions import SessionInfo
 from .statistics import EngineStatistics
 from .tools import Tool
 from .turn_options import TurnOptions
@@ -89,6 +90,7 @@ __all__ = [
     "Requirements",
     "SchemaError",
     "Session",
+    "SessionInfo",
     "StepResult",
     "StreamAccumulator",
     "StreamFailed",

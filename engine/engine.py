@@ -58,6 +58,7 @@ from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
+from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
@@ -157,16 +158,16 @@ class Engine(ObjectMethods):
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
         context: ContextPolicy | None = None,
+        name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. context: what to send of a history that has
-        grown too long, see `engine.context`; None always sends all of it. Raises ConfigurationError.
+        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
+        ConfigurationError.
         """
         expand(self.registry, model, fallback)
-        if session_id is not None and session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state = SessionState(
             session_id or self.clock.new_id("ses"),
             model,
@@ -176,7 +177,14 @@ class Engine(ObjectMethods):
             fallback=fallback,
             requires=requires,
             policy=context,
+            name=name,
         )
+        return self.open_session(state)
+
+    def open_session(self, state: SessionState) -> Session:
+        """Take up a session's state. Raises CallboardError if a session of that id is open."""
+        if state.id in self._sessions:
+            raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self._sessions[state.id] = state
         return Session(self, state)
 
@@ -199,13 +207,35 @@ class Engine(ObjectMethods):
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
-        if session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state.policy = context
-        self._sessions[state.id] = state
+        session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
-        return Session(self, state)
+        return session
+
+    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        return await listed(self, limit)
+
+    async def import_session(
+        self,
+        document: bytes | str,
+        *,
+        session_id: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+    ) -> Session:
+        """A session that `Session.export` has written, also of another engine, with its history and settings.
+
+        session_id, tools, model: instead of the exported ones; without `tools` its tools are passive. Raises
+        CallboardError if it is no exported session or one of that id is open, ConfigurationError if its model is
+        not known here.
+        """
+        await self.start()
+        state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self.open_session(state)
+        self.announce(state)
+        return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
@@ -219,7 +249,7 @@ class Engine(ObjectMethods):
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
             self.bus.publish(change, session_id=state.id)
             if state.announced:
-                self._publish_setup(state)
+                self.publish_setup(state)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -454,10 +484,15 @@ class Engine(ObjectMethods):
         if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
-                self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
-            self._publish_setup(state)
+                created = SessionCreated(
+                    model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
+                )
+                self.bus.publish(created, session_id=state.id)
+            self.publish_setup(state)
+            if self.capture is not None and not state.resumed:
+                publish_history(self, state)
 
-    def _publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
             self.bus.publish(configured(state), session_id=state.id)
 

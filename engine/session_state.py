@@ -11,6 +11,7 @@ from adapters import Message
 
 from .choice import Model, Requirements
 from .context import WHOLE, ContextPolicy
+from .refused_reasoning import RefusedReasoning
 from .tools import Tool
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class SessionState:
 
     turns: admits one turn at a time, in the order in which they were asked for.
     policy, context: what decides what is sent of the history, and what it has decided.
+    name: for people. forked_from: the session whose history it began with.
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
     """
 
@@ -36,6 +38,8 @@ class SessionState:
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
         policy: ContextPolicy | None = None,
+        name: str | None = None,
+        forked_from: str | None = None,
     ) -> None:
         self.id = session_id
         self.model = model
@@ -45,8 +49,11 @@ class SessionState:
         self.tools = tuple(tools)
         self.tags = tags
         self.messages: list[Message] = []
+        self.name = name
+        self.forked_from = forked_from
         self.policy = policy
         self.context = WHOLE
+        self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
         self.waiting = 0
         self.running: Turn | None = None

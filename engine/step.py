@@ -293,6 +293,9 @@ class Step:
         if route.option.shape is not None and route.option.shape.forced is not None:
             outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
         self.costs.append(outcome.cost)
+        if outcome.response.warnings:
+            refused = self._journey.state.refused_reasoning
+            refused.note(route.decision.provider, request.messages, outcome.response.warnings)
         return outcome
 
     async def _ready(self, route: Route, request_id: str) -> RunningAdapter:
@@ -337,7 +340,7 @@ class Step:
             effort = defaults.effort
         return CanonicalRequest(
             request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
-            messages=self._messages,
+            messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             max_output_tokens=options.max_output_tokens
             or default_max_output(entry, capabilities, listed=named.listed),
