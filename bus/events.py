@@ -213,6 +213,18 @@ class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
     tool_name: str
 
 
+class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
+    """What a tool that runs says of itself. fraction: from 0 to 1, None if it can't tell.
+
+    The message is the tool's own words and may quote content: the trace store keeps the event without it.
+    """
+
+    tool_use_id: str
+    tool_name: str
+    message: str | None = None
+    fraction: float | None = None
+
+
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
     tool_use_id: str
     tool_name: str
@@ -274,6 +286,7 @@ CatalogueEvent: TypeAlias = (
     | SessionTurnCompleted
     | SessionMessageAppended
     | ToolStarted
+    | ToolProgress
     | ToolFinished
     | PricingTableLoaded
     | PricingRepriced

@@ -19,7 +19,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from .content import ContentBlock
-from .events import ToolFinished, ToolStarted
+from .events import ToolFinished, ToolProgress, ToolStarted
 from .json_types import Json, JsonObject
 from .usage import Cost, StopReason, TokenUsage
 
@@ -155,5 +155,5 @@ StreamEvent: TypeAlias = (
     | MessageComplete
 )
 
-TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolFinished | StepFinish | TurnComplete
+TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
 """What a turn's stream log holds: each message's events, tools and steps between them, one TurnComplete last."""

@@ -21,6 +21,7 @@ check_siblings(__file__)
 from .abort import AbortController, AbortSignal
 from .accumulator import StreamAccumulator
 from .availability import Availability
+from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
@@ -43,6 +44,7 @@ from .generation.sync_host import run_sync
 from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
+from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
     ModelDefaults,
@@ -53,7 +55,20 @@ from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
 from .sessions import SessionInfo
 from .statistics import EngineStatistics
-from .tools import Tool
+from .tools import (
+    ApprovalRequest,
+    Approved,
+    Denied,
+    FunctionTool,
+    InvalidToolCallError,
+    Pending,
+    Tool,
+    ToolContext,
+    ToolDefinitionError,
+    ToolError,
+    mcp_tools,
+    tool,
+)
 from .turn_options import TurnOptions
 from .type_schema import SchemaError
 from .view_events import (
@@ -71,21 +86,29 @@ __all__ = [
     "AbortController",
     "AbortSignal",
     "AdapterEntry",
+    "ApprovalRequest",
+    "Approved",
     "Availability",
     "Check",
+    "ConfiguredModel",
+    "Denied",
     "Engine",
     "EngineStatistics",
     "Finish",
+    "FunctionTool",
     "GenerateResult",
     "HealthReport",
+    "InvalidToolCallError",
     "Limits",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
+    "ModelInfo",
     "ModelRegistry",
     "NoObjectGeneratedError",
     "ObjectResult",
     "ObjectStream",
+    "Pending",
     "ProviderEvent",
     "Requirements",
     "SchemaError",
@@ -104,6 +127,9 @@ __all__ = [
     "TimeoutConfig",
     "Timeouts",
     "Tool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
@@ -115,11 +141,16 @@ __all__ = [
     "generate_object",
     "generate_object_sync",
     "generate_sync",
+    "get_latest_model",
+    "get_model_info",
+    "list_models",
     "load_registry",
+    "mcp_tools",
     "run_sync",
     "set_default_engine",
     "stream",
     "stream_object",
     "stream_object_sync",
     "stream_sync",
+    "tool",
 ]

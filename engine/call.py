@@ -60,8 +60,7 @@ EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]
 """Given some events of a message, in order, the events to deliver in their place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallScene:
+class CallScene(msgspec.Struct, frozen=True, kw_only=True):
     """What a call needs besides its request.
 
     order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose

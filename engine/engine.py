@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +26,7 @@ from bus import (
     PricingRepriced,
     SessionCreated,
     SessionModelChanged,
+    SessionTakenOver,
     ShutdownReport,
     StreamChannel,
     StreamReader,
@@ -48,11 +50,12 @@ from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
+from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
-from .resuming import configured, costs_of, require_capture, resumed
+from .resuming import configured, costs_of, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
@@ -61,7 +64,7 @@ from .session_state import SessionState
 from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
-from .tools import Tool
+from .tools import Approve, Tool
 from .turn import Turn
 
 
@@ -157,15 +160,16 @@ class Engine(ObjectMethods):
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
         name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. context: what to send of a history that has
-        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
-        ConfigurationError.
+        model must be able to do, besides what the requests show. approve: decides about each call of a tool before
+        it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
+        sends all of it. name: for people. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -176,6 +180,7 @@ class Engine(ObjectMethods):
             tags or {},
             fallback=fallback,
             requires=requires,
+            approve=approve,
             policy=context,
             name=name,
         )
@@ -196,18 +201,24 @@ class Engine(ObjectMethods):
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
         tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
-        is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
+        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
+        here; StoreError.
+
+        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
+        so with its next turn, which raises SessionTakenOver.
         """
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         state.policy = context
+        state.approve = approve
         session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
@@ -425,7 +436,10 @@ class Engine(ObjectMethods):
         await self.aclose()
 
     async def start(self) -> Hosted:
-        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        """
         if self._hosted is None:
             _require_asyncio()
             self._hosted = Hosted(self)
@@ -456,6 +470,14 @@ class Engine(ObjectMethods):
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""
         return collect(self)
+
+    def models(self) -> list[ConfiguredModel]:
+        """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
+
+        First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
+        ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+        """
+        return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
@@ -494,7 +516,18 @@ class Engine(ObjectMethods):
 
     def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
-            self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state), session_id=state.id)
+            if state.claimed is None:
+                state.claimed = seq
+
+    async def require_ownership(self, state: SessionState) -> None:
+        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
+        try:
+            await require_ownership(self, state)
+        except SessionTakenOver:
+            if self._sessions.get(state.id) is state:
+                del self._sessions[state.id]  # so that it can be resumed here, too
+            raise
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
@@ -504,12 +537,14 @@ class Engine(ObjectMethods):
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
             return
-        limits, give_up = self._limits, anyio.current_time() + self._limits.admit_seconds
+        limits, give_up = self._limits, math.inf
         while writer.state == "ok":
             behind = writer.statistics()
             if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
                 return
-            if anyio.current_time() >= give_up:
+            now = anyio.current_time()
+            give_up = min(give_up, now + limits.admit_seconds)
+            if now >= give_up:
                 raise AdmissionError(
                     f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
                     f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "

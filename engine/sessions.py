@@ -109,6 +109,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         fallback=state.fallback,
         requires=state.requires,
         policy=state.policy,
+        approve=state.approve,
         name=state.name,
         forked_from=state.id,
     )

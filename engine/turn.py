@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from adapters import (
     Message,
     Role,
     StopReason,
-    ToolUseBlock,
 )
 from bus import (
     CallboardError,
@@ -37,8 +36,6 @@ from bus import (
     StreamLog,
     TaskCancelled,
     TaskHandle,
-    ToolFinished,
-    ToolStarted,
 )
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
@@ -53,8 +50,9 @@ from .session_state import SessionState
 from .shortening import ADVICE, shortened
 from .slots import arrival
 from .step import OWN_IDS, FirstIds, Journey, Step
-from .tools import run_tools
+from .tools import Answer, ToolRound, last_reply
 from .turn_options import TurnOptions
+from .turn_tools import TurnTools
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -71,9 +69,10 @@ NOTHING = Cost(0, CostSource.COMPUTED)
 class Turn:
     """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once.
 
-    new: what it says, at least one message. steps: the replies so far, each with its tools' results. status: how
-    it ended, once it is over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of
-    its calls, the failed ones included. max_pauses: how often a reply that paused is continued.
+    new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
+    them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
+    over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of its calls, the failed
+    ones included. max_pauses: how often a reply that paused is continued.
     """
 
     def __init__(
@@ -87,6 +86,7 @@ class Turn:
         streamed: bool,
         first_ids: FirstIds = OWN_IDS,
         max_pauses: int = MAX_PAUSES,
+        answers: Mapping[str, Answer] | None = None,
     ) -> None:
         self.id = engine.clock.new_id("trn")
         self.new = tuple(new)
@@ -102,6 +102,7 @@ class Turn:
         self._streamed = streamed
         self._first_ids = first_ids
         self._max_pauses = max_pauses
+        self._answers = answers
         self._cancelled = False
         self._over = False
         self._step: Step | None = None
@@ -218,6 +219,7 @@ class Turn:
             if self._options.signal is not None:
                 self._options.signal.raise_if_aborted()
             await self._engine.admit()
+            await self._engine.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
@@ -233,56 +235,55 @@ class Turn:
             for message in self.new
         ]
         journey = self._journey()
+        tools = TurnTools(engine, state, self._options, self.id, self.log)
         try:
-            return await self._converse(journey)
+            if self._answers is not None:
+                made = await tools.take(self._answers, self._history())
+                self._append_results(made)
+                if made.waiting:
+                    self.status = "awaiting_tools"
+                    return last_reply(state.messages)
+            return await self._converse(journey, tools)
         finally:
             journey.end()
 
-    async def _converse(self, journey: Journey) -> Message:
-        rounds = pauses = 0
+    async def _converse(self, journey: Journey, tools: TurnTools) -> Message:
+        pauses = 0
         caused_by: str | None = None
         while True:
             message, outcome = await self._reply(journey, first=not self.steps, caused_by=caused_by)
             response = outcome.response
             caused_by = response.request_id
-            self.log.append(
-                StepFinish(len(self.steps), response.stop_reason, response.usage, outcome.cost, message.id or "")
-            )
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
-            calls = message.tool_uses
             if response.stop_reason is StopReason.PAUSE_TURN and pauses < self._max_pauses:
                 pauses += 1
+                self._finish_step()
                 continue
-            if not calls or not self._runnable(calls):
-                self.status = "awaiting_tools" if calls else "completed"
+            status = tools.ends_before(message)
+            if status is None:
+                if self._cancelled:  # too late for the call, not for what would follow
+                    raise CancelledError("the turn was cancelled; its tools were not run")
+                made = await tools.run(message, response.stop_reason, self._history())
+                self._append_results(made)
+                self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=made.results)
+                if made.waiting:
+                    status = "awaiting_tools"
+                elif await tools.stops(self.steps):
+                    status = "stopped"
+            self._finish_step()
+            if status is not None:
+                self.status = status
                 return message
-            if rounds >= self._options.max_tool_rounds:
-                self.status = "max_tool_rounds"
-                return message
-            if self._cancelled:  # too late for the call, not for what would follow
-                raise CancelledError("the turn was cancelled; its tools were not run")
-            rounds += 1
-            await self._tool_round(calls)
 
-    def _runnable(self, calls: Sequence[ToolUseBlock]) -> bool:
-        """False if a call is for a passive tool: then the host answers."""
-        passive = {tool.name for tool in self._state.tools if tool.execute is None}
-        return not any(call.name in passive for call in calls)
-
-    async def _tool_round(self, calls: Sequence[ToolUseBlock]) -> None:
-        def tell(event: ToolStarted | ToolFinished) -> None:
-            self.log.append(event)
-            self._engine.bus.publish(event, session_id=self._state.id or None, turn_id=self.id)
-
-        results = await run_tools(
-            calls,
-            self._state.tools,
-            clock=self._engine.clock,
-            tell=tell,
-            timeout_seconds=self._engine.timeouts.tool,
+    def _finish_step(self) -> None:
+        step = self.steps[-1]
+        self.log.append(
+            StepFinish(len(self.steps) - 1, step.stop_reason, step.usage, step.cost, step.message.id or "")
         )
-        self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
-        self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
+
+    def _append_results(self, made: ToolRound) -> None:
+        if made.results:
+            self._append(Message(Role.TOOL, made.results, id=self._engine.clock.new_id("msg")))
 
     # -- one reply
 
@@ -304,9 +305,6 @@ class Turn:
             )
         self._append(message)
         return message, outcome
-
-    def _history(self) -> tuple[Message, ...]:
-        return (*self._state.messages, *self._pending)
 
     async def _ask(self, text: str) -> str:
         """A call beside the conversation, for its sake: paid with the turn."""
@@ -381,6 +379,10 @@ class Turn:
         )
 
     # -- history
+
+    def _history(self) -> tuple[Message, ...]:
+        """All that was said, with what may not be committed yet."""
+        return (*self._state.messages, *self._pending)
 
     def _append(self, message: Message) -> None:
         """Add to the turn; with the assistant's first content the whole turn enters the history."""

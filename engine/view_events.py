@@ -20,7 +20,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from adapters import CanonicalResponse
-from bus import Cost, ToolFinished, ToolStarted
+from bus import Cost, ToolFinished, ToolProgress, ToolStarted
 from bus.json_types import Json
 from bus.stream_events import (
     MessageComplete,
@@ -121,6 +121,7 @@ ViewEvent: TypeAlias = (
     | MessageComplete
     | StepFinish
     | ToolStarted
+    | ToolProgress
     | ToolFinished
     | Finish
     | StreamFailed

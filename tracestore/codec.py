@@ -22,6 +22,7 @@ from bus.events import (
     LlmCallFailed,
     SessionConfigured,
     SessionMessageAppended,
+    ToolProgress,
     UnknownEvent,
 )
 
@@ -99,6 +100,8 @@ def _encode(event: Event) -> bytes:
             return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
         case SessionConfigured():
             stored = SessionConfigured(history=event.history)
+        case ToolProgress():
+            stored = msgspec.structs.replace(event, message=None)
         case _:
             pass
     try:
