@@ -8,6 +8,8 @@ import msgspec
 
 from bus.json_types import Json, JsonObject
 
+from .errors import SchemaError
+
 
 @runtime_checkable
 class _Model(Protocol):
@@ -21,6 +23,14 @@ class _Model(Protocol):
 def is_model(of: object) -> TypeGuard[_Model]:
     """Whether a type is a pydantic model, or something else that has its methods."""
     return isinstance(of, type) and isinstance(of, _Model)
+
+
+def model_schema(model: _Model) -> JsonObject:
+    """The model's JSON Schema. Raises SchemaError."""
+    try:
+        return model.model_json_schema()
+    except Exception as error:  # of pydantic's own kinds, which we don't import
+        raise SchemaError(str(error).partition("\n")[0]) from error
 
 
 class Refused(ValueError):
