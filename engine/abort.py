@@ -24,14 +24,14 @@ class AbortSignal:
     """Whether something was given up. Read it from any thread; it never goes back."""
 
     def __init__(self) -> None:
-        self._cancelled = threading.Event()
+        self._cancelled = False
         self._lock = threading.Lock()
         self._watchers: list[Callable[[], object]] = []
         self._reason = ""
 
     @property
     def cancelled(self) -> bool:
-        return self._cancelled.is_set()
+        return self._cancelled
 
     @property
     def reason(self) -> str:
@@ -54,12 +54,17 @@ class AbortSignal:
 
     def wait_in_thread(self, seconds: float) -> bool:
         """Sleep in a thread, at most so long: True, at once, when it was given up. Never on an event loop."""
-        return self._cancelled.wait(seconds)
+        woken = threading.Event()
+        unwatch = self.watch(woken.set)
+        try:
+            return woken.wait(seconds)
+        finally:
+            unwatch()
 
     def watch(self, callback: Callable[[], object]) -> Unwatch:
         """Call back when it is given up, in whatever thread that happens; now, if it already was."""
         with self._lock:
-            if not self._cancelled.is_set():
+            if not self._cancelled:
                 self._watchers.append(callback)
                 return lambda: self._forget(callback)
         callback()
@@ -72,10 +77,10 @@ class AbortSignal:
 
     def _abort(self, reason: str) -> None:
         with self._lock:
-            if self._cancelled.is_set():
+            if self._cancelled:
                 return
             self._reason = reason
-            self._cancelled.set()
+            self._cancelled = True
             watchers, self._watchers = self._watchers, []
         for callback in watchers:
             callback()

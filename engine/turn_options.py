@@ -25,7 +25,8 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. stop_when: ends it earlier.
     approve: decides about each call of a tool before it runs; None leaves it to the session. repair_tool_call:
     mends arguments that don't fit. timeout_seconds: of the whole turn, None is the engine's `Timeouts.turn`.
-    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: see AdapterConfig.
+    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: see
+    AdapterConfig.
     context: what of a long conversation is sent; None is the session's policy, or all of it.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
