@@ -81,7 +81,7 @@ def call() -> list[Publication]:
     ]
 
 
-def _envelopes(published: Iterable[Publication], seqs: Iterator[int]) -> list[Envelope]:
+def envelopes(published: Iterable[Publication], seqs: Iterator[int]) -> list[Envelope]:
     """The same in envelopes, as the bus makes them."""
     now_us, now_ns = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic_ns()
     return [
@@ -116,7 +116,7 @@ async def _of_size(folder: Path, calls: int, batches: int, repetitions: int) -> 
     rounds = batches * (repetitions + 1)
     seqs = count(1)
     published = [[one for _ in range(calls) for one in call()] for _ in range(rounds)]
-    written = [_envelopes(batch, seqs) for batch in published]
+    written = [envelopes(batch, seqs) for batch in published]
     async with TraceStore(folder / "rows.db") as scratch:
         for batch in written:
             await scratch.write(batch)
@@ -167,4 +167,6 @@ async def _rows(quick: bool) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    return run(_rows(quick))
+    from .store_money import CALLS, money_rows  # which uses what is above
+
+    return [*run(_rows(quick)), *run(money_rows(CALLS // 50 if quick else CALLS))]
