@@ -135,7 +135,7 @@ class Turn:
         return Turn(
             engine=self._engine,
             state=self._state,
-            new=(*self._pending, *new),
+            new=(*(message for message in self._pending if message.content), *new),
             model=self._model,
             options=options,
             streamed=self._streamed,
