@@ -14,6 +14,7 @@ from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.health import AdapterHealth
 from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.http_call import HttpCall
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
@@ -81,7 +82,9 @@ class ScriptedAdapter(HttpAdapter):
         return self._script[self._played - 1]
 
     def _choose(self, request_id: str) -> Reply:
-        request = self.running[request_id].request
+        call = self.running[request_id]
+        assert isinstance(call, HttpCall)
+        request = call.request
         self.requests.append(request)
         reply = self.next_reply(request)
         return Reply(reply) if isinstance(reply, str) else reply
