@@ -165,3 +165,18 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     def usd(self) -> Decimal | None:
         """The cost in US dollars, exactly; None if it is unknown."""
         return None if self.nano_usd is None else Decimal(self.nano_usd).scaleb(-9)
+
+    def __add__(self, other: Cost) -> Cost:
+        """The sum: unknown as soon as one is; the provider's, or of a price version, only if both are.
+
+        What the price table gives beside a provider's figure is left out.
+        """
+        if not isinstance(other, Cost):
+            return NotImplemented
+        version = self.pricing_version if self.pricing_version == other.pricing_version else None
+        if self.nano_usd is None or other.nano_usd is None:
+            unknown = self if self.nano_usd is None else other
+            return Cost(None, unknown.source, version, unknown.reason)
+        source = self.source if self.source is other.source else CostSource.COMPUTED
+        reason = self.reason if self.reason == other.reason else None
+        return Cost(self.nano_usd + other.nano_usd, source, version, reason)

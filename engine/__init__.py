@@ -30,9 +30,11 @@ from .registry import (
     ModelEntry,
     ModelRegistry,
 )
-from .session import Session, TurnOptions, TurnStream
+from .results import GenerateResult, StepResult
+from .session import Session, TurnStream
 from .statistics import EngineStatistics
 from .tools import Tool
+from .turn_options import TurnOptions
 
 __all__ = [
     "AdapterEntry",
@@ -40,6 +42,7 @@ __all__ = [
     "Check",
     "Engine",
     "EngineStatistics",
+    "GenerateResult",
     "HealthReport",
     "Limits",
     "ModelChoice",
@@ -48,6 +51,7 @@ __all__ = [
     "ModelRegistry",
     "Requirements",
     "Session",
+    "StepResult",
     "Timeouts",
     "Tool",
     "ToolSettings",

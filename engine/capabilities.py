@@ -32,9 +32,9 @@ _FORCING = ("required", "named")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn asks of whatever model it goes to. max_output_tokens: None leaves it to the model."""
+    """What a turn asks of whatever model it goes to. new: what it says. max_output_tokens: None: the model's."""
 
-    new: Message
+    new: tuple[Message, ...]
     tools: Sequence[ToolDefinition] = ()
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -82,7 +82,8 @@ def check_tool_choice(asked: Asked) -> None:
 
 
 def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
-    yield from _content_lacks(asked.new, capabilities)
+    for message in asked.new:
+        yield from _content_lacks(message, capabilities)
     if asked.tools and not capabilities.supports_tools:
         yield "can't call tools"
     if (

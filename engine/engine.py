@@ -13,7 +13,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import Message
+from adapters import CanonicalRequest, CanonicalResponse, Message
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -39,6 +39,7 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .price_watch import PriceWatch, announcement
@@ -229,6 +230,15 @@ class Engine:
         self.bus.publish(change)
         return change
 
+    async def complete(
+        self, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+    ) -> CanonicalResponse:
+        """One reply to a request, without a session: routed, traced and priced, and no tools are run.
+
+        The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
+        """
+        return await complete(self, request, tags=tags)
+
     # -- money
 
     async def reprice(
@@ -375,7 +385,7 @@ class Engine:
 
     def announce(self, state: SessionState) -> None:
         """Publish that a session exists, before its first turn."""
-        if not state.announced:
+        if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
                 self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)

@@ -10,58 +10,27 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
-import msgspec
 
-from adapters import ContentBlock, Message, MessageComplete, RetryPolicy, TextBlock, TextDelta, ToolChoice
-from bus import CallboardError, StreamReader, StreamReset, TaskCancelled, TaskHandle
-from bus.errors import CancelledError
-from bus.json_types import Json, JsonObject
-from bus.messages import as_blocks
+from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta
+from bus import CallboardError, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
 from .choice import Model, Requirements, in_words
 from .tools import Tool
-from .turn import Turn
+from .turn import Turn, own
+from .turn_options import TurnArguments, TurnOptions
 
 if TYPE_CHECKING:
     from .engine import Engine
 
 
-class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn may ask of the model; None leaves it to the model's defaults.
-
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
-    turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
-    adapter's. drain_for_usage: see AdapterConfig.
-    fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
-    an empty one wants none. requires: what the model must be able to do, besides what the request shows.
-    """
-
-    max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    stop_sequences: tuple[str, ...] = ()
-    output_schema: JsonObject | None = None
-    tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    provider_options: dict[str, Json] = {}
-    max_tool_rounds: int = 1
-    max_retries: int | None = None
-    retry: RetryPolicy | None = None
-    timeout_seconds: float | None = None
-    call_timeout_seconds: float | None = None
-    drain_for_usage: float | None = None
-    fallback: Sequence[str] | None = None
-    requires: Requirements | None = None
-
-
 class SessionState:
-    """A conversation's data. `turns` admits one turn at a time, in the order in which they were asked for.
+    """A conversation's data. session_id: empty for what belongs to no session.
 
+    turns: admits one turn at a time, in the order in which they were asked for.
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
     """
 
@@ -120,7 +89,11 @@ class Session:
         return tuple(self._state.messages)
 
     async def send(
-        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnArguments],
     ) -> Message:
         """One turn, not streamed; the assistant's last message.
 
@@ -129,10 +102,14 @@ class Session:
         """
         turn = self._new_turn(content, model, streamed=False, options=options)
         task = await self._engine.start_turn(turn)
-        return await _own(turn, task)
+        return await own(turn, task)
 
     def stream(
-        self, content: str | Sequence[ContentBlock], *, model: Model | None = None, **options: Any
+        self,
+        content: str | Sequence[ContentBlock],
+        *,
+        model: Model | None = None,
+        **options: Unpack[TurnArguments],
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
         turn = self._new_turn(content, model, streamed=True, options=options)
@@ -149,12 +126,12 @@ class Session:
         model: Model | None,
         *,
         streamed: bool,
-        options: dict[str, Any],
+        options: TurnArguments,
     ) -> Turn:
         return Turn(
             engine=self._engine,
             state=self._state,
-            content=as_blocks(content),
+            new=(Message.user(content),),
             model=model,
             options=TurnOptions(**options),
             streamed=streamed,
@@ -258,17 +235,3 @@ def _text_of(events: Sequence[TurnEvent]) -> str:
             case _:
                 pass
     return "".join(texts.values())
-
-
-async def _own(turn: Turn, task: TaskHandle[Message]) -> Message:
-    """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
-    try:
-        return await task.wait()
-    except TaskCancelled as error:
-        raise CancelledError("the turn was cancelled") from error
-    finally:
-        if not task.done:
-            turn.cancel()
-            with anyio.CancelScope(shield=True):
-                with contextlib.suppress(CallboardError):
-                    await task.wait()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from adapters import (
     AdapterError,
@@ -51,16 +51,28 @@ from .running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState, TurnOptions
+    from .session import SessionState
+    from .turn_options import TurnOptions
 
 _log = Log("engine.step")
+
+
+class FirstIds(NamedTuple):
+    """The ids that a caller wants for the first call and its message; an empty one is made up."""
+
+    request_id: str
+    message_id: str
+
+
+OWN_IDS = FirstIds("", "")
 
 
 @dataclass(eq=False, kw_only=True)
 class Journey:
     """What the steps of one turn share. registry: as it was when the turn began.
 
-    order, deadline: of the turn, for its calls. hold_time: told when a call begins and ends keeping the time.
+    first_ids: of the first call. order, deadline: of the turn, for its calls. hold_time: told when a call begins
+    and ends keeping the time.
     failed: models that are out of question for this turn, and why. serving: the model that has answered.
     """
 
@@ -73,6 +85,7 @@ class Journey:
     log: StreamLog[TurnEvent]
     turn_id: str
     streamed: bool
+    first_ids: FirstIds
     order: int
     deadline: float
     hold_time: Callable[[bool], None]
@@ -113,7 +126,8 @@ class Step:
         self._messages = messages
         self._first = first
         self._caused_by = caused_by
-        self._message_id = journey.engine.clock.new_id("msg")
+        self._request_id, message_id = journey.first_ids if first else OWN_IDS
+        self._message_id = message_id or journey.engine.clock.new_id("msg")
         self._call: Call | None = None
         self._cancelled = False
 
@@ -269,16 +283,21 @@ class Step:
         if effort is None and capabilities.supports_thinking:
             effort = defaults.effort
         return CanonicalRequest(
-            request_id=journey.engine.clock.new_id("req"),
+            request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
             messages=self._messages,
             model=route.decision.model,
             max_output_tokens=options.max_output_tokens
             or default_max_output(entry, capabilities, listed=named.listed),
             tools=shaped.tools,
             system_prompt=shaped.system_prompt,
-            stop_sequences=options.stop_sequences,
+            stop_sequences=tuple(options.stop_sequences),
             temperature=defaults.temperature if options.temperature is None else options.temperature,
             top_p=options.top_p,
+            frequency_penalty=options.frequency_penalty,
+            presence_penalty=options.presence_penalty,
+            seed=options.seed,
+            verbosity=options.verbosity,
+            user=options.user,
             output_schema=options.output_schema,
             tool_choice=choice,
             parallel_tool_calls=parallel_calls(
@@ -306,7 +325,7 @@ class Step:
             prices=lambda: engine.prices,
             routing=route.decision,
             log=journey.log,
-            session_id=journey.state.id,
+            session_id=journey.state.id or None,
             turn_id=journey.turn_id,
             caused_by=self._caused_by,
             tags=journey.state.tags or None,

@@ -1,20 +1,24 @@
-"""One turn: a user's message, the model's reply, and the tool rounds between.
+"""One turn: what is said to the model, its reply, and the tool rounds between.
 
 It runs in a task of its own below the session manager. A turn commits as a unit: its messages enter the history
 when the first content of the assistant exists. Before that, a turn that fails leaves the history as it was. What
-had arrived of a reply that was cancelled or broke off is kept, with its stop reason.
+had arrived of a reply that was cancelled or broke off is kept, with its stop reason. What is asked without a
+session is the only turn of a conversation of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 
 from adapters import (
-    ContentBlock,
     Message,
     Role,
     StopReason,
@@ -23,11 +27,14 @@ from adapters import (
 from bus import (
     CallboardError,
     Cost,
+    CostSource,
     SessionBusy,
     SessionMessageAppended,
     SessionTurnCompleted,
     SessionTurnStarted,
     StreamLog,
+    TaskCancelled,
+    TaskHandle,
     ToolFinished,
     ToolStarted,
 )
@@ -37,14 +44,16 @@ from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 from .call import CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
+from .results import StepResult
 from .routing import expand
 from .slots import arrival
-from .step import Journey, Step
+from .step import OWN_IDS, FirstIds, Journey, Step
 from .tools import run_tools
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState, TurnOptions
+    from .session import SessionState
+    from .turn_options import TurnOptions
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -52,31 +61,43 @@ MAX_WAITING_TURNS = 16
 MAX_PAUSES = 8
 """How often a reply that paused (`pause_turn`) is continued."""
 
+NOTHING = Cost(0, CostSource.COMPUTED)
+
 
 class Turn:
-    """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once."""
+    """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once.
+
+    new: what it says, at least one message. steps: the replies so far, each with its tools' results. status: how
+    it ended, once it is over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of
+    its calls, the failed ones included. max_pauses: how often a reply that paused is continued.
+    """
 
     def __init__(
         self,
         *,
         engine: Engine,
         state: SessionState,
-        content: Sequence[ContentBlock],
+        new: Sequence[Message],
         model: Model | None,
         options: TurnOptions,
         streamed: bool,
+        first_ids: FirstIds = OWN_IDS,
+        max_pauses: int = MAX_PAUSES,
     ) -> None:
         self.id = engine.clock.new_id("trn")
-        self.content = tuple(content)
+        self.new = tuple(new)
         self.log: StreamLog[TurnEvent]  # from enter_queue on
         self.calls = 0
+        self.steps: list[StepResult] = []
+        self.status = "failed"
+        self.costs: list[Cost] = []
         self._engine = engine
         self._state = state
         self._model = model
         self._options = options
         self._streamed = streamed
-        self._status = "failed"
-        self._cost: int | None = 0
+        self._first_ids = first_ids
+        self._max_pauses = max_pauses
         self._cancelled = False
         self._over = False
         self._step: Step | None = None
@@ -85,6 +106,11 @@ class Turn:
         self._deadline = math.inf
         self._order = arrival()
         self._pending: list[Message] = []  # what this turn adds, until it may be committed
+
+    @property
+    def cost(self) -> Cost:
+        """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
+        return reduce(add, self.costs) if self.costs else NOTHING
 
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
@@ -156,8 +182,11 @@ class Turn:
         state, engine = self._state, self._engine
         engine.notice_prices()
         model = in_words(self._model or state.model)
-        engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id, turn_id=self.id)
-        self._pending = [Message(Role.USER, self.content, id=engine.clock.new_id("msg"))]
+        engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id or None, turn_id=self.id)
+        self._pending = [
+            message if message.id else msgspec.structs.replace(message, id=engine.clock.new_id("msg"))
+            for message in self.new
+        ]
         journey = self._journey()
         try:
             return await self._converse(journey)
@@ -165,26 +194,25 @@ class Turn:
             journey.end()
 
     async def _converse(self, journey: Journey) -> Message:
-        rounds = pauses = step = 0
+        rounds = pauses = 0
         caused_by: str | None = None
         while True:
-            message, outcome = await self._reply(journey, first=step == 0, caused_by=caused_by)
-            caused_by = outcome.response.request_id
+            message, outcome = await self._reply(journey, first=not self.steps, caused_by=caused_by)
+            response = outcome.response
+            caused_by = response.request_id
             self.log.append(
-                StepFinish(
-                    step, outcome.response.stop_reason, outcome.response.usage, outcome.cost, message.id or ""
-                )
+                StepFinish(len(self.steps), response.stop_reason, response.usage, outcome.cost, message.id or "")
             )
-            step += 1
+            self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             calls = message.tool_uses
-            if outcome.response.stop_reason is StopReason.PAUSE_TURN and pauses < MAX_PAUSES:
+            if response.stop_reason is StopReason.PAUSE_TURN and pauses < self._max_pauses:
                 pauses += 1
                 continue
             if not calls or not self._runnable(calls):
-                self._status = "awaiting_tools" if calls else "completed"
+                self.status = "awaiting_tools" if calls else "completed"
                 return message
             if rounds >= self._options.max_tool_rounds:
-                self._status = "max_tool_rounds"
+                self.status = "max_tool_rounds"
                 return message
             if self._cancelled:  # too late for the call, not for what would follow
                 raise CancelledError("the turn was cancelled; its tools were not run")
@@ -199,7 +227,7 @@ class Turn:
     async def _tool_round(self, calls: Sequence[ToolUseBlock]) -> None:
         def tell(event: ToolStarted | ToolFinished) -> None:
             self.log.append(event)
-            self._engine.bus.publish(event, session_id=self._state.id, turn_id=self.id)
+            self._engine.bus.publish(event, session_id=self._state.id or None, turn_id=self.id)
 
         results = await run_tools(
             calls,
@@ -209,6 +237,7 @@ class Turn:
             timeout_seconds=self._engine.timeouts.tool,
         )
         self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
+        self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
 
     # -- one reply
 
@@ -221,8 +250,7 @@ class Turn:
         finally:
             self._step = None
             self.calls += step.calls
-            for cost in step.costs:
-                self._add_cost(cost)
+            self.costs += step.costs
             if step.partial is not None:
                 self._append(step.partial)
             if self._cancelled:  # even if the call came to its end just then
@@ -242,7 +270,7 @@ class Turn:
             fallback = state.fallback
         plan = expand(engine.registry, self._model or state.model, fallback)
         asked = Asked(
-            new=self._pending[0],
+            new=_said_last(self._pending),
             tools=tuple(tool.definition for tool in state.tools),
             tool_choice=options.tool_choice,
             parallel_tool_calls=options.parallel_tool_calls,
@@ -262,15 +290,11 @@ class Turn:
             log=self.log,
             turn_id=self.id,
             streamed=self._streamed,
+            first_ids=self._first_ids,
             order=self._order,
             deadline=self._deadline,
             hold_time=self._hold_time,
         )
-
-    def _add_cost(self, cost: Cost) -> None:
-        """One unpriced call makes the turn's cost unknown: a sum without it would look like the whole."""
-        known = self._cost is not None and cost.nano_usd is not None
-        self._cost = (self._cost or 0) + (cost.nano_usd or 0) if known else None
 
     # -- history
 
@@ -285,9 +309,11 @@ class Turn:
     def _commit(self, message: Message) -> None:
         history = self._state.messages
         history.append(message)
+        if not self._state.id:
+            return
         self._engine.bus.publish(
             SessionMessageAppended(position=len(history) - 1, message=message),
-            session_id=self._state.id,
+            session_id=self._state.id or None,
             turn_id=self.id,
             message_id=message.id,
         )
@@ -298,13 +324,35 @@ class Turn:
         """Close the stream and say how the turn ended; no await, so that nothing can come between."""
         self._over = True
         if self._cancelled or isinstance(error, CancelledError):
-            self._status = "cancelled"
+            self.status = "cancelled"
         text = None if error is None else f"{type(error).__name__}: {error}"
         if not self.log.closed:
-            self.log.append(TurnComplete(self._status, text))
+            self.log.append(TurnComplete(self.status, text))
             self.log.close()
         self._engine.bus.publish(
-            SessionTurnCompleted(status=self._status, calls=self.calls, cost_nano_usd=self._cost, error=text),
-            session_id=self._state.id,
+            SessionTurnCompleted(
+                status=self.status, calls=self.calls, cost_nano_usd=self.cost.nano_usd, error=text
+            ),
+            session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+
+def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """What the model hasn't answered yet. It must be able to take that; what came before is fitted to it."""
+    answered = (place for place, message in enumerate(messages, 1) if message.role is Role.ASSISTANT)
+    return tuple(messages[max(answered, default=0) :])
+
+
+async def own(turn: Turn, task: TaskHandle[Message]) -> Message:
+    """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
+    try:
+        return await task.wait()
+    except TaskCancelled as error:
+        raise CancelledError("the turn was cancelled") from error
+    finally:
+        if not task.done:
+            turn.cancel()
+            with anyio.CancelScope(shield=True):
+                with contextlib.suppress(CallboardError):
+                    await task.wait()

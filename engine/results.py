@@ -1,0 +1,126 @@
+"""What a turn has brought: its steps, and for who asked without a session, all of them together."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+
+import msgspec
+
+from adapters import (
+    CallWarning,
+    CanonicalResponse,
+    Message,
+    StopReason,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus import Cost
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One reply of the model and the tools that were run for it.
+
+    message: the reply as it stands in the history, with its metadata. tool_results: in the order of their calls;
+    none where no tool was run. cost: of the reply, and of what had failed before it in this step.
+    """
+
+    message: Message
+    response: CanonicalResponse
+    cost: Cost
+    tool_results: tuple[ToolResultBlock, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return self.response.text
+
+    @property
+    def reasoning(self) -> str | None:
+        """The visible reasoning; None if there is none."""
+        return self.response.thinking or None
+
+    @property
+    def tool_calls(self) -> tuple[ToolUseBlock, ...]:
+        return self.response.tool_uses
+
+    @property
+    def stop_reason(self) -> StopReason:
+        return self.response.stop_reason
+
+    @property
+    def raw_stop_reason(self) -> str | None:
+        return self.response.raw_stop_reason
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.response.usage
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        return self.response.warnings
+
+
+class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `generate` returns. Everything but the totals and `warnings` is of the last step.
+
+    steps: at least one. messages: the conversation as it was given, and all that was added to it. status:
+    ``completed``, ``awaiting_tools`` (calls are left for the caller to answer) or ``max_tool_rounds``.
+    total_cost: of all calls, failed ones included; unknown as soon as one of them is.
+    """
+
+    steps: tuple[StepResult, ...]
+    messages: tuple[Message, ...]
+    status: str
+    total_cost: Cost
+
+    @property
+    def text(self) -> str:
+        return self.steps[-1].text
+
+    @property
+    def reasoning(self) -> str | None:
+        """The visible reasoning; None if there is none."""
+        return self.steps[-1].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolUseBlock, ...]:
+        return self.steps[-1].tool_calls
+
+    @property
+    def tool_results(self) -> tuple[ToolResultBlock, ...]:
+        return self.steps[-1].tool_results
+
+    @property
+    def stop_reason(self) -> StopReason:
+        return self.steps[-1].stop_reason
+
+    @property
+    def raw_stop_reason(self) -> str | None:
+        return self.steps[-1].raw_stop_reason
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.steps[-1].usage
+
+    @property
+    def cost(self) -> Cost:
+        return self.steps[-1].cost
+
+    @property
+    def message(self) -> Message:
+        return self.steps[-1].message
+
+    @property
+    def response(self) -> CanonicalResponse:
+        return self.steps[-1].response
+
+    @property
+    def total_usage(self) -> TokenUsage:
+        """Of all steps; its source is the weakest among theirs."""
+        return reduce(add, (step.usage for step in self.steps))
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """Of all steps, in their order."""
+        return tuple(warning for step in self.steps for warning in step.warnings)
