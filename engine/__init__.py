@@ -22,6 +22,7 @@ from .availability import Availability
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
+from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine, Limits, Timeouts
 from .health import Check, HealthReport
 from .registry import (
@@ -40,6 +41,8 @@ __all__ = [
     "AdapterEntry",
     "Availability",
     "Check",
+    "EmbeddingOptions",
+    "EmbeddingResult",
     "Engine",
     "EngineStatistics",
     "GenerateResult",

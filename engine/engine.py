@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, Unpack
 from weakref import WeakValueDictionary
 
 import anyio
@@ -39,6 +39,7 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
@@ -238,6 +239,24 @@ class Engine:
         The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
+
+    # -- embeddings
+
+    async def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        model: str | Sequence[str] | None = None,
+        **options: Unpack[EmbeddingArguments],
+    ) -> EmbeddingResult:
+        """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
+
+        model: any of its names, or several names of one and the same model; None is the configured default. For
+        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
+        texts could not be embedded, with the vectors of the others; AdapterError if none could;
+        ConfigurationError.
+        """
+        return await embed(self, texts, model, EmbeddingOptions(**options))
 
     # -- money
 

@@ -6,8 +6,12 @@ from urllib.parse import urlsplit
 
 from .registry import AdapterEntry, ModelEntry
 
-_BY_TYPE = frozenset({"anthropic", "openai", "gemini", "ollama", "local"})
-"""Adapter types that are a provider's own, and stand for it in price tables."""
+_BY_TYPE = {
+    **{name: name for name in ("anthropic", "cohere", "gemini", "local", "ollama", "openai")},
+    "bedrock": "aws",
+    "voyage": "voyageai",
+}
+"""Adapter types that are a provider's own, and the provider's name in price tables."""
 
 _LOCAL_SERVERS = frozenset({"lmstudio"})
 
@@ -18,7 +22,7 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
     The provider is the adapter's `prices_as`; else the server that its address belongs to; else its type, if that
     is a provider's own. The name is what the provider calls the model.
     """
-    provider = adapter.prices_as or _known_server(adapter) or (adapter.type if adapter.type in _BY_TYPE else None)
+    provider = adapter.prices_as or _known_server(adapter) or _BY_TYPE.get(adapter.type)
     if provider is None:
         return None
     name = f"{provider}:{model.wire_name}"

@@ -41,6 +41,7 @@ from bus import (
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
+from .borrowing import BorrowedAdapters
 from .call import CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
@@ -191,7 +192,7 @@ class Turn:
         try:
             return await self._converse(journey)
         finally:
-            journey.end()
+            journey.adapters.end()
 
     async def _converse(self, journey: Journey) -> Message:
         rounds = pauses = 0
@@ -294,6 +295,7 @@ class Turn:
             order=self._order,
             deadline=self._deadline,
             hold_time=self._hold_time,
+            adapters=BorrowedAdapters(engine),
         )
 
     # -- history

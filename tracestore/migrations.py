@@ -293,6 +293,11 @@ _PRUNING = (
     """,
 )
 
+_OPERATIONS = (
+    # What kind of call: chat, embeddings. NULL in what an earlier version wrote, and that is chat.
+    "ALTER TABLE calls ADD COLUMN operation TEXT",
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("price dimensions", _PRICE_DIMENSIONS),
@@ -300,6 +305,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("runs_end", _RUNS_END),
     ("pruning", _PRUNING),
     ("content", CONTENT_TABLES),
+    ("operations", _OPERATIONS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -110,7 +110,7 @@ class Gathered:
 
 
 async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at_once: int = AT_ONCE) -> Gathered:
-    """Run all batches, at most `at_once` side by side. Raises nothing of an AdapterError; see `Gathered`.
+    """Run all batches, at most `at_once` side by side. An AdapterError is not raised, but kept: see `Gathered`.
 
     run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are.
     """
@@ -149,10 +149,20 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
     def _fail(batch: Batch, error: AdapterError) -> None:
         gathered.failures.update(dict.fromkeys(batch, error))
 
-    async with anyio.create_task_group() as group:
-        for _ in range(workers):
-            group.start_soon(work)
+    try:
+        async with anyio.create_task_group() as group:
+            for _ in range(workers):
+                group.start_soon(work)
+    except ExceptionGroup as error:
+        raise _first(error) from None
     return gathered
+
+
+def _first(error: Exception) -> Exception:
+    """Of several workers that met the same fault, the first's."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:

@@ -431,7 +431,8 @@ async def test_a_file_from_before_content_opens_and_keeps_its_data(tmp_path: Pat
     with sqlite3.connect(path) as earlier:
         for table in ("content", "session_messages", "session_setups"):
             earlier.execute(f"DROP TABLE {table}")
-        earlier.execute("DELETE FROM schema_history WHERE name = 'content'")
+        earlier.execute("ALTER TABLE calls DROP COLUMN operation")
+        earlier.execute("DELETE FROM schema_history WHERE version > ?", (before,))
         earlier.execute(f"PRAGMA user_version = {before}")
     earlier.close()
     async with TraceStore(path) as store:
