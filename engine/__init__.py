@@ -33,6 +33,7 @@ from .registry import (
 )
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
+from .sessions import SessionInfo
 from .statistics import EngineStatistics
 from .tools import Tool
 from .turn_options import TurnOptions
@@ -54,6 +55,7 @@ __all__ = [
     "ModelRegistry",
     "Requirements",
     "Session",
+    "SessionInfo",
     "StepResult",
     "Timeouts",
     "Tool",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from adapters import CanonicalResponse
 from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.json_types import JsonObject
 from bus.stream_events import (
@@ -81,10 +82,10 @@ class StreamAccumulator:
         return events
 
 
-def whole_reply_events(message_id: str, provider: str, model: str, complete: MessageComplete) -> list[StreamEvent]:
+def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
     """A reply that was not streamed, as the events of a stream in whole pieces."""
-    events: list[StreamEvent] = [MessageStart(message_id, model, provider)]
-    for index, block in enumerate(complete.final_content):
+    events: list[StreamEvent] = [MessageStart(message_id, response.model.partition(":")[2], response.provider)]
+    for index, block in enumerate(response.content):
         match block:
             case TextBlock():
                 events.append(TextDelta(block.text, index, message_id))
@@ -99,5 +100,9 @@ def whole_reply_events(message_id: str, provider: str, model: str, complete: Mes
                 events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
             case _:
                 events.append(ProviderBlock(type(block).__name__, None, index, message_id))
-    events.append(complete)
+    events.append(
+        MessageComplete(
+            response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
+        )
+    )
     return events

@@ -8,8 +8,8 @@ call (a return, an error, a crash of the adapter, a cancellation, the engine's s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import anyio
 import msgspec
@@ -19,6 +19,7 @@ from adapters import (
     CallWarning,
     CanonicalRequest,
     CanonicalResponse,
+    ContentBlock,
     MessageComplete,
     StopReason,
     StreamEvent,
@@ -44,11 +45,16 @@ CANCEL_GRACE_SECONDS = 5.0
 """How long an adapter may take to end a cancelled call in order, before the call is ended without it."""
 
 
+EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]]
+"""Given some events of a message, in order, the events to deliver in their place."""
+
+
 class CallScene(EventScene, frozen=True, kw_only=True):
     """What a call needs besides its request.
 
     order: of its turn, who is first gets a slot first. deadline: when the call is cancelled of itself, in the
-    event loop's time. drain_seconds: how long a cancelled call may be read on.
+    event loop's time. drain_seconds: how long a cancelled call may be read on. filter: what the message's events
+    go through before anybody sees them.
     """
 
     adapter: ActorRef
@@ -58,14 +64,22 @@ class CallScene(EventScene, frozen=True, kw_only=True):
     order: int = 0
     deadline: float = math.inf
     drain_seconds: float = 0.0
+    filter: EventFilter | None = None
 
 
-@dataclass(kw_only=True)
-class CallOutcome:
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a call ended well: its response, and what that cost."""
 
     response: CanonicalResponse
     cost: Cost
+
+    @property
+    def text(self) -> str:
+        return self.response.text
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.response.usage
 
 
 class Call(CallEvents):
@@ -77,6 +91,8 @@ class Call(CallEvents):
         self.scene = scene
         self._cancelled = False
         self._waiting: anyio.CancelScope | None = None
+        self._filtered: tuple[ContentBlock, ...] | None = None
+        self._filter_error: Exception | None = None
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
@@ -103,6 +119,8 @@ class Call(CallEvents):
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
             error = failure
+            if self._filter_error is not None:
+                raise self._filter_error from None
             raise
         finally:
             self.over = True
@@ -120,9 +138,13 @@ class Call(CallEvents):
             response = await self._response(handle)
         finally:
             self.scene.limiter.release()
-        if not self.streamed:
-            self.scene.log.extend(self._whole(response))
-        return response
+        if not self.streamed and self.scene.filter is not None:
+            self._through_filter(self.scene.filter, whole_reply_events(self.request.message_id, response))
+        if self._filter_error is not None:
+            error = self._cancelled_error()
+            error.usage = response.usage  # paid for, whatever becomes of it
+            raise error
+        return response if self._filtered is None else msgspec.structs.replace(response, content=self._filtered)
 
     async def _queue(self) -> None:
         with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
@@ -148,19 +170,24 @@ class Call(CallEvents):
         return CancelledError("the call was cancelled", request_id=self.request.request_id)
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
-        if not self.over:  # an adapter that ignores its cancelling may still send
-            self.scene.log.extend(events)
+        if self.over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
+            return
+        if self.scene.filter is not None:
+            events = self._through_filter(self.scene.filter, events)
+        self.scene.log.extend(events)
 
-    def _whole(self, response: CanonicalResponse) -> list[StreamEvent]:
-        complete = MessageComplete(
-            response.content,
-            response.stop_reason,
-            response.raw_stop_reason,
-            response.usage,
-            self.request.message_id,
-        )
-        served = response.model.partition(":")[2]
-        return whole_reply_events(self.request.message_id, response.provider, served, complete)
+    def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+        """What a filter raises ends the call; the adapter, in whose task this runs, is not at fault."""
+        try:
+            events = function(events)
+        except Exception as error:
+            self._filter_error = error
+            self.cancel()
+            return ()
+        for event in events:
+            if isinstance(event, MessageComplete):
+                self._filtered = event.final_content
+        return events
 
     # -- the log
 
@@ -179,5 +206,5 @@ class Call(CallEvents):
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
         for event in accumulator.closing_events(reason, usage):
             self.scene.log.append(event)
-        if not error.content:
+        if not error.content or self.scene.filter is not None:
             error.content = accumulator.content

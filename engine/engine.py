@@ -39,18 +39,22 @@ from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
+from .context import ContextPolicy
 from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation import complete
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .middleware.chain import Chain, MiddlewareLike
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .resuming import configured, costs_of, require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
-from .session import Session, SessionState
+from .session import Session
 from .session_manager import ApplyCosts, start_turn
+from .session_state import SessionState
+from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Tool
@@ -94,7 +98,8 @@ class Engine:
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. Raises ConfigurationError.
+    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `engine.middleware`. Raises ConfigurationError.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class Engine:
         capture_content: bool = False,
         redact: Redact | None = None,
         prices: PriceTable | Path | None = None,
+        middleware: Sequence[MiddlewareLike] = (),
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
@@ -122,6 +128,7 @@ class Engine:
         self.store = _make_store(store, clock) if trace else None
         self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
         self.capture = Capture(redact) if capture_content else None
+        self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
@@ -146,15 +153,17 @@ class Engine:
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        context: ContextPolicy | None = None,
+        name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. Raises ConfigurationError.
+        model must be able to do, besides what the requests show. context: what to send of a history that has
+        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
+        ConfigurationError.
         """
         expand(self.registry, model, fallback)
-        if session_id is not None and session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state = SessionState(
             session_id or self.clock.new_id("ses"),
             model,
@@ -163,7 +172,15 @@ class Engine:
             tags or {},
             fallback=fallback,
             requires=requires,
+            policy=context,
+            name=name,
         )
+        return self.open_session(state)
+
+    def open_session(self, state: SessionState) -> Session:
+        """Take up a session's state. Raises CallboardError if a session of that id is open."""
+        if state.id in self._sessions:
+            raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self._sessions[state.id] = state
         return Session(self, state)
 
@@ -175,6 +192,7 @@ class Engine:
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
@@ -185,12 +203,35 @@ class Engine:
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
-        if session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
-        self._sessions[state.id] = state
+        state.policy = context
+        session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
-        return Session(self, state)
+        return session
+
+    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        return await listed(self, limit)
+
+    async def import_session(
+        self,
+        document: bytes | str,
+        *,
+        session_id: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+    ) -> Session:
+        """A session that `Session.export` has written, also of another engine, with its history and settings.
+
+        session_id, tools, model: instead of the exported ones; without `tools` its tools are passive. Raises
+        CallboardError if it is no exported session or one of that id is open, ConfigurationError if its model is
+        not known here.
+        """
+        await self.start()
+        state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self.open_session(state)
+        self.announce(state)
+        return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
@@ -204,7 +245,7 @@ class Engine:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
             self.bus.publish(change, session_id=state.id)
             if state.announced:
-                self._publish_setup(state)
+                self.publish_setup(state)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -407,10 +448,15 @@ class Engine:
         if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
-                self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
-            self._publish_setup(state)
+                created = SessionCreated(
+                    model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
+                )
+                self.bus.publish(created, session_id=state.id)
+            self.publish_setup(state)
+            if self.capture is not None and not state.resumed:
+                publish_history(self, state)
 
-    def _publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
             self.bus.publish(configured(state), session_id=state.id)
 

@@ -129,6 +129,8 @@ class Hosted:
         try:
             await self._live()
         finally:
+            with anyio.CancelScope(shield=True):
+                await self._engine.middleware.aclose()
             self._stopped_ns = self._engine.clock.monotonic_ns()
 
     async def _live(self) -> None:

@@ -23,7 +23,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it.
 
     message: the reply as it stands in the history, with its metadata. tool_results: in the order of their calls;
-    none where no tool was run. cost: of the reply, and of what had failed before it in this step.
+    none where no tool was run. cost: of the reply.
     """
 
     message: Message

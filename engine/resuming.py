@@ -14,8 +14,8 @@ from tracestore import CallFilter, Redact, SavedSession, TraceStore
 
 from .choice import Model, ModelChoice, Requirements
 from .routing import expand
-from .session import SessionState
 from .session_manager import reprice_messages
+from .session_state import SessionState
 from .tools import Tool
 
 if TYPE_CHECKING:
@@ -34,15 +34,19 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
 
 def configured(state: SessionState) -> SessionConfigured:
     """What the store must know to make this session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state))
+
+
+def setup_of(state: SessionState) -> SessionSetup:
+    """What a session is made of besides its messages."""
     requires = state.requires
-    setup = SessionSetup(
+    return SessionSetup(
         model=_stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=tuple(tool.definition for tool in state.tools),
         fallback=None if state.fallback is None else tuple(state.fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
     )
-    return SessionConfigured(history=len(state.messages), setup=setup)
 
 
 async def resumed(
@@ -69,6 +73,7 @@ async def resumed(
         saved.tags,
         fallback=setup.fallback if fallback is None else fallback,
         requires=requires,
+        name=saved.name,
     )
     expand(engine.registry, state.model if model is None else model, state.fallback)
     state.messages.extend(saved.messages)

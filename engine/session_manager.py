@@ -12,7 +12,7 @@ import msgspec
 from adapters import Message
 from bus import Actor, ActorContext, ActorRef, Cost, TaskHandle
 
-from .session import SessionState
+from .session_state import SessionState
 from .turn import Turn
 
 

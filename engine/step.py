@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from adapters import (
     AdapterError,
@@ -29,6 +32,7 @@ from bus.errors import CancelledError
 from bus.log import Log
 from bus.stream_events import TurnEvent
 
+from .accumulator import whole_reply_events
 from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome, CallScene
 from .capabilities import Asked, check
@@ -44,6 +48,7 @@ from .routing import (
     Route,
     choose,
     default_max_output,
+    expand,
     failures_after,
     may_fall_back,
 )
@@ -51,7 +56,7 @@ from .running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState
+    from .session_state import SessionState
     from .turn_options import TurnOptions
 
 _log = Log("engine.step")
@@ -97,7 +102,7 @@ class Journey:
 class Step:
     """Run it once. messages: the history with this turn's part. first: no reply has come in this turn yet.
 
-    Afterwards, also when it failed: calls, their number; costs, of the failed ones; partial, what had arrived.
+    Afterwards, also when it failed: calls, their number; costs, of all of them; partial, what had arrived.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class Step:
         self._message_id = message_id or journey.engine.clock.new_id("msg")
         self._call: Call | None = None
         self._cancelled = False
+        self._sent: Route | None = None
+        self._first_seq = journey.log.next_seq
 
     def cancel(self) -> bool:
         """Ask the call under way to end. False if there is none."""
@@ -133,7 +140,7 @@ class Step:
                 route = choose(journey.plan, options, failed=journey.failed, stay_with=journey.serving)
             except CallboardError as refusal:
                 raise failure or refusal from None
-            before = journey.log.next_seq
+            before, self._sent = journey.log.next_seq, None
             try:
                 message, outcome = await self._attempt(route)
             except AdapterError as error:
@@ -206,8 +213,37 @@ class Step:
 
     async def _attempt(self, route: Route) -> tuple[Message, CallOutcome]:
         request = self._request(route)
+        chain = self._journey.engine.middleware
+        if chain:
+            outcome = await chain.around(request, partial(self._send_for, request, route))
+            if self._sent is None:  # answered without a call: the ids of who answered mean nothing here
+                response = msgspec.structs.replace(outcome.response, request_id=request.request_id)
+                outcome = CallOutcome(response=response, cost=outcome.cost)
+        else:
+            outcome = await self._send(request, route)
+        if self._journey.log.next_seq == self._first_seq:  # nothing has been streamed
+            self._journey.log.extend(whole_reply_events(self._message_id, outcome.response))
+        return self._assemble(request, self._sent or route, outcome), outcome
+
+    async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
+        """Make the call that middleware asks for in the place of the original one."""
+        if self._journey.log.next_seq != self._first_seq:
+            raise CallboardError("a part of the reply has been delivered, so middleware can't ask for another one")
+        if request.model != original.model:
+            route = self._route_to(request.model)
+            request = carried_over(original, request, self._request(route))
+        if self._sent is not None:
+            request = msgspec.structs.replace(request, request_id=self._journey.engine.clock.new_id("req"))
+        return await self._send(request, route)
+
+    def _route_to(self, model: str) -> Route:
+        plan = expand(self._journey.registry, model, ())
+        return choose(plan, [self._examine(named) for named in plan.named], failed={}, stay_with=None)
+
+    async def _send(self, request: CanonicalRequest, route: Route) -> CallOutcome:
+        self._sent, self.partial = route, None
         running = await self._journey.adapters.ready(route.decision, request.request_id)
-        scene = self._scene(route, running)
+        scene = self._scene(request, route, running)
         call = self._call = Call(request, scene, self._journey.streamed)
         self._caused_by = request.request_id
         self.calls += 1
@@ -224,7 +260,11 @@ class Step:
         finally:
             self._journey.hold_time(False)
             self._call = None
-        return self._assemble(request, route, outcome), outcome
+        self.costs.append(outcome.cost)
+        if outcome.response.warnings:
+            refused = self._journey.state.refused_reasoning
+            refused.note(route.decision.provider, request.messages, outcome.response.warnings)
+        return outcome
 
     def _request(self, route: Route) -> CanonicalRequest:
         journey, options, named = self._journey, self._journey.options, route.option.named
@@ -246,7 +286,7 @@ class Step:
             effort = defaults.effort
         return CanonicalRequest(
             request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
-            messages=self._messages,
+            messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             max_output_tokens=options.max_output_tokens
             or default_max_output(entry, capabilities, listed=named.listed),
@@ -276,7 +316,7 @@ class Step:
             stream=journey.streamed,
         )
 
-    def _scene(self, route: Route, running: RunningAdapter) -> CallScene:
+    def _scene(self, request: CanonicalRequest, route: Route, running: RunningAdapter) -> CallScene:
         journey, engine = self._journey, self._journey.engine
         drain = journey.options.drain_for_usage
         return CallScene(
@@ -296,6 +336,7 @@ class Step:
             drain_seconds=running.entry.config.drain_for_usage if drain is None else drain,
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
+            filter=engine.middleware.filter(request) if engine.middleware else None,
             priced_as=published_name(running.entry, route.option.named.entry),
         )
 
@@ -311,7 +352,7 @@ class Step:
             stop_reason=response.stop_reason,
             raw_stop_reason=response.raw_stop_reason,
             routing=route.decision,
-            request_id=request.request_id,
+            request_id=response.request_id,
             latency_ms=response.latency_ms,
         )
         return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
@@ -336,3 +377,15 @@ class Step:
             request_id=request.request_id,
         )
         self.partial = Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
+
+
+def carried_over(
+    original: CanonicalRequest, changed: CanonicalRequest, fitted: CanonicalRequest
+) -> CanonicalRequest:
+    """A request fitted to another model, with what middleware has changed besides the model."""
+    changes = {
+        name: getattr(changed, name)
+        for name in CanonicalRequest.__struct_fields__
+        if name not in ("model", "request_id") and getattr(changed, name) != getattr(original, name)
+    }
+    return msgspec.structs.replace(fitted, **changes)

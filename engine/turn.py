@@ -26,8 +26,10 @@ from adapters import (
 )
 from bus import (
     CallboardError,
+    ContextOverflowError,
     Cost,
     CostSource,
+    PromptTooLongError,
     SessionBusy,
     SessionMessageAppended,
     SessionTurnCompleted,
@@ -47,14 +49,15 @@ from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
 from .results import StepResult
 from .routing import expand
+from .session_state import SessionState
+from .shortening import ADVICE, shortened
 from .slots import arrival
 from .step import OWN_IDS, FirstIds, Journey, Step
 from .tools import run_tools
+from .turn_options import TurnOptions
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .session import SessionState
-    from .turn_options import TurnOptions
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -155,6 +158,9 @@ class Turn:
             error = failure
             failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
             raise
+        except Exception as failure:  # of a host's own code, such as middleware
+            error = failure
+            raise
         finally:
             self._finish(error)
 
@@ -243,11 +249,51 @@ class Turn:
     # -- one reply
 
     async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Message, CallOutcome]:
-        history = (*self._state.messages, *self._pending)
-        step = self._step = Step(journey, history, first=first, caused_by=caused_by)
+        policy = self._options.context or self._state.policy
+        if policy is None:
+            try:
+                message, outcome = await self._call(journey, self._history(), first=first, caused_by=caused_by)
+            except (PromptTooLongError, ContextOverflowError) as error:
+                error.add_note(ADVICE)
+                raise
+        else:
+            message, outcome = await shortened(
+                policy,
+                journey,
+                history=self._history(),
+                ask=self._ask,
+                call=lambda sent: self._call(journey, sent, first=first, caused_by=caused_by),
+            )
+        self._append(message)
+        return message, outcome
+
+    def _history(self) -> tuple[Message, ...]:
+        return (*self._state.messages, *self._pending)
+
+    async def _ask(self, text: str) -> str:
+        """A call beside the conversation, for its sake: paid with the turn."""
+        engine, state = self._engine, self._state
+        turn = Turn(
+            engine=engine,
+            state=SessionState("", self._model or state.model, None, (), state.tags, fallback=state.fallback),
+            new=(Message.user(text),),
+            model=None,
+            options=TurnOptions(max_tool_rounds=0),
+            streamed=False,
+        )
         try:
-            message, outcome = await step.run()
-            step.costs.append(outcome.cost)
+            message = await own(turn, await engine.start_turn(turn))
+        finally:
+            self.calls += turn.calls
+            self.costs += turn.costs
+        return message.text
+
+    async def _call(
+        self, journey: Journey, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
+    ) -> tuple[Message, CallOutcome]:
+        step = self._step = Step(journey, messages, first=first, caused_by=caused_by)
+        try:
+            return await step.run()
         finally:
             self._step = None
             self.calls += step.calls
@@ -256,8 +302,6 @@ class Turn:
                 self._append(step.partial)
             if self._cancelled:  # even if the call came to its end just then
                 self._scope.cancel()
-        self._append(message)
-        return message, outcome
 
     def _hold_time(self, held: bool) -> None:
         """While a call runs it keeps the turn's time itself, so that it ends in order."""

@@ -11,6 +11,7 @@ from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
 from .choice import Requirements
+from .context import ContextPolicy
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
     turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
     adapter's. drain_for_usage: see AdapterConfig.
+    context: what of a long conversation is sent; None is the session's policy, or all of it.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
     """
@@ -45,6 +47,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_for_usage: float | None = None
     fallback: Sequence[str] | None = None
     requires: Requirements | None = None
+    context: ContextPolicy | None = None
 
 
 class TurnArguments(TypedDict, total=False):
@@ -72,3 +75,4 @@ class TurnArguments(TypedDict, total=False):
     drain_for_usage: float | None
     fallback: Sequence[str] | None
     requires: Requirements | None
+    context: ContextPolicy | None

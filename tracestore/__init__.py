@@ -20,6 +20,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from .captured import Capture, Redact
+from .captured import decode as decode_json
+from .captured import encode as encode_json
 from .content import SavedSession
 from .costs import CostRow
 from .database import Durability
@@ -31,6 +33,7 @@ from .pruning import PruneReport
 from .queries import CallFilter, CallRow, SessionRow
 from .replay import StoredEvents
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
+from .saved_replies import SavedReplies
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
@@ -56,6 +59,7 @@ __all__ = [
     "Redact",
     "RepriceReport",
     "RepriceRun",
+    "SavedReplies",
     "SavedSession",
     "SessionReprice",
     "SessionRow",
@@ -67,5 +71,7 @@ __all__ = [
     "WriterCore",
     "WriterOptions",
     "WriterStatistics",
+    "decode_json",
+    "encode_json",
     "upcast",
 ]

@@ -102,6 +102,7 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
     setup: SessionSetup | None
     withheld: str | None
     tags: dict[str, str]
+    name: str | None
     messages: tuple[Message, ...]
     missing: tuple[str, ...]
 
@@ -261,7 +262,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
     )
     if not setups and not rows:
         return None
-    tags = statements.run("SELECT tags FROM sessions WHERE session_id = ?", (session_id,))
+    known = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
+    tags, name = known[0] if known else (None, None)
     fetch = _Fetch(statements)
     setup, withheld, missing = None, None, []
     if setups:
@@ -273,7 +275,7 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         missing.append(f"its setup {why}")
     messages: list[Message] = []
     stored = {row[0]: row for row in rows}
-    for position in range(max([history, *(known + 1 for known in stored)])):
+    for position in range(max([history, *(place + 1 for place in stored)])):
         message, why = _message(stored.get(position), fetch)
         if message is not None:
             messages.append(message)
@@ -283,7 +285,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
         session_id=session_id,
         setup=setup,
         withheld=withheld,
-        tags=tags_of(tags[0][0]) if tags else {},
+        tags=tags_of(tags),
+        name=name,
         messages=tuple(messages),
         missing=tuple(missing),
     )

@@ -305,6 +305,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("runs_end", _RUNS_END),
     ("pruning", _PRUNING),
     ("content", CONTENT_TABLES),
+    ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
     ("operations", _OPERATIONS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""

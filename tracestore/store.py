@@ -318,7 +318,7 @@ class TraceStore:
             )
             SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
                    count(DISTINCT p.turn_id), count(p.id), {_SUMS},
-                   {STORED_MESSAGES}, {RESUMABLE}
+                   {STORED_MESSAGES}, {RESUMABLE}, n.name
               FROM newest AS n
               LEFT JOIN priced AS p ON p.session_id = n.session_id
              GROUP BY n.session_id
@@ -341,6 +341,7 @@ class TraceStore:
                 unpriced=row[10],
                 messages=row[11],
                 resumable=bool(row[12]),
+                name=row[13],
             )
             for row in rows
         ]

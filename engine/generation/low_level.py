@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from adapters import CanonicalRequest, CanonicalResponse
 
-from ..session import SessionState
+from ..session_state import SessionState
 from ..step import FirstIds
 from ..tools import Tool
 from ..turn import Turn, own

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from adapters import AdapterConfig
 from bus import Envelope, Lossless, Subscription
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine.middleware import MiddlewareLike
 from tests.support.scripted import Say, scripted_type
 from tracestore import PriceTable
 
@@ -26,7 +27,11 @@ def registry(*replies: Say, **others: list[Say]) -> ModelRegistry:
 
 @asynccontextmanager
 async def running(
-    *replies: Say, store: Path | None = None, prices: PriceTable | None = None, **others: list[Say]
+    *replies: Say,
+    store: Path | None = None,
+    prices: PriceTable | None = None,
+    middleware: Sequence[MiddlewareLike] = (),
+    **others: list[Say],
 ) -> AsyncIterator[tuple[Engine, Subscription]]:
     """An engine, and a subscription to everything that it publishes."""
     engine = Engine(
@@ -34,6 +39,7 @@ async def running(
         store=store,
         trace=store is not None,
         prices=prices or PriceTable.default(),
+        middleware=middleware,
     )
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:

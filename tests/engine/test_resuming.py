@@ -28,7 +28,7 @@ from bus import (
 from engine import Engine, ModelChoice, ModelRegistry, Requirements, Tool
 from engine.choice import Model
 from engine.resuming import configured, model_of
-from engine.session import SessionState
+from engine.session_state import SessionState
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.trace_making import Maker

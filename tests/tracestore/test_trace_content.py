@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,10 +36,9 @@ from bus.messages import (
     ToolDefinition,
 )
 from bus.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from tracestore import Capture, TraceStore
+from tracestore import Capture, TraceStore, migrations
 from tracestore.captured import bodies_of, decode_metadata, encode_metadata, message_of
 from tracestore.codec import decode_line, encode_line
-from tracestore.migrations import MIGRATIONS
 
 from .trace_making import T0, Maker
 
@@ -422,23 +422,22 @@ async def test_a_session_that_has_lost_its_beginning_says_so(store: TraceStore, 
 # -- Files of earlier versions
 
 
-async def test_a_file_from_before_content_opens_and_keeps_its_data(tmp_path: Path, make: Maker) -> None:
+async def test_a_file_from_before_content_opens_and_keeps_its_data(
+    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gets the new tables, and its sessions are such as can't be resumed."""
     path = tmp_path / "trace.db"
-    before = [name for name, _ in MIGRATIONS].index("content")
+    before = [name for name, _ in migrations.MIGRATIONS].index("content")
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:before])
+        patch.setattr(migrations, "SCHEMA_VERSION", before)
+        async with TraceStore(path):
+            pass
+    with contextlib.closing(sqlite3.connect(path)) as earlier, earlier:
+        earlier.execute("INSERT INTO sessions (session_id, first_us, last_us) VALUES ('s', 1, 1)")
     async with TraceStore(path) as store:
-        await store.write([make.started(session_id="s"), make.completed(session_id="s")])
-    with sqlite3.connect(path) as earlier:
-        for table in ("content", "session_messages", "session_setups"):
-            earlier.execute(f"DROP TABLE {table}")
-        earlier.execute("ALTER TABLE calls DROP COLUMN operation")
-        earlier.execute("DELETE FROM schema_history WHERE version > ?", (before,))
-        earlier.execute(f"PRAGMA user_version = {before}")
-    earlier.close()
-    async with TraceStore(path) as store:
-        assert len(await store.calls()) == 1
         (row,) = await store.sessions()
-        assert (row.messages, row.resumable) == (0, False)
+        assert (row.session_id, row.messages, row.resumable) == ("s", 0, False)
         await store.write(captured(configured(make, "t"), *appended(make, CONVERSATION, "t")))
         assert await store.messages("t") == CONVERSATION
 

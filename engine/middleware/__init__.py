@@ -1,0 +1,27 @@
+"""What stands around every call, `Engine(middleware=[...])`, and five of the kind that are often wanted."""
+
+from ..call import CallOutcome, EventFilter
+from .budget import Budget, BudgetExceededError
+from .caching import Cache, MemoryReplies, ReplyStore
+from .chain import Around, Middleware, MiddlewareLike, Next, Steps
+from .logging import LogCalls
+from .other_models import TryModels
+from .rate_limit import RateLimit
+
+__all__ = [
+    "Around",
+    "Budget",
+    "BudgetExceededError",
+    "Cache",
+    "CallOutcome",
+    "EventFilter",
+    "LogCalls",
+    "MemoryReplies",
+    "Middleware",
+    "MiddlewareLike",
+    "Next",
+    "RateLimit",
+    "ReplyStore",
+    "Steps",
+    "TryModels",
+]

@@ -1,0 +1,128 @@
+"""The same request, the same reply: from memory or from a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from typing import Protocol
+
+import msgspec
+
+from adapters import CanonicalRequest, CanonicalResponse, Message, StopReason, TokenUsage
+from bus import Cost, CostSource, StoreError
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.log import Log
+
+from ..call import CallOutcome
+from .chain import Middleware, Next
+
+_log = Log("engine.cache")
+
+_COMPLETE = (StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE)
+
+_ONLY_ABOUT_THE_CALL = {
+    "request_id": "",
+    "message_id": "",
+    "session_id": "",
+    "stream": False,
+    "max_retries": None,
+    "retry": None,
+    "timeout_seconds": None,
+    "drain_for_usage": None,
+}
+
+
+class ReplyStore(Protocol):
+    """Where a `Cache` keeps replies. now_us, until_us: microseconds since the epoch."""
+
+    async def get(self, key: str, now_us: int) -> bytes | None:
+        """The reply of that key, if it is still good."""
+
+    async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
+        """Keep a reply, in the place of an earlier one."""
+
+    async def aclose(self) -> None:
+        """Let go of what is held; it may be used again."""
+
+
+class MemoryReplies:
+    """The `most` replies that were used last."""
+
+    def __init__(self, most: int = 1000) -> None:
+        self._most = most
+        self._replies: OrderedDict[str, tuple[int, bytes]] = OrderedDict()
+
+    async def get(self, key: str, now_us: int) -> bytes | None:
+        until_us, reply = self._replies.get(key, (0, b""))
+        if until_us <= now_us:
+            self._replies.pop(key, None)
+            return None
+        self._replies.move_to_end(key)
+        return reply
+
+    async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
+        self._replies[key] = (until_us, reply)
+        self._replies.move_to_end(key)
+        while len(self._replies) > self._most:
+            self._replies.popitem(last=False)
+
+    async def aclose(self) -> None:
+        """What is in memory stays."""
+
+
+class Cache(Middleware):
+    """Answers a request that was answered before with the same reply, without a call; it uses and costs nothing.
+
+    The same are requests for the same model whose messages, tools, system prompt and settings are equal. Only
+    whole replies are kept, no refusals and nothing that was cut off. store: `MemoryReplies()`, or
+    `tracestore.SavedReplies(path)`. ttl_seconds: for how long a reply is good. hits, misses: counted.
+
+    What is kept is content: a file with it is as confidential as the conversations.
+    """
+
+    def __init__(
+        self, store: ReplyStore | None = None, *, ttl_seconds: float = 24 * 3600.0, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._store: ReplyStore = MemoryReplies() if store is None else store
+        self._ttl_us = int(ttl_seconds * 1_000_000)
+        self._clock = clock
+        self.hits = 0
+        self.misses = 0
+
+    async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+        key, now_us = key_of(request), self._clock.now_us()
+        response = await self._known(key, now_us)
+        if response is not None:
+            self.hits += 1
+            return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED, reason="from the cache"))
+        self.misses += 1
+        outcome = await next(request)
+        if outcome.response.stop_reason in _COMPLETE:
+            await self._keep(key, outcome.response, now_us)
+        return outcome
+
+    async def _known(self, key: str, now_us: int) -> CanonicalResponse | None:
+        try:
+            reply = await self._store.get(key, now_us)
+            return None if reply is None else msgspec.json.decode(reply, type=CanonicalResponse)
+        except (StoreError, msgspec.MsgspecError) as error:  # broken, or of another version: ask anew
+            _log.warning("reply_unreadable", error=str(error))
+            return None
+
+    async def _keep(self, key: str, response: CanonicalResponse, now_us: int) -> None:
+        """It was this call that used the tokens; who gets the reply again uses none."""
+        reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
+        try:
+            await self._store.put(key, reply, now_us, now_us + self._ttl_us)
+        except StoreError as error:  # a cache that fails makes calls dearer, and fails none
+            _log.warning("reply_not_kept", error=str(error))
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+
+def key_of(request: CanonicalRequest) -> str:
+    """A digest of all that the reply depends on."""
+    messages = tuple(Message(message.role, message.content) for message in request.messages)
+    asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
+    return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()

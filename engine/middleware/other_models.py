@@ -1,0 +1,50 @@
+"""Another model's turn, if the first one's reply won't do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from adapters import AdapterError, CanonicalRequest
+from bus import CallboardError
+from bus.errors import CancelledError
+
+from ..call import CallOutcome
+from .chain import Middleware, Next
+
+
+class TryModels(Middleware):
+    """Asks other models, in order, if a call fails, or if its outcome is `unwanted`.
+
+    What fails for want of a provider is the engine's own affair (`fallback=`); this one also judges replies: a
+    refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back: then only
+    failures before its first content lead on. Each try is a call of its own, with its own cost. If all are
+    unwanted, the last outcome is returned; if all fail, the first error is raised.
+    """
+
+    def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:
+        if isinstance(models, str) or not models:
+            raise ValueError('TryModels takes a list of model names: TryModels(["openai:gpt-5.2"])')
+        self._models = tuple(models)
+        self._unwanted = unwanted
+
+    async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
+        outcome: CallOutcome | None = None
+        failure: CallboardError | None = None
+        for model in (request.model, *self._models):
+            try:
+                outcome = await next(msgspec.structs.replace(request, model=model))
+            except CancelledError:
+                raise
+            except CallboardError as error:
+                if isinstance(error, AdapterError) and error.content:
+                    raise  # a part of it has been delivered
+                failure = failure or error
+            else:
+                if request.stream or self._unwanted is None or not self._unwanted(outcome):
+                    return outcome
+        if outcome is None:
+            assert failure is not None
+            raise failure
+        return outcome

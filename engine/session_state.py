@@ -1,0 +1,61 @@
+"""A conversation's data. It belongs to the engine, and outlives any task or actor that works on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import anyio
+
+from adapters import Message
+
+from .choice import Model, Requirements
+from .context import WHOLE, ContextPolicy
+from .refused_reasoning import RefusedReasoning
+from .tools import Tool
+
+if TYPE_CHECKING:
+    from .turn import Turn
+
+
+class SessionState:
+    """A conversation's data. session_id: empty for what belongs to no session.
+
+    turns: admits one turn at a time, in the order in which they were asked for.
+    policy, context: what decides what is sent of the history, and what it has decided.
+    name: for people. forked_from: the session whose history it began with.
+    waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        model: Model,
+        system_prompt: str | None,
+        tools: Sequence[Tool],
+        tags: dict[str, str],
+        *,
+        fallback: Sequence[str] | None = None,
+        requires: Requirements | None = None,
+        policy: ContextPolicy | None = None,
+        name: str | None = None,
+        forked_from: str | None = None,
+    ) -> None:
+        self.id = session_id
+        self.model = model
+        self.fallback = fallback
+        self.requires = requires
+        self.system_prompt = system_prompt
+        self.tools = tuple(tools)
+        self.tags = tags
+        self.messages: list[Message] = []
+        self.name = name
+        self.forked_from = forked_from
+        self.policy = policy
+        self.context = WHOLE
+        self.refused_reasoning = RefusedReasoning()
+        self.turns = anyio.Lock(fast_acquire=True)
+        self.waiting = 0
+        self.running: Turn | None = None
+        self.announced = False
+        self.resumed = False
