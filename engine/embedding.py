@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from adapters import AdapterError, CallWarning, CapabilityError, RetryPolicy, StopReason, TokenUsage
+from adapters import (
+    AdapterError,
+    CallWarning,
+    CapabilityError,
+    ContextOverflowError,
+    RetryPolicy,
+    StopReason,
+    TokenUsage,
+)
 from adapters.actor import start_work
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
@@ -195,8 +203,8 @@ class _Embedding:
             try:
                 response, cost = await self._call(batch, route, request_id, caused_by)
             except AdapterError as error:
-                if not may_fall_back(error):
-                    raise
+                if isinstance(error, ContextOverflowError) or not may_fall_back(error):
+                    raise  # the same model has the same window elsewhere
                 failed.update(failures_after(error, route.option, options))
                 failure = error
                 caused_by = request_id

@@ -14,6 +14,7 @@ import msgspec
 from adapters.classify import ErrorType, build_error, read_error
 from adapters.contract import AdapterConfig, CallWarning
 from adapters.encoding import encode_json
+from adapters.health import AdapterHealth
 from adapters.http_adapter import WireCall
 from adapters.settings import own_options, read_options
 from adapters.transport import HttpReply, Transport
@@ -196,6 +197,12 @@ class BedrockAdapter(EmbeddingOnlyAdapter):
             address = f"https://bedrock-runtime.{options.region}.amazonaws.com"
             config = msgspec.structs.replace(config, base_url=address)
         super().__init__(config, name=name, transport=transport, clock=clock)
+
+    async def health_check(self) -> AdapterHealth:
+        """Whether there is a key. Bedrock has no question that costs nothing and that such a key may ask."""
+        if self.config.api_key:
+            return AdapterHealth(True, "not asked: Bedrock has nothing to ask that costs nothing")
+        return AdapterHealth(False, "no key", "Set one of Bedrock's API keys.")
 
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         """Its name stands in a header, and the body has but a sentence."""

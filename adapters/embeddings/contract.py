@@ -81,10 +81,10 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model: as many texts as it takes at once.
 
-    model: with or without its ``provider:`` prefix. dimensions: of the vectors; None is the model's own number.
-    input_type: what the texts are embedded for; left out with a warning where that makes no difference.
-    truncate: whether a text that is too long may be cut; otherwise it is an error, where the provider lets us say
-    so. encoding: how the vectors come; None is the best that the provider has.
+    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. dimensions: of the
+    vectors; None is the model's own number. input_type: what the texts are embedded for; left out with a warning
+    where that makes no difference. truncate: whether a text that is too long may be cut; otherwise it is an error,
+    where the provider lets us say so. encoding: how the vectors come; None is the best that the provider has.
     provider_options: merged into the body, by protocol or provider, as in a conversation's request.
     max_retries, retry, timeout_seconds: override the configuration's.
     """

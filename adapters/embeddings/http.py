@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,13 +21,22 @@ from adapters.estimate import estimate_tokens
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.http_attempts import HttpAttempts
 from adapters.normaliser import StreamNormaliser
-from adapters.transport import HttpReply, exchange
+from adapters.transport import HttpReply, HttpRequest, exchange
 from bus.errors import AdapterError, CapabilityError, InvalidRequestError, StreamError
 from bus.json_types import Json
 from bus.usage import TokenUsage, UsageSource
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from .wire import EmbeddingReply, EmbeddingWire, check_vectors, fit
+
+
+class _Written(NamedTuple):
+    """What is sent. request: as it was fitted to the model."""
+
+    wire: EmbeddingWire
+    request: EmbeddingRequest
+    http: HttpRequest
+    warnings: tuple[CallWarning, ...]
 
 
 class EmbedsOverHttp(HttpAdapter):
@@ -46,29 +57,37 @@ class EmbedsOverHttp(HttpAdapter):
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
         attempts = HttpAttempts(self, request, on_attempt)
+        written: _Written | None = None  # every attempt sends the same
         try:
             while True:
                 attempts.begin_attempt()
                 try:
-                    return await self._embed_once(attempts, request)
+                    written = written or self._write(request)
+                    return await self._embed_once(attempts, request, written)
                 except AdapterError as error:
                     await attempts.back_off_or_raise(error)
         finally:
             attempts.ended = True
 
-    async def _embed_once(self, attempts: HttpAttempts, request: EmbeddingRequest) -> EmbeddingResponse:
+    def _write(self, request: EmbeddingRequest) -> _Written:
         wire = self.embedding_wire
         can = wire.capabilities(request.wire_model)
-        estimates = [self.estimate_text_tokens(text, model=request.model) for text in request.inputs]
-        fitted, warnings = fit(request, can, self.name, estimates)
+        fitted, warnings = fit(request, can, self.name, partial(self.estimate_text_tokens, model=request.model))
         call = wire.write(fitted, self.name)
-        http = self.http_request(call, accept="application/json")
-        reply, body = await attempts.wait(lambda: exchange(self._transport, http), what="the reply")
+        return _Written(
+            wire, fitted, self.http_request(call, accept="application/json"), (*call.warnings, *warnings)
+        )
+
+    async def _embed_once(
+        self, attempts: HttpAttempts, request: EmbeddingRequest, written: _Written
+    ) -> EmbeddingResponse:
+        reply, body = await attempts.wait(lambda: exchange(self._transport, written.http), what="the reply")
         if reply.status >= 300:
             raise self._error(body, reply, request.request_id)
-        found = self._read_vectors(wire, body, reply)
-        check_vectors(found, fitted)
+        found = self._read_vectors(written.wire, body, reply)
+        check_vectors(found, written.request)
         attempts.first_event()
+        warnings = list(written.warnings)
         if found.input_tokens is None:
             warnings.append(CallWarning("usage_estimated", f"{self.name} reported no usage: it is an estimate"))
         return EmbeddingResponse(
@@ -76,10 +95,10 @@ class EmbedsOverHttp(HttpAdapter):
             model=f"{self.name}:{found.model or request.wire_model}",
             provider=self.name,
             vectors=tuple(found.vectors),
-            usage=_usage(found, sum(estimates)),
+            usage=self._usage(found, request),
             latency_ms=attempts.elapsed_ms(),
             response_id=found.response_id,
-            warnings=(*call.warnings, *warnings),
+            warnings=tuple(warnings),
             rate_limit=self.rate_limit(reply.headers),
             provider_request_id=reply.headers.get("request-id") or reply.headers.get("x-request-id"),
         )
@@ -94,6 +113,17 @@ class EmbedsOverHttp(HttpAdapter):
             what = f"{self.name}: the reply is none of its protocol ({kind}): {error}"
             raise self._error_inside(body) or StreamError(what) from error
 
+    def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
+        if reply.input_tokens is None:
+            estimate = sum(self.estimate_text_tokens(text, model=request.model) for text in request.inputs)
+            return TokenUsage(estimate, source=UsageSource.ESTIMATED, reported_cost_nano_usd=reply.cost_nano_usd)
+        return TokenUsage(
+            reply.input_tokens,
+            details=reply.details,
+            raw=msgspec.Raw(reply.usage) if reply.usage is not None else None,
+            reported_cost_nano_usd=reply.cost_nano_usd,
+        )
+
     def _error_inside(self, body: bytes) -> AdapterError | None:
         """The error that a reply of status 200 holds in place of vectors; None if it holds none."""
         try:
@@ -103,16 +133,6 @@ class EmbedsOverHttp(HttpAdapter):
         if not isinstance(value, dict) or not value.get("error"):
             return None
         return error_without_status(read_error_value(value), self.error_codes, self.name)
-
-
-def _usage(reply: EmbeddingReply, estimate: int) -> TokenUsage:
-    if reply.input_tokens is None:
-        return TokenUsage(estimate, source=UsageSource.ESTIMATED)
-    return TokenUsage(
-        reply.input_tokens,
-        details=reply.details,
-        raw=msgspec.Raw(reply.usage) if reply.usage is not None else None,
-    )
 
 
 class EmbeddingOnlyAdapter(EmbedsOverHttp):

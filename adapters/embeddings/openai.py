@@ -9,8 +9,9 @@ import msgspec
 
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
+from adapters.reported_cost import reported_nano_usd
 from adapters.settings import own_options
-from bus.json_types import JsonObject
+from bus.json_types import Json, JsonObject
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
 from .wire import EmbeddingReply, in_order, token_count
@@ -49,6 +50,9 @@ class _Item(msgspec.Struct, gc=False):
 class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: float | None = None
     total_tokens: float | None = None
+    cost: Json = None
+    is_byok: Json = None
+    cost_details: Json = None
 
 
 class _Reply(msgspec.Struct, gc=False):
@@ -96,15 +100,16 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
 def read_reply(body: bytes) -> EmbeddingReply:
     """A reply of this protocol, from whichever server."""
     reply = _decode(body)
-    counted = _count(reply.usage)
-    return EmbeddingReply(
-        in_order(reply.data), counted, reply.model, reply.id, bytes(reply.usage) if counted is not None else None
-    )
-
-
-def _count(usage: msgspec.Raw) -> int | None:
     try:
-        counts = msgspec.json.decode(usage, type=_Usage)
+        usage = msgspec.json.decode(reply.usage, type=_Usage)
     except msgspec.ValidationError:
-        return None
-    return token_count(counts.prompt_tokens if counts.prompt_tokens is not None else counts.total_tokens)
+        usage = _Usage()
+    counted = token_count(usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens)
+    return EmbeddingReply(
+        in_order(reply.data),
+        counted,
+        reply.model,
+        reply.id,
+        usage=bytes(reply.usage) if counted is not None else None,
+        cost_nano_usd=reported_nano_usd(usage.cost, usage.is_byok, usage.cost_details),
+    )

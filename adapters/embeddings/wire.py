@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ from .vectors import read_vector
 
 
 class EmbeddingReply(msgspec.Struct):
-    """What a reply says. input_tokens: None if it doesn't. usage: as it came. details: of `TokenUsage`."""
+    """What a reply says. input_tokens: None if it doesn't. usage: as it came. The rest as in `TokenUsage`."""
 
     vectors: list[Vector]
     input_tokens: int | None = None
@@ -27,6 +27,7 @@ class EmbeddingReply(msgspec.Struct):
     response_id: str | None = None
     usage: bytes | None = None
     details: dict[str, int] | None = None
+    cost_nano_usd: int | None = None
 
 
 class EmbeddingWire(Protocol):
@@ -46,9 +47,9 @@ class EmbeddingWire(Protocol):
 
 
 def fit(
-    request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimates: Sequence[int]
+    request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
-    """The request without what the model hasn't, and what was left out. estimates: tokens of each input.
+    """The request without what the model hasn't, and what was left out. estimate: the tokens of a text, about.
 
     Raises CapabilityError for dimensions that can't be had, and for more inputs than go into one request.
     """
@@ -72,7 +73,7 @@ def fit(
     if request.truncate and not can.supports_truncation and not can.cuts_silently:
         warnings.append(dropped("truncate", provider, "it refuses a text that is too long, whatever is asked"))
     if can.cuts_silently and not request.truncate and can.max_input_tokens is not None:
-        long = [str(at) for at, tokens in enumerate(estimates) if tokens > can.max_input_tokens]
+        long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
         if long:
             most = f"{request.wire_model} reads {can.max_input_tokens} tokens and cuts what is longer"
             warnings.append(CallWarning("input_may_be_cut", f"text {', '.join(long[:10])}: {most}"))
@@ -87,10 +88,12 @@ def fit(
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
     """Raise unless there is one vector for each text, all of one length: that which was asked for."""
     if len(reply.vectors) != len(request.inputs):
-        raise StreamError(f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came")
+        what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
+        raise StreamError(what, retryable=False)  # it was paid for, and would be again
     sizes = {len(vector) for vector in reply.vectors}
     if len(sizes) > 1:
-        raise StreamError(f"the vectors of one reply have different dimensions: {sorted(sizes)}")
+        what = f"the vectors of one reply have different dimensions: {sorted(sizes)}"
+        raise StreamError(what, retryable=False)
     if request.dimensions is not None and sizes != {request.dimensions}:
         raise CapabilityError(
             f"{request.wire_model} was asked for {request.dimensions} dimensions and gave {sizes.pop()}: "
@@ -109,12 +112,13 @@ P = TypeVar("P", bound=Placed)
 
 
 def in_order(items: Sequence[P]) -> list[Vector]:
-    """The vectors by their `index`, if they have one; else as they came. StreamError if one is there twice."""
+    """The vectors by their `index`; as they came if all have the same, or none. Else StreamError."""
     places = [item.index for item in items]
-    if all(place is None for place in places):
+    if len(set(places)) <= 1:
         return [read_vector(item.embedding) for item in items]
     if sorted(-1 if place is None else place for place in places) != list(range(len(items))):
-        raise StreamError(f"the vectors' indices are {places[:10]}, not each from 0 to {len(items) - 1} once")
+        what = f"the vectors' indices are {places[:10]}, not each from 0 to {len(items) - 1} once"
+        raise StreamError(what, retryable=False)
     vectors: dict[int | None, Vector] = {item.index: read_vector(item.embedding) for item in items}
     return [vectors[place] for place in range(len(items))]
 

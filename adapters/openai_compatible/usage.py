@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
+from adapters.reported_cost import reported_nano_usd
 from bus.json_types import Json
 from bus.usage import TokenUsage, UsageSource, details_of
 
-from .wire import WireUsage, decode_usage
-
-MOST_DOLLARS = 1_000_000
-"""For one call; whatever is more, infinite or no number is no cost."""
+from .wire import decode_usage
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
@@ -58,7 +55,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         cache_creation_input_tokens=written,
         reasoning_tokens=None if reasoning is None else min(reasoning, output),
         source=UsageSource.PARTIAL if partial else UsageSource.REPORTED,
-        reported_cost_nano_usd=_cost(wire),
+        reported_cost_nano_usd=reported_nano_usd(wire.cost, wire.is_byok, wire.cost_details),
         details=details_of(
             audio_input=heard,
             audio_output=spoken,
@@ -75,23 +72,6 @@ def _first(*counts: int | None, none: int | None = None) -> int | None:
         if count:
             return count
     return none if none is not None else next((count for count in counts if count is not None), None)
-
-
-def _cost(wire: WireUsage) -> int | None:
-    """What the server says that it charged, in nano-USD.
-
-    With the caller's own key (BYOK) that is only its fee, and what stands behind it bills the rest.
-    """
-    cost = _dollars(wire.cost)
-    if cost is None or wire.is_byok is not True or not isinstance(wire.cost_details, dict):
-        return cost
-    return cost + (_dollars(wire.cost_details.get("upstream_inference_cost")) or 0)
-
-
-def _dollars(value: Json) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_DOLLARS:
-        return None
-    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))  # repr: the digits as sent
 
 
 def _detail(details: Json, name: str) -> int | None:

@@ -33,7 +33,7 @@ def written(kind: str, asked: EmbeddingRequest) -> bytes | None:
     assert isinstance(adapter, EmbedsOverHttp)
     wire = adapter.embedding_wire
     try:
-        fitted, _ = fit(asked, wire.capabilities(asked.wire_model), kind, [1] * len(asked.inputs))
+        fitted, _ = fit(asked, wire.capabilities(asked.wire_model), kind, len)
     except CapabilityError:
         return None
     return wire.write(fitted, kind).body

@@ -11,7 +11,15 @@ from typing import ClassVar
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AdapterError, AttemptObserver, CapabilityError, ServerError, TokenUsage
+from adapters import (
+    AdapterConfig,
+    AdapterError,
+    AttemptObserver,
+    CapabilityError,
+    ContextOverflowError,
+    ServerError,
+    TokenUsage,
+)
 from adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptStarted
 from adapters.embeddings import (
     EmbeddingCapabilities,
@@ -243,6 +251,21 @@ async def test_a_fallback_is_another_way_to_the_same_model() -> None:
     assert [model for model, _ in causes] == ["a:small", "b:small"] * 2
     assert [caused_by is None for _, caused_by in causes] == [True, False] * 2
     assert len([event for event in said if isinstance(event, LlmCallFailed)]) == 2
+
+
+async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> None:
+    """The same model has the same window at every provider."""
+    models = registry(
+        small("a", fallback=("b:small",)),
+        small("b"),
+        a=embedder_type("Narrow", faults=[ContextOverflowError("too long")]),
+        b=embedder_type("Spare"),
+    )
+    async with engine_of(models) as (engine, events):
+        result = await engine.embed(["x"] * 3, model="a:small", at_once=1)
+        assert len(result.vectors) == 3
+        said = await seen(events, engine)
+    assert [event.model for event in said if isinstance(event, LlmCallStarted)] == ["a:small"] * 3
 
 
 @pytest.mark.parametrize("listed", [True, False])

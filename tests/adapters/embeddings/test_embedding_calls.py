@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import pytest
 
-from adapters import AttemptFailed, AttemptReport, AttemptStarted, AuthError, CancelledError, ServerError
-from adapters.conformance.fake_http import HANG, FakeReply, failing
+from adapters import (
+    AdapterConfig,
+    AttemptFailed,
+    AttemptReport,
+    AttemptStarted,
+    AuthError,
+    CancelledError,
+    ServerError,
+    create_adapter,
+)
+from adapters.cassette import CassetteTransport, RecordingTransport
+from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
 from adapters.contract import AttemptFirstEvent, RetryPolicy
+from adapters.embeddings.http import EmbedsOverHttp
 from bus.errors import CapabilityError, InvalidRequestError, NetworkError, RequestTimeoutError
 
 from ...support import fake_http
@@ -117,3 +130,27 @@ async def test_a_provider_that_only_embeds_says_so_to_who_wants_to_talk(kind: st
         async with adapter.stream(asked) as stream:
             [event async for event in stream]
     assert transport.requests == []
+
+
+async def test_bedrock_is_not_asked_how_it_does() -> None:
+    """There is no request that costs nothing; only a missing key can be told."""
+    adapter, transport = embedder("bedrock")
+    assert await adapter.health_check()
+    keyless, _ = embedder("bedrock", api_key=None)
+    assert not await keyless.health_check()
+    assert transport.requests == []
+
+
+async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
+    """A cassette knows nothing of what it holds; the key isn't in it."""
+    path = tmp_path / "cassette.json"
+    recording = RecordingTransport(FakeTransport(answer("voyage", [[0.25], [0.5]])), path)
+    adapter = create_adapter("voyage", AdapterConfig(api_key="a-secret-key"), name="voyage", transport=recording)
+    assert isinstance(adapter, EmbedsOverHttp)
+    first = await adapter.embed(request("voyage"))
+    await adapter.close()
+    assert "a-secret-key" not in path.read_text()
+    adapter = create_adapter("voyage", AdapterConfig(), name="voyage", transport=CassetteTransport(path))
+    assert isinstance(adapter, EmbedsOverHttp)
+    again = await adapter.embed(request("voyage"))
+    assert (again.vectors, again.usage) == (first.vectors, first.usage)

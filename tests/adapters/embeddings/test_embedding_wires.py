@@ -303,11 +303,26 @@ async def test_vectors_are_put_in_the_order_of_their_indices() -> None:
     assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
 
 
+async def test_servers_that_number_everything_alike_are_taken_by_their_order() -> None:
+    data: Json = [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [2.0]}]
+    adapter, _ = embedder("openai", reply({"data": data}))
+    response = await adapter.embed(request("openai"))
+    assert [vector.tolist() for vector in response.vectors] == [[1.0], [2.0]]
+
+
+async def test_what_a_gateway_says_that_it_charged_is_kept() -> None:
+    """As OpenRouter does."""
+    data: Json = [{"index": 0, "embedding": [1.0]}]
+    adapter, _ = embedder("openai_compatible", reply({"data": data, "usage": {"prompt_tokens": 5, "cost": 1e-7}}))
+    usage = (await adapter.embed(request("openai_compatible", "x"))).usage
+    assert (usage.input_tokens, usage.reported_cost_nano_usd) == (5, 100)
+
+
 @pytest.mark.parametrize(
     ("value", "what"),
     [
         ({"data": [{"index": 0, "embedding": [1.0]}]}, "2 texts were sent and 1 vectors came"),
-        ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 0, "embedding": [2.0]}]}, "indices"),
+        ({"data": [{"index": 0, "embedding": [1.0]}, {"index": 2, "embedding": [2.0]}]}, "indices"),
         ({"data": [{"index": 0, "embedding": [1.0]}, {"embedding": [2.0]}]}, "indices"),
         ({"data": [{"embedding": [1.0]}, {"embedding": [2.0, 3.0]}]}, "different dimensions"),
         ({"data": [{"embedding": []}, {"embedding": []}]}, "empty"),
