@@ -115,7 +115,11 @@ _UNPRICED_THEN = "({0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL)"
 
 # All with the columns of the first. What was repriced differs from the cost at call time by its own sums. The last
 # calls are found by their numbers, and by no index.
-_KEPT = f"SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano, unpriced AS then_unpriced FROM call_sums AS c WHERE {{condition}}"
+_KEPT = f"""
+    SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano, unpriced AS then_unpriced
+      FROM call_sums AS c
+     WHERE {{condition}}
+"""
 _REPRICED = f"""
     SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano, 0
       FROM repriced_sums AS c
