@@ -63,7 +63,7 @@ from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -252,6 +252,14 @@ class Engine(ObjectMethods):
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
         """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
         return await listed(self, limit)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and what is stored of it; False if there was none.
+
+        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
+        next turn. Raises SessionBusy while a turn runs, StoreError.
+        """
+        return await deleted(self, session_id)
 
     async def import_session(
         self,
