@@ -174,9 +174,11 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
     """What a session is made of, from now on; published only where content is captured.
 
     history: how many messages it has by now. setup: by reference, for the store; None in an event that was stored.
+    begins: it is a new session, and not the one that may be stored under its id.
     """
 
     history: int
+    begins: bool = False
     setup: SessionSetup | None = None
 
 

@@ -29,9 +29,19 @@ from .engine import Engine, Limits, Timeouts
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.object_functions import (
+    generate_object,
+    generate_object_sync,
+    stream_object,
+    stream_object_sync,
+)
+from .generation.object_reply import NoObjectGeneratedError
+from .generation.object_stream import ObjectStream
+from .generation.objects import ObjectResult
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
 from .generation.sync_host import run_sync
+from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
 from .offered import ConfiguredModel
@@ -60,6 +70,7 @@ from .tools import (
     tool,
 )
 from .turn_options import TurnOptions
+from .type_schema import SchemaError
 from .view_events import (
     Finish,
     ProviderEvent,
@@ -94,15 +105,20 @@ __all__ = [
     "ModelEntry",
     "ModelInfo",
     "ModelRegistry",
+    "NoObjectGeneratedError",
+    "ObjectResult",
+    "ObjectStream",
     "Pending",
     "ProviderEvent",
     "Requirements",
+    "SchemaError",
     "Session",
     "SessionInfo",
     "StepResult",
     "StreamAccumulator",
     "StreamFailed",
     "StreamResult",
+    "SyncObjectStream",
     "SyncStreamResult",
     "TextEnd",
     "TextStart",
@@ -122,6 +138,8 @@ __all__ = [
     "ViewReader",
     "default_engine",
     "generate",
+    "generate_object",
+    "generate_object_sync",
     "generate_sync",
     "get_latest_model",
     "get_model_info",
@@ -131,6 +149,8 @@ __all__ = [
     "run_sync",
     "set_default_engine",
     "stream",
+    "stream_object",
+    "stream_object_sync",
     "stream_sync",
     "tool",
 ]

@@ -536,13 +536,14 @@ class Engine(ObjectMethods):
                     model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
                 )
                 self.bus.publish(created, session_id=state.id)
-            self.publish_setup(state)
+            self.publish_setup(state, begins=not state.resumed)
             if self.capture is not None and not state.resumed:
                 publish_history(self, state)
 
-    def publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
+        """Have kept what the session is made of by now. begins: and that it is a new one."""
         if self.capture is not None:
-            seq = self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state, begins=begins), session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 

@@ -112,7 +112,8 @@ async def _from_sums(
 _SUMMANDS = dict(zip(SUMMED, summands("p"), strict=True))
 _LISTED = ", ".join(SUMMED)
 
-# All with the columns of the first. What was repriced differs from the cost at call time by its own sums.
+# All with the columns of the first. What was repriced differs from the cost at call time by its own sums. The last
+# calls are found by their numbers, and by no index.
 _KEPT = f"SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano FROM call_sums AS c WHERE {{condition}}"
 _REPRICED = f"""
     SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano
@@ -121,7 +122,7 @@ _REPRICED = f"""
 """
 _NOT_YET_KEPT = f"""
     SELECT day, provider, model, {", ".join(summands("c"))}, coalesce(cost_nano, 0)
-      FROM calls AS c
+      FROM calls AS c NOT INDEXED
      WHERE c.id > (SELECT up_to FROM summed_calls) AND {{condition}}
 """
 _OF_CUT_DAY = f"""

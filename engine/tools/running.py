@@ -8,6 +8,7 @@ that waits for somebody, because its tool is passive or nobody has approved it y
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
@@ -86,9 +87,12 @@ async def run_tools(calls: Sequence[ToolUseBlock], tools: Sequence[Tool], scene:
     async def answer(position: int, call: ToolUseBlock) -> None:
         results[position] = await _answer(call, by_name, scene)
 
-    async with anyio.create_task_group() as group:
-        for position, call in enumerate(calls):
-            group.start_soon(answer, position, call)
+    if len(calls) == 1:  # the usual round needs no tasks
+        await answer(0, calls[0])
+    else:
+        async with anyio.create_task_group() as group:
+            for position, call in enumerate(calls):
+                group.start_soon(answer, position, call)
     return ToolRound(
         tuple(result for result in results if result is not None),
         tuple(call for call, result in zip(calls, results, strict=True) if result is None),
@@ -245,20 +249,18 @@ async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T
 async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, scene: ToolScene) -> ToolResultBlock:
     assert tool.handler is not None
     seconds = scene.timeout_seconds if tool.timeout_seconds is None else tool.timeout_seconds
-    controller = AbortController()
-    context = _context(call, controller, scene) if tool.handler.injected else None
+    controller = AbortController() if tool.handler.injected else None
+    context = None if controller is None else _context(call, controller, scene)
     why = "the turn was cancelled"
     done = False
     try:
-        if tool.handler.is_async:
+        with _Slot() if not tool.handler.is_async else contextlib.nullcontext() as slot:
+            if slot is not None:
+                await slot.wait()
             with anyio.move_on_after(seconds) as scope:
-                result = await _awaited(tool.handler, ready, context)
+                work = _awaited if tool.handler.is_async else _in_thread
+                result = await work(tool.handler, ready, context)
                 done = True
-        else:
-            async with _thread_slots():
-                with anyio.move_on_after(seconds) as scope:
-                    result = await _in_thread(tool.handler, ready, context)
-                    done = True
         if not done and scope.cancelled_caught:
             why = f"The tool took longer than {seconds:g} s."
             return ToolResultBlock(call.id, why, is_error=True)
@@ -273,7 +275,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, scene: ToolScene) -
     finally:
         if context is not None:
             context.close()
-        if not done:
+        if controller is not None and not done:
             controller.abort(why)
 
 
@@ -311,10 +313,27 @@ async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) 
         raise RuntimeError("the tool waited for something that was cancelled") from None
 
 
-def _thread_slots() -> anyio.CapacityLimiter:
-    try:
-        return _slots.get()
-    except LookupError:
-        limiter = anyio.CapacityLimiter(MAX_THREADS)
-        _slots.set(limiter)
-        return limiter
+class _Slot:
+    """One of the places for plain functions; waiting for it is not the tool's time."""
+
+    def __init__(self) -> None:
+        try:
+            self._limiter = _slots.get()
+        except LookupError:
+            self._limiter = anyio.CapacityLimiter(MAX_THREADS)
+            _slots.set(self._limiter)
+        self._held = False
+
+    async def wait(self) -> None:
+        try:
+            self._limiter.acquire_on_behalf_of_nowait(self)  # a turn of the loop less, where one is free
+        except anyio.WouldBlock:
+            await self._limiter.acquire_on_behalf_of(self)
+        self._held = True
+
+    def __enter__(self) -> _Slot:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._held:
+            self._limiter.release_on_behalf_of(self)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeGuard, cast, runtime_checkable
+from typing import Protocol, TypeGuard, cast
 
 import msgspec
 
 from bus.json_types import Json, JsonObject
 
+from .errors import SchemaError
 
-@runtime_checkable
+
 class _Model(Protocol):
     """The class methods of pydantic 2 that we call."""
 
@@ -20,7 +21,16 @@ class _Model(Protocol):
 
 def is_model(of: object) -> TypeGuard[_Model]:
     """Whether a type is a pydantic model, or something else that has its methods."""
-    return isinstance(of, type) and isinstance(of, _Model)
+    # asked for every conversion: looking the two names up is far cheaper than checking against the protocol
+    return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
+
+
+def model_schema(model: _Model) -> JsonObject:
+    """The model's JSON Schema. Raises SchemaError."""
+    try:
+        return model.model_json_schema()
+    except Exception as error:  # of pydantic's own kinds, which we don't import
+        raise SchemaError(str(error).partition("\n")[0]) from error
 
 
 class Refused(ValueError):
