@@ -162,6 +162,11 @@ class Engine(ObjectMethods):
         """The adapters by name, registered ones included; what isn't configured lacks its key."""
         return {name: entry.state for name, entry in self.registry.adapters.items()}
 
+    @property
+    def default_provider(self) -> str | None:
+        """The provider of names that say no other, if there is one: models.yaml's, or the first with a key."""
+        return self.registry.default_provider
+
     def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
         """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
 

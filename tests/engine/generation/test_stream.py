@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
-from bus import CallboardError, MessageStart, SessionTurnCompleted
+from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
 from engine import (
     AbortController,
     Engine,
@@ -213,6 +213,20 @@ async def test_one_reader_for_two_tasks_is_refused_with_advice() -> None:
                 await anext(result)
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), StopAsyncIteration | CancelledError)
+
+
+async def test_another_loop_can_t_read_it() -> None:
+    """It would wait for ever; the error says where to read."""
+    async with running(Say("Hello")) as (engine, _):
+        result = engine.stream("s:m", "Hi")
+        await result.response()
+
+        def elsewhere() -> None:
+            for ask in (result.response, result.reader().__anext__):
+                with pytest.raises(WrongLoop, match="read it where it was begun"):
+                    asyncio.run(ask())  # type: ignore[arg-type]
+
+        await asyncio.to_thread(elsewhere)
 
 
 # -- failures
