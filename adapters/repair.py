@@ -40,6 +40,9 @@ from .gateway_errors import unwrapped
 
 RepairKind: TypeAlias = Literal["signature", "parameter", "tool_pairs"]
 
+REASONING_REFUSED = "reasoning_refused"
+"""The code of the warning that reasoning was left out because the provider refused it."""
+
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000
 """Characters of the longest message that is looked at; what is longer quotes somebody."""
@@ -190,7 +193,8 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
         return None
     mended = msgspec.structs.replace(request, messages=tuple(messages))
     said = f"it did not accept its reasoning back; {count} blocks of it were left out"
-    return Repair("signature", mended, (), _warning(provider, said))
+    warning = CallWarning(REASONING_REFUSED, _warning(provider, said).message)
+    return Repair("signature", mended, (), warning)
 
 
 def _is_reasoning(block: ContentBlock, provider: str) -> bool:

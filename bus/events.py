@@ -158,8 +158,16 @@ class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    """forked_from: the session whose history it begins with."""
+
     model: str
     tags: dict[str, str] = msgspec.field(default_factory=dict)
+    name: str | None = None
+    forked_from: str | None = None
+
+
+class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
+    name: str
 
 
 class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
@@ -273,6 +281,7 @@ CatalogueEvent: TypeAlias = (
     | SessionCreated
     | SessionConfigured
     | SessionModelChanged
+    | SessionRenamed
     | SessionTurnStarted
     | SessionTurnCompleted
     | SessionMessageAppended

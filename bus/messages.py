@@ -65,7 +65,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched.
+    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched: id, alias,
+    native_name, catalogue, passthrough or choice.
 
     candidates: all that were considered, in the order in which they would be tried.
     """

@@ -18,12 +18,23 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .abort import AbortController, AbortSignal
+from .accumulator import StreamAccumulator
 from .availability import Availability
+from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
 from .engine import Engine, Limits, Timeouts
+from .generation.asking import TimeoutConfig
+from .generation.default import default_engine, set_default_engine
+from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.progress import UsageSoFar
+from .generation.streaming import StreamResult, ViewReader
+from .generation.sync_host import run_sync
+from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
+from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
     ModelDefaults,
@@ -32,10 +43,9 @@ from .registry import (
 )
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
+from .sessions import SessionInfo
 from .statistics import EngineStatistics
 from .tools import (
-    AbortController,
-    AbortSignal,
     ApprovalRequest,
     Approved,
     Denied,
@@ -50,6 +60,16 @@ from .tools import (
     tool,
 )
 from .turn_options import TurnOptions
+from .view_events import (
+    Finish,
+    ProviderEvent,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
 
 __all__ = [
     "AbortController",
@@ -59,9 +79,11 @@ __all__ = [
     "Approved",
     "Availability",
     "Check",
+    "ConfiguredModel",
     "Denied",
     "Engine",
     "EngineStatistics",
+    "Finish",
     "FunctionTool",
     "GenerateResult",
     "HealthReport",
@@ -70,11 +92,23 @@ __all__ = [
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
+    "ModelInfo",
     "ModelRegistry",
     "Pending",
+    "ProviderEvent",
     "Requirements",
     "Session",
+    "SessionInfo",
     "StepResult",
+    "StreamAccumulator",
+    "StreamFailed",
+    "StreamResult",
+    "SyncStreamResult",
+    "TextEnd",
+    "TextStart",
+    "ThinkingEnd",
+    "ThinkingStart",
+    "TimeoutConfig",
     "Timeouts",
     "Tool",
     "ToolContext",
@@ -83,7 +117,20 @@ __all__ = [
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
+    "UsageSoFar",
+    "ViewEvent",
+    "ViewReader",
+    "default_engine",
+    "generate",
+    "generate_sync",
+    "get_latest_model",
+    "get_model_info",
+    "list_models",
     "load_registry",
     "mcp_tools",
+    "run_sync",
+    "set_default_engine",
+    "stream",
+    "stream_sync",
     "tool",
 ]

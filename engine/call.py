@@ -26,6 +26,7 @@ from adapters import (
     CanonicalResponse,
     ContentBlock,
     MessageComplete,
+    MessageStart,
     StopReason,
     StreamEvent,
     TokenUsage,
@@ -59,8 +60,7 @@ EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]
 """Given some events of a message, in order, the events to deliver in their place."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallScene:
+class CallScene(msgspec.Struct, frozen=True, kw_only=True):
     """What a call needs besides its request.
 
     order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose
@@ -144,7 +144,7 @@ class Call:
             if self.scene.warnings:
                 warnings = (*self.scene.warnings, *response.warnings)
                 response = msgspec.structs.replace(response, warnings=warnings)
-            cost = self._price(response.usage, response.model)
+            cost = self.price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
                 raise error
@@ -207,7 +207,15 @@ class Call:
             return
         if self.scene.filter is not None:
             events = self._through_filter(self.scene.filter, events)
-        self.scene.log.extend(events)
+        self.scene.log.extend(self._warned(events) if self.scene.warnings else events)
+
+    def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+        """The same events, where a message begins with what is known to be amiss."""
+        warnings = self.scene.warnings
+        return [
+            msgspec.structs.replace(event, warnings=warnings) if isinstance(event, MessageStart) else event
+            for event in events
+        ]
 
     def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
         """What a filter raises ends the call; the adapter, in whose task this runs, is not at fault."""
@@ -301,7 +309,7 @@ class Call:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self.scene.routing
-        cost = self._price(error.usage) if error.usage is not None else None
+        cost = self.price(error.usage) if error.usage is not None else None
         if not will_retry:
             self.failure_cost = cost
         return LlmCallFailed(
@@ -323,7 +331,7 @@ class Call:
             first_token_ms=self._first_token_ms,
         )
 
-    def _price(self, usage: TokenUsage, served: str | None = None) -> Cost:
+    def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
         """What the provider says it cost, else under the table in force when the attempt started.
 
         What that table gives is kept beside the provider's figure.
@@ -350,9 +358,9 @@ class Call:
         accumulator = StreamAccumulator()
         for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
             if getattr(event, "message_id", None) == self.request.message_id:
-                accumulator.process(event)  # type: ignore[arg-type]
+                accumulator.process(event)
         for event in self.scene.log.since(first_seq):
-            accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
+            accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)

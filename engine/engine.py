@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import CanonicalRequest, CanonicalResponse, Message
+from adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -25,6 +26,7 @@ from bus import (
     PricingRepriced,
     SessionCreated,
     SessionModelChanged,
+    SessionTakenOver,
     ShutdownReport,
     StreamChannel,
     StreamReader,
@@ -40,19 +42,26 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
-from .generation import complete
+from .generation.asking import Arguments, new_turn
+from .generation.generating import generate_on
+from .generation.low_level import complete, turn_of
+from .generation.object_methods import ObjectMethods
+from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
+from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
-from .resuming import configured, costs_of, require_capture, resumed
+from .results import GenerateResult
+from .resuming import configured, costs_of, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
+from .sessions import SessionInfo, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -87,7 +96,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine:
+class Engine(ObjectMethods):
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
@@ -153,17 +162,16 @@ class Engine:
         requires: Requirements | None = None,
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
+        name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
         it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
-        sends all of it. Raises ConfigurationError.
+        sends all of it. name: for people. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
-        if session_id is not None and session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state = SessionState(
             session_id or self.clock.new_id("ses"),
             model,
@@ -174,7 +182,14 @@ class Engine:
             requires=requires,
             approve=approve,
             policy=context,
+            name=name,
         )
+        return self.open_session(state)
+
+    def open_session(self, state: SessionState) -> Session:
+        """Take up a session's state. Raises CallboardError if a session of that id is open."""
+        if state.id in self._sessions:
+            raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self._sessions[state.id] = state
         return Session(self, state)
 
@@ -195,18 +210,43 @@ class Engine:
         model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
         if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
         here; StoreError.
+
+        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
+        so with its next turn, which raises SessionTakenOver.
         """
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
-        if session_id in self._sessions:
-            raise CallboardError(f"session {session_id!r} is already open; use the Session you have")
         state.policy = context
-        self._sessions[state.id] = state
         state.approve = approve
+        session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
-        return Session(self, state)
+        return session
+
+    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        return await listed(self, limit)
+
+    async def import_session(
+        self,
+        document: bytes | str,
+        *,
+        session_id: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+    ) -> Session:
+        """A session that `Session.export` has written, also of another engine, with its history and settings.
+
+        session_id, tools, model: instead of the exported ones; without `tools` its tools are passive. Raises
+        CallboardError if it is no exported session or one of that id is open, ConfigurationError if its model is
+        not known here.
+        """
+        await self.start()
+        state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self.open_session(state)
+        self.announce(state)
+        return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
@@ -220,7 +260,7 @@ class Engine:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
             self.bus.publish(change, session_id=state.id)
             if state.announced:
-                self._publish_setup(state)
+                self.publish_setup(state)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -255,6 +295,56 @@ class Engine:
         The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
+
+    # -- without a session
+
+    async def generate(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> GenerateResult:
+        """See `engine.generate`."""
+        return await generate_on(self, model, prompt, **arguments)
+
+    @overload
+    def stream(
+        self,
+        model: CanonicalRequest,
+        /,
+        *,
+        tags: Mapping[str, str] | None = None,
+        on_usage: OnUsage | None = None,
+    ) -> StreamResult: ...
+
+    @overload
+    def stream(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult: ...
+
+    def stream(
+        self,
+        model: CanonicalRequest | Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult:
+        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run."""
+        if isinstance(model, CanonicalRequest):
+            if prompt is not None or arguments.keys() - {"tags"}:
+                raise TypeError(
+                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                )
+            turn = turn_of(self, model, tags=arguments.get("tags"), streamed=True)
+        else:
+            turn = new_turn(self, model, prompt, streamed=True, **arguments)
+        return StreamResult(self, turn, on_usage=on_usage)
 
     # -- money
 
@@ -346,7 +436,10 @@ class Engine:
         await self.aclose()
 
     async def start(self) -> Hosted:
-        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        """
         if self._hosted is None:
             _require_asyncio()
             self._hosted = Hosted(self)
@@ -378,6 +471,14 @@ class Engine:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""
         return collect(self)
 
+    def models(self) -> list[ConfiguredModel]:
+        """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
+
+        First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
+        ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+        """
+        return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
+
     async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
 
@@ -405,12 +506,28 @@ class Engine:
         if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
-                self.bus.publish(SessionCreated(model=in_words(state.model), tags=state.tags), session_id=state.id)
-            self._publish_setup(state)
+                created = SessionCreated(
+                    model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
+                )
+                self.bus.publish(created, session_id=state.id)
+            self.publish_setup(state)
+            if self.capture is not None and not state.resumed:
+                publish_history(self, state)
 
-    def _publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState) -> None:
         if self.capture is not None:
-            self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state), session_id=state.id)
+            if state.claimed is None:
+                state.claimed = seq
+
+    async def require_ownership(self, state: SessionState) -> None:
+        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
+        try:
+            await require_ownership(self, state)
+        except SessionTakenOver:
+            if self._sessions.get(state.id) is state:
+                del self._sessions[state.id]  # so that it can be resumed here, too
+            raise
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
@@ -420,18 +537,25 @@ class Engine:
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
             return
-        limits, give_up = self._limits, anyio.current_time() + self._limits.admit_seconds
+        limits, give_up = self._limits, math.inf
         while writer.state == "ok":
             behind = writer.statistics()
             if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
                 return
-            if anyio.current_time() >= give_up:
+            now = anyio.current_time()
+            give_up = min(give_up, now + limits.admit_seconds)
+            if now >= give_up:
                 raise AdmissionError(
                     f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
                     f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "
                     f"{limits.admit_seconds:g} s. Calls under way are not affected."
                 )
             await anyio.sleep(0.01)
+
+    @property
+    def closed(self) -> bool:
+        """True when it has been stopped, or has ended of itself: then another one is needed."""
+        return self._hosted is not None and self._hosted.state == "closed"
 
     @property
     def hosted(self) -> Hosted | None:

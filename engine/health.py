@@ -337,4 +337,9 @@ def _writer(writer: WriterStatistics) -> Check:
     if writer.state == "ok" and not writer.lost:
         return Check("store:writer", True, detail)
     reason = f" ({writer.reason})" if writer.reason else ""
-    return Check("store:writer", False, detail + reason, "Make the trace file writable; the rest goes by itself.")
+    return Check(
+        "store:writer",
+        False,
+        detail + reason,
+        "Mend what the reason names; what is kept is then written by itself.",
+    )

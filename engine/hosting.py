@@ -25,6 +25,7 @@ from bus import (
     ProviderAvailabilityChanged,
     ShutdownReport,
     StoreError,
+    StoreUnavailable,
     Supervisor,
 )
 from bus.log import Log
@@ -138,13 +139,17 @@ class Hosted:
         if store is None:
             await self._supervise()
             return
-        async with store:
-            try:
-                await self._supervise()
-            finally:
+        try:
+            await store.open()
+        except StoreUnavailable as error:
+            _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
+        try:
+            await self._supervise()
+        finally:
+            with anyio.CancelScope(shield=True):
                 if self.writer is not None:
-                    with anyio.CancelScope(shield=True):
-                        await self.writer.close()  # what was published while the actors stopped
+                    await self.writer.close()  # what was published while the actors stopped
+                await store.close()
 
     async def _supervise(self) -> None:
         engine = self._engine

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bus import CallboardError, ConfigurationError, Cost, SessionConfigured, SessionSetup
+from bus import (
+    CallboardError,
+    ConfigurationError,
+    Cost,
+    Log,
+    SessionConfigured,
+    SessionSetup,
+    SessionTakenOver,
+    StoreError,
+    StoreUnavailable,
+)
 from bus.json_types import Json
 from tracestore import CallFilter, Redact, SavedSession, TraceStore
 
@@ -20,6 +30,9 @@ from .tools import Tool
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+
+_log = Log("engine.resuming")
 
 
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
@@ -34,15 +47,19 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
 
 def configured(state: SessionState) -> SessionConfigured:
     """What the store must know to make this session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state))
+
+
+def setup_of(state: SessionState) -> SessionSetup:
+    """What a session is made of besides its messages."""
     requires = state.requires
-    setup = SessionSetup(
+    return SessionSetup(
         model=_stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=tuple(tool.definition for tool in state.tools),
         fallback=None if state.fallback is None else tuple(state.fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
     )
-    return SessionConfigured(history=len(state.messages), setup=setup)
 
 
 async def resumed(
@@ -69,13 +86,47 @@ async def resumed(
         saved.tags,
         fallback=setup.fallback if fallback is None else fallback,
         requires=requires,
+        name=saved.name,
     )
     expand(engine.registry, state.model if model is None else model, state.fallback)
     state.messages.extend(saved.messages)
     state.resumed = True
+    if engine.capture is not None:
+        await _claim(engine, store, state)
     if await store.current_version() is not None:
         reprice_messages(state.messages, await costs_of(store, session_id))
     return state
+
+
+async def _claim(engine: Engine, store: TraceStore, state: SessionState) -> None:
+    """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
+    bus = engine.bus
+    try:
+        if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
+            raise CallboardError(
+                f"session {state.id!r} is being continued by another engine just now: resume it again"
+            )
+    except StoreUnavailable as error:
+        # It can be read and not written: what is said here is kept under another name, once it can be.
+        _log.warning("session_not_claimed", session_id=state.id, error=str(error))
+    else:
+        state.claimed = 0
+
+
+async def require_ownership(engine: Engine, state: SessionState) -> None:
+    """Raises SessionTakenOver if another run goes on with this session. A store that fails keeps nobody up."""
+    if engine.capture is None or engine.store is None or state.claimed is None:
+        return
+    own = engine.bus.run_id
+    try:
+        owner, committed = await engine.store.session_owner(state.id, own)
+    except StoreError:
+        return  # the writer says so; what is said here meanwhile is not mixed into the other's
+    if owner is not None and owner != own and committed >= state.claimed:
+        raise SessionTakenOver(
+            f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
+            f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
+        )
 
 
 def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 
 from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolUseBlock
-from bus import CallboardError, StreamReader, StreamReset, TaskHandle
+from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
 from .choice import Model, in_words
 from .session_state import SessionState
-from .tools import Answer, open_calls
+from .sessions import exported, fork_of
+from .tools import Answer, Tool, open_calls
+from .tools.tool import require_distinct
 from .turn import Turn, own
 from .turn_options import TurnArguments, TurnOptions
 
@@ -50,6 +52,37 @@ class Session:
     @model.setter
     def model(self, model: Model) -> None:
         self._engine.change_model(self._state, model)
+
+    @property
+    def name(self) -> str | None:
+        """For people; None if it has none."""
+        return self._state.name
+
+    @property
+    def tags(self) -> Mapping[str, str]:
+        """What its calls carry, for `callboard cost --by`."""
+        return MappingProxyType(self._state.tags)
+
+    @property
+    def system_prompt(self) -> str | None:
+        """Of the next turn."""
+        return self._state.system_prompt
+
+    @system_prompt.setter
+    def system_prompt(self, text: str | None) -> None:
+        self._state.system_prompt = text
+        self._changed()
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """Of the next turn. Assigning two of one name raises ConfigurationError."""
+        return self._state.tools
+
+    @tools.setter
+    def tools(self, tools: Sequence[Tool]) -> None:
+        require_distinct(tools)
+        self._state.tools = tuple(tools)
+        self._changed()
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -82,6 +115,30 @@ class Session:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
         turn = self._new_turn(content, model, streamed=True, options=options)
         return TurnStream(self._engine, turn)
+
+    def rename(self, name: str) -> None:
+        """Give it another name. Raises ValueError for an empty one."""
+        if not name:
+            raise ValueError("a session's name can't be empty")
+        self._state.name = name
+        if self._state.announced:
+            self._engine.bus.publish(SessionRenamed(name=name), session_id=self.id)
+
+    def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
+        """Another session that begins with this one's history, or its first `at` messages.
+
+        Model, tools, system prompt, tags and name are the same; from here on both go their own ways. Raises
+        CallboardError if there is no such message.
+        """
+        return self._engine.open_session(fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at))
+
+    def export(self) -> bytes:
+        """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
+        return exported(self._state)
+
+    def _changed(self) -> None:
+        if self._state.announced:
+            self._engine.publish_setup(self._state)
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:

@@ -11,6 +11,7 @@ from adapters import Message
 
 from .choice import Model, Requirements
 from .context import WHOLE, ContextPolicy
+from .refused_reasoning import RefusedReasoning
 from .tools import Approve, Tool, require_distinct
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ class SessionState:
 
     turns: admits one turn at a time, in the order in which they were asked for.
     policy, context: what decides what is sent of the history, and what it has decided.
+    name: for people. forked_from: the session whose history it began with.
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
+    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
+    the store isn't told.
     """
 
     def __init__(
@@ -36,6 +40,8 @@ class SessionState:
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
         policy: ContextPolicy | None = None,
+        name: str | None = None,
+        forked_from: str | None = None,
         approve: Approve | None = None,
     ) -> None:
         require_distinct(tools)
@@ -48,10 +54,14 @@ class SessionState:
         self.approve = approve
         self.tags = tags
         self.messages: list[Message] = []
+        self.name = name
+        self.forked_from = forked_from
         self.policy = policy
         self.context = WHOLE
+        self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
         self.waiting = 0
         self.running: Turn | None = None
         self.announced = False
         self.resumed = False
+        self.claimed: int | None = None

@@ -40,7 +40,8 @@ from bus import (
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
-from .call import CallOutcome
+from .abort import AbortSignal
+from .call import Call, CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
 from .results import StepResult
@@ -116,6 +117,36 @@ class Turn:
         """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
         return reduce(add, self.costs) if self.costs else NOTHING
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, with all that this turn has added to it so far."""
+        return (*self._state.messages, *self._pending)
+
+    def followed_by(self, *new: Message) -> Turn:
+        """The next turn of the same conversation, asked in the same way and within the same time.
+
+        What this turn didn't bring into the history, because the reply was empty, the next one says again.
+        """
+        options, timeout = self._options, self._timeout
+        if timeout is not None:
+            options = msgspec.structs.replace(
+                options, timeout_seconds=max(0.0, self._deadline - anyio.current_time())
+            )
+        return Turn(
+            engine=self._engine,
+            state=self._state,
+            new=(*self._pending, *new),
+            model=self._model,
+            options=options,
+            streamed=self._streamed,
+            max_pauses=self._max_pauses,
+        )
+
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._step.call if self._step is not None else None
+
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
         state = self._state
@@ -143,6 +174,8 @@ class Turn:
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
+        signal = self._options.signal
+        forget = signal.watch_from_loop(self.cancel) if signal is not None else None
         if self._timeout is not None:
             self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
@@ -151,6 +184,8 @@ class Turn:
                     return await self._in_turn()
                 raise CancelledError("the turn was cancelled")
             except CancelledError as cancelled:
+                if signal is not None and signal.aborted:
+                    raise _aborted(signal, cancelled) from cancelled
                 if self._cancelled or anyio.current_time() < self._deadline:
                     raise
                 raise self._out_of_time(cancelled) from cancelled
@@ -162,6 +197,8 @@ class Turn:
             error = failure
             raise
         finally:
+            if forget is not None:
+                forget()
             self._finish(error)
 
     def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
@@ -179,7 +216,10 @@ class Turn:
             state.waiting -= 1
         try:
             state.running = self
+            if self._options.signal is not None:
+                self._options.signal.raise_if_aborted()
             await self._engine.admit()
+            await self._engine.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
@@ -316,6 +356,7 @@ class Turn:
             tool_choice=options.tool_choice,
             parallel_tool_calls=options.parallel_tool_calls,
             output_schema=options.output_schema,
+            schema_mode=options.schema_mode,
             reasoning_effort=options.reasoning_effort,
             max_output_tokens=options.max_output_tokens,
             requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),
@@ -381,6 +422,12 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+
+def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
+    error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
+    error.content, error.usage = cancelled.content, cancelled.usage
+    return error
 
 
 def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:

@@ -20,6 +20,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from .captured import Capture, Redact
+from .captured import decode as decode_json
+from .captured import encode as encode_json
 from .content import SavedSession
 from .costs import CostRow
 from .database import Durability
@@ -69,5 +71,7 @@ __all__ = [
     "WriterCore",
     "WriterOptions",
     "WriterStatistics",
+    "decode_json",
+    "encode_json",
     "upcast",
 ]

@@ -23,6 +23,7 @@ from bus.events import (
     LlmCallStarted,
     SessionCreated,
     SessionModelChanged,
+    SessionRenamed,
 )
 from bus.usage import Cost, TokenUsage
 
@@ -46,6 +47,7 @@ INSERT_EVENT = Insert("events", _EVENT, "ON CONFLICT (run, seq) DO NOTHING")
 
 _PROJECTED = {
     *(LlmCallStarted, LlmCallCompleted, LlmCallFailed, SessionCreated, SessionModelChanged),
+    SessionRenamed,
     *(CapturedMessage, CapturedSetup),
 }
 """Events that say more than that they happened."""
@@ -103,7 +105,7 @@ INSERT_TAG = """
 
 UPSERT_SESSION = Insert(
     "sessions",
-    ("session_id", "first_us", "last_us", "model", "tags"),
+    ("session_id", "first_us", "last_us", "model", "tags", "name"),
     """
     ON CONFLICT (session_id) DO UPDATE SET
         first_us = min(first_us, excluded.first_us),
@@ -111,6 +113,9 @@ UPSERT_SESSION = Insert(
                      ELSE coalesce(model, excluded.model)
                 END,
         tags = coalesce(excluded.tags, tags),
+        name = CASE WHEN excluded.last_us >= last_us THEN coalesce(excluded.name, name)
+                    ELSE coalesce(name, excluded.name)
+               END,
         last_us = max(last_us, excluded.last_us)
     """,
 )
@@ -140,7 +145,8 @@ class Batch:
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._tags: list[Values] = []
-        self._told: dict[str, tuple[str | None, str | None]] = {}  # model and tags of sessions
+        # of each session: model, tags and name
+        self._told: dict[str, tuple[str | None, str | None, str | None]] = {}
         self._captured: list[Envelope] = []
         for envelope in envelopes:
             self._add(envelope)
@@ -153,7 +159,7 @@ class Batch:
         ]
         moments = self._column("ts_us")
         self._sessions = _flat(
-            (name, first, last, *self._told.get(name, (None, None)))
+            (name, first, last, *self._told.get(name, (None, None, None)))
             for name, (first, last) in _ranges(self._column("session_id"), moments).items()
         )
         names = self._column("run")
@@ -173,6 +179,8 @@ class Batch:
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
         """Execute what stores it, once. number_of: notes the run and tells its number. Returns those, by name."""
         numbers = {run.run_id: number_of(run) for run in self._runs}
+        if self._captured:
+            store_content(statements, self._captured, numbers)
         for insert, values, at in (
             (INSERT_EVENT, self._events, _EVENT_RUN),
             *((*call, _RUN) for call in self._calls),
@@ -184,8 +192,6 @@ class Batch:
         if self._tags:
             statements.run_many(INSERT_TAG, self._tags)
         statements.insert(UPSERT_SESSION, self._sessions)
-        if self._captured:
-            store_content(statements, self._captured, numbers)
         return numbers
 
     def _add(self, envelope: Envelope) -> None:
@@ -202,17 +208,22 @@ class Batch:
             case LlmCallStarted() | LlmCallCompleted() | LlmCallFailed() if envelope.request_id is not None:
                 self._note_call(envelope.request_id, envelope, data, row[_IDENTITY])
             case SessionCreated() if envelope.session_id is not None:
-                self._note_session(envelope.session_id, data.model, _json(data.tags) if data.tags else None)
+                tags_json = _json(data.tags) if data.tags else None
+                self._note_session(envelope.session_id, data.model, tags_json, data.name)
             case SessionModelChanged() if envelope.session_id is not None:
-                self._note_session(envelope.session_id, data.current, None)
+                self._note_session(envelope.session_id, data.current)
+            case SessionRenamed() if envelope.session_id is not None:
+                self._note_session(envelope.session_id, name=data.name)
             case CapturedMessage() | CapturedSetup() if envelope.session_id is not None:
                 self._captured.append(envelope)
             case _:
                 pass
 
-    def _note_session(self, session_id: str, model: str, tags: str | None) -> None:
-        model_before, tags_before = self._told.get(session_id, (None, None))
-        self._told[session_id] = (model or model_before, tags or tags_before)
+    def _note_session(
+        self, session_id: str, model: str | None = None, tags: str | None = None, name: str | None = None
+    ) -> None:
+        before = self._told.get(session_id, (None, None, None))
+        self._told[session_id] = (model or before[0], tags or before[1], name or before[2])
 
     def _note_call(
         self,

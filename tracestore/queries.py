@@ -171,6 +171,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     unpriced: int
     messages: int = 0
     resumable: bool = False
+    name: str | None = None
 
 
 # The cost under the current version: the first of the current versions that has a row for the call, else the one

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
 from adapters.encoding import encode_json
@@ -17,7 +15,7 @@ from adapters.transport import Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
 from .quirks import choose_quirks
 from .request import build_request
@@ -62,15 +60,8 @@ class OpenAIAdapter(HttpAdapter):
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        row = family(model.removeprefix(f"{self.name}:"))
-        if row is None:
-            return self.capabilities
-        return msgspec.structs.replace(
-            self.capabilities,
-            supports_thinking=self.quirks.reasoning and bool(row.efforts),
-            max_context_tokens=row.max_context_tokens,
-            max_output_tokens=row.max_output_tokens,
-        )
+        row = find_model(model.removeprefix(f"{self.name}:"))
+        return self.capabilities if row is None else row.within(self.capabilities)
 
     def auth_headers(self) -> Mapping[str, str]:
         headers: dict[str, str] = {}

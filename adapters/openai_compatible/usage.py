@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
 from bus.json_types import Json
 from bus.usage import TokenUsage, UsageSource, details_of
 
-from .wire import WireUsage, decode_usage
-
-MOST_DOLLARS = 1_000_000
-"""For one call; whatever is more, infinite or no number is no cost."""
+from ..reported_cost import only_written, reported_cost
+from .wire import decode_usage
 
 
 def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
@@ -40,7 +37,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         _count(wire.prompt_cache_hit_tokens),
         _count(wire.cached_tokens),
     )
-    written = _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0
+    written = only_written(cached or 0, _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0, prompt)
     reasoning = _first(
         _detail(wire.completion_tokens_details, "reasoning_tokens"),
         _count(wire.reasoning_tokens),
@@ -58,11 +55,14 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         cache_creation_input_tokens=written,
         reasoning_tokens=None if reasoning is None else min(reasoning, output),
         source=UsageSource.PARTIAL if partial else UsageSource.REPORTED,
-        reported_cost_nano_usd=_cost(wire),
+        reported_cost_nano_usd=reported_cost(wire.cost, wire.is_byok, wire.cost_details),
         details=details_of(
             audio_input=heard,
             audio_output=spoken,
-            web_search=_detail(wire.server_tool_use, "web_search_requests"),
+            web_search=_first(
+                _detail(wire.server_tool_use, "web_search_requests"),
+                _detail(wire.server_tool_use_details, "web_search_requests"),
+            ),
         ),
         service_tier=service_tier,
         raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
@@ -75,23 +75,6 @@ def _first(*counts: int | None, none: int | None = None) -> int | None:
         if count:
             return count
     return none if none is not None else next((count for count in counts if count is not None), None)
-
-
-def _cost(wire: WireUsage) -> int | None:
-    """What the server says that it charged, in nano-USD.
-
-    With the caller's own key (BYOK) that is only its fee, and what stands behind it bills the rest.
-    """
-    cost = _dollars(wire.cost)
-    if cost is None or wire.is_byok is not True or not isinstance(wire.cost_details, dict):
-        return cost
-    return cost + (_dollars(wire.cost_details.get("upstream_inference_cost")) or 0)
-
-
-def _dollars(value: Json) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_DOLLARS:
-        return None
-    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))  # repr: the digits as sent
 
 
 def _detail(details: Json, name: str) -> int | None:

@@ -21,6 +21,7 @@ from bus import (
     SessionCreated,
     SessionMessageAppended,
     SessionModelChanged,
+    SessionRenamed,
     SessionTurnCompleted,
     SessionTurnStarted,
     StoreStateChanged,
@@ -57,6 +58,8 @@ def _of_session(data: Event) -> str:
     match data:
         case SessionCreated() | SessionTurnStarted():
             return data.model
+        case SessionRenamed():
+            return data.name
         case SessionModelChanged():
             return f"{data.previous} -> {data.current}"
         case SessionTurnCompleted():

@@ -30,9 +30,8 @@ from tracestore.captured import encode, encode_metadata
 
 from .events import plural
 from .filters import chosen_file, positive
-from .money import usd
 from .screen import clean, make_console
-from .tables import sessions_table
+from .tables import sessions_table, sum_text
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -85,7 +84,11 @@ def show(path: Path, rows: list[SessionRow]) -> None:
         return
     console.print(sessions_table(rows))
     resumable = sum(row.resumable for row in rows)
-    total = usd(sum(row.cost_nano_usd for row in rows))
+    total = sum_text(
+        sum(row.calls for row in rows),
+        sum(row.unpriced for row in rows),
+        sum(row.cost_nano_usd for row in rows),
+    )
     console.print(
         f"\n{plural(len(rows), 'session')}, {resumable} of them to be resumed, {total}, from {path}",
         style="dim",

@@ -1,8 +1,8 @@
 """JSON text as it grows: what can be said of a value before its text is whole.
 
-A push-down machine over the pieces of the text, wherever they are cut: no text is read twice. Members and items are
-there once they have begun to be text, an object or an array; a number, a literal and a name only once they are
-whole, because a part of them says something else.
+A push-down machine over the pieces of the text, wherever they are cut: no text is read twice. Members and items
+are there once they have begun to be text, an object or an array; a number, a literal and a name only once they
+are whole, because a part of them says something else.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _TOKEN = re.compile(r"[-+.0-9A-Za-z]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_SCALAR_STARTS = frozenset("-0123456789tfn")
 _LITERALS: dict[str, Json] = {"true": True, "false": False, "null": None}
 _ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -61,7 +62,7 @@ class PartialJson:
 
         Snapshots share the parts that are whole: don't change them.
         """
-        open_text = None if self._text is None or self._is_name else self._joined(self._text)
+        open_text = self._joined(self._text) if self._text is not None and not self._is_name else None
         if not self._stack:
             return self._root if open_text is None else open_text
         inner: Json = open_text
@@ -97,14 +98,17 @@ class PartialJson:
         may lack digits; it is left out.
         """
         self._grew = False
-        if self.error is None and not self.complete:
-            if self._state == self._scalar and not (cut_off and self._stack):
-                self._end_scalar(0)
-            if self._lenient and self.started and self.error is None:
-                self._close_all()
-            if self.error is None and not self.complete:
-                self._fail("the text ends before the value does" if self.started else "there is no JSON", 0)
+        at_root = not self._stack
+        if self._is_open() and self._state == self._scalar and (at_root or (self._lenient and not cut_off)):
+            self._end_scalar(0)
+        if self._is_open() and self._lenient and self.started:
+            self._close_all()
+        if self._is_open():
+            self._end_with("the text ends before the value does" if self.started else "there is no JSON", 0)
         return self._grew
+
+    def _is_open(self) -> bool:
+        return self.error is None and not self.complete
 
     def _close_all(self) -> None:
         self._root, self._stack, self._names, self._text = self.value, [], [], None
@@ -133,7 +137,7 @@ class PartialJson:
                 self._state = self._first_item
             case '"':
                 self._begin_string(is_name=False)
-            case character if _TOKEN.match(character, 0, 1)[0]:  # type: ignore[index]  # it matches nothing, too
+            case character if character in _SCALAR_STARTS:
                 self._token = ""
                 self._state = self._scalar
                 return place
@@ -145,7 +149,9 @@ class PartialJson:
         return self._end_or(self._begin_value, "]", text, place)
 
     def _next_item(self, text: str, place: int) -> int:
-        return self._end_or(self._begin_value, "]", text, place) if self._lenient else self._begin_value(text, place)
+        return (
+            self._end_or(self._begin_value, "]", text, place) if self._lenient else self._begin_value(text, place)
+        )
 
     def _first_name(self, text: str, place: int) -> int:
         return self._end_or(self._begin_name, "}", text, place)
@@ -237,7 +243,7 @@ class PartialJson:
         return place + 1
 
     def _code(self, text: str, place: int) -> int:
-        """Four hexadecimal digits. Halves of a surrogate pair become one character; a half alone stays as it is."""
+        """Four hexadecimal digits. Halves of a surrogate pair become one character; one alone stays as it is."""
         if text[place] not in _HEX:
             return self._fail("four hexadecimal digits were expected", place)
         self._token += text[place]
@@ -275,7 +281,9 @@ class PartialJson:
         if self._is_name:
             self._names[-1], self._state = text, self._colon
         else:
+            grew = self._grew
             self._place(text)
+            self._grew = grew  # all of it was there before
 
     def _joined(self, pieces: list[str]) -> str:
         pieces[:] = ["".join(pieces)]
@@ -335,31 +343,28 @@ class PartialJson:
             holder[self._names[-1]] = value
 
     def _fail(self, what: str, place: int) -> int:
-        if self._embedded and len(self._stack) == 1 and not self._stack[0]:
-            # a bracket in the text before the value: look further
+        if self._embedded and self._is_hardly_begun():
             self._stack, self._names, self._text, self._root, self.started = [], [], None, None, False
             self._state = self._seek
-            return place
-        self.error = f"{what}, at character {self._before + place}"
+        else:
+            self._end_with(what, place)
         return place
+
+    def _is_hardly_begun(self) -> bool:
+        """What looked like the value was but a bracket in the text before it."""
+        return (
+            len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
+        )
+
+    def _is_in_value(self) -> bool:
+        return self._text is not None and not self._is_name
+
+    def _end_with(self, what: str, place: int) -> None:
+        self.complete = False
+        self.error = f"{what}, at character {self._before + place}"
 
 
 def _after_space(text: str, place: int) -> int:
     space = _SPACE.match(text, place)
     assert space is not None
     return space.end()
-
-
-def repair(text: str, *, cut_off: bool = False) -> Json:
-    """The object or array in nearly valid JSON.
-
-    Read as they were meant are: text and code fences around it, commas too many, line breaks in strings, brackets
-    that were not closed. cut_off: the text was truncated, so that a number at its end may lack digits; it is left
-    out. Raises ValueError if that is not enough.
-    """
-    machine = PartialJson(embedded=True, lenient=True)
-    machine.feed(text)
-    machine.close(cut_off=cut_off)
-    if machine.error is not None:
-        raise ValueError(machine.error)
-    return machine.value

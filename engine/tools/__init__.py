@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from engine.abort import AbortController, AbortSignal
-
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
 from .define import tool
@@ -17,8 +15,6 @@ from .running import ToolRound, ToolScene, run_tools
 from .tool import FunctionTool, Tool, require_distinct
 
 __all__ = [
-    "AbortController",
-    "AbortSignal",
     "Answer",
     "Approval",
     "ApprovalRequest",

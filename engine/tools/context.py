@@ -49,11 +49,11 @@ class ToolContext:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for this call any more."""
-        return self.abort_signal.cancelled
+        return self.abort_signal.aborted
 
     def raise_if_cancelled(self) -> None:
         """Raises CancelledError if nobody waits for this call any more: for the steps of long plain work."""
-        self.abort_signal.raise_if_cancelled()
+        self.abort_signal.raise_if_aborted()
 
     def progress(self, message: str | None = None, fraction: float | None = None) -> None:
         """Publish a `tool.progress`, on the bus and in the turn's stream. fraction: from 0 to 1, None if unknown.

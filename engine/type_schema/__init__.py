@@ -7,9 +7,10 @@ Struct of them with `msgspec.defstruct`.
 
 from __future__ import annotations
 
-from .checking import check
+from .checking import check, check_schema
 from .converting import convert
+from .definitions import inline_root
 from .errors import SchemaError
 from .of_types import json_schema
 
-__all__ = ["SchemaError", "check", "convert", "json_schema"]
+__all__ = ["SchemaError", "check", "check_schema", "convert", "inline_root", "json_schema"]

@@ -41,12 +41,21 @@ def json_schema(of: object) -> JsonObject:
     if is_model(of):
         return _tidied(of.model_json_schema())
     try:
-        (schema,), components = msgspec.json.schema_components(
-            (of,), schema_hook=_custom, ref_template="#/$defs/{name}"
-        )
+        schema, definitions = _of_hint(of)
     except (TypeError, NameError, RecursionError) as error:
         raise SchemaError(f"no JSON Schema says {_named(of)}: {_reason(error)}; {_ADVICE}") from error
-    return _tidied({**schema, "$defs": components} if components else schema)
+    return _tidied({**schema, "$defs": definitions} if definitions else schema)
+
+
+def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
+    from .moments import Moments  # it brings msgspec.inspect, which is not needed before
+
+    moments = Moments(of)
+    (schema, *references), definitions = msgspec.json.schema_components(
+        (of, *moments.classes), schema_hook=_custom, ref_template="#/$defs/{name}"
+    )
+    moments.add_formats(schema, references, definitions)
+    return schema, definitions
 
 
 def _custom(of: type) -> JsonObject:

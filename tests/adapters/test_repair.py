@@ -147,7 +147,7 @@ def test_reasoning_that_is_not_accepted_back_is_left_out(
         for block in message.content
         if not isinstance(block, ThinkingBlock)
     ]
-    assert found.warning.code == "request_repaired"
+    assert found.warning.code == "reasoning_refused"
     assert "1 blocks" in found.warning.message
 
 
@@ -532,7 +532,7 @@ async def test_a_repair_is_an_attempt_of_its_own_that_no_retry_budget_pays_for(s
     assert error is None
     assert response is not None
     assert response.text == "Hello"
-    assert [warning.code for warning in response.warnings] == ["request_repaired", "request_repaired"]
+    assert [warning.code for warning in response.warnings] == ["request_repaired", "reasoning_refused"]
     assert reports == [
         (1, "first"),
         (1, "InvalidRequestError", 0.0),

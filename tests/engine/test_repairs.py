@@ -29,12 +29,9 @@ def reply(*content: object) -> FakeReply:
     return FakeReply(msgspec.json.encode(body), headers=JSON)
 
 
-async def test_the_session_keeps_what_the_repair_left_out() -> None:
-    """Events show both attempts; the reply's warnings reach the event; the stored history is as it was."""
-    said = {"type": "text", "text": "Said."}
-    transport = FakeTransport(
-        reply(THOUGHT, said), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(said)
-    )
+def mending(*replies: FakeReply) -> tuple[Engine, FakeTransport]:
+    """An engine with Anthropic's adapter, and its network."""
+    transport = FakeTransport(*replies)
 
     class Mending(AnthropicAdapter):
         def __init__(self, config: AdapterConfig, **_: object) -> None:
@@ -42,7 +39,15 @@ async def test_the_session_keeps_what_the_repair_left_out() -> None:
 
     adapters = {"a": AdapterEntry(name="a", type=adapter_type(Mending), config=AdapterConfig(max_retries=0))}
     models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m")}
-    engine = Engine(models=ModelRegistry(adapters, models), trace=False)
+    return Engine(models=ModelRegistry(adapters, models), trace=False), transport
+
+
+async def test_the_session_keeps_what_the_repair_left_out() -> None:
+    """Events show both attempts; the reply's warnings reach the event; the stored history is as it was."""
+    said = {"type": "text", "text": "Said."}
+    engine, transport = mending(
+        reply(THOUGHT, said), FakeReply(FOREIGN % BOUND, status=400, headers=JSON), reply(said)
+    )
     events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
     async with engine:
         session = engine.session("a:m")
@@ -64,5 +69,24 @@ async def test_the_session_keeps_what_the_repair_left_out() -> None:
         (LlmCallCompleted, None, None),
     ]
     assert isinstance(seen[-1], LlmCallCompleted)
-    assert seen[-1].warnings == ("request_repaired",)
+    assert seen[-1].warnings == ("reasoning_refused",)
     assert [b'"thinking"' in sent.body for sent in transport.requests] == [False, True, False]
+
+
+@pytest.mark.parametrize("forked", [False, True])
+async def test_reasoning_that_was_refused_is_not_offered_again(forked: bool) -> None:
+    """One refusal, not one in every later turn; what the model thinks from then on goes back to it."""
+    said = {"type": "text", "text": "Said."}
+    refusal = FakeReply(FOREIGN % BOUND, status=400, headers=JSON)
+    engine, transport = mending(reply(THOUGHT, said), refusal, reply(THOUGHT, said), reply(said), reply(said))
+    async with engine:
+        session = engine.session("a:m", system_prompt="Brief.")
+        await session.send("One")
+        session.system_prompt = "Long."
+        await session.send("Two")
+        if forked:
+            session = session.fork()
+        await session.send("Three")
+        await session.send("Four")
+        assert [len(message.content) for message in session.messages[1:4:2]] == [2, 2]
+    assert [sent.body.count(b'"thinking"') // 2 for sent in transport.requests] == [0, 1, 0, 1, 1]

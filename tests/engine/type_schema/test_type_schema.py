@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import types
 from collections.abc import Callable
+from typing import Annotated, NamedTuple
 
 import msgspec
 import pytest
@@ -137,6 +138,50 @@ def test_titles_that_only_repeat_a_propertys_name_are_left_out() -> None:
         },
         "required": ["city", "zip_code"],
     }
+
+
+class Meeting(msgspec.Struct, tag=True):
+    begins: datetime.datetime
+    ends: datetime.datetime | None
+    reminders: list[Annotated[datetime.time, msgspec.Meta(description="of that day")]]
+    by_name: dict[str, tuple[datetime.datetime, int]]
+    local: Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+    free: str | list[datetime.datetime] = ""
+
+
+def test_moments_have_a_format() -> None:
+    """Also deep inside; where msgspec leaves it out, models would write dates as they like."""
+    schema = json_schema(list[Meeting])
+    moment: JsonObject = {"type": "string", "format": "date-time"}
+    properties = schema["$defs"]["Meeting"]["properties"]  # type: ignore[call-overload, index]
+    assert properties == {
+        "type": {"enum": ["Meeting"]},
+        "begins": moment,
+        "ends": {"anyOf": [moment, {"type": "null"}]},
+        "reminders": {
+            "type": "array",
+            "items": {"type": "string", "format": "time", "description": "of that day"},
+        },
+        "by_name": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "array",
+                "minItems": 2,
+                "maxItems": 2,
+                "prefixItems": [moment, {"type": "integer"}],
+                "items": False,
+            },
+        },
+        "local": {"type": "string"},
+        "free": {"anyOf": [{"type": "string"}, {"type": "array", "items": moment}], "default": ""},
+    }
+    assert json_schema(datetime.datetime) == moment
+    assert json_schema(Stop)["prefixItems"] == [moment, {"type": "string"}]
+
+
+class Stop(NamedTuple):
+    at: datetime.datetime
+    where: str
 
 
 def test_properties_named_as_keywords_are_kept() -> None:

@@ -1,0 +1,214 @@
+"""What can be done with whole sessions: rename, fork, list, carry from one place to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
+from bus import CallboardError, ConfigurationError
+from engine import Engine, Requirements, Tool
+from engine.context import Context, LastTurns
+from tests.support.scripted import Say
+from tracestore import PriceTable
+
+from .engines import registry, running, topics
+
+pytestmark = pytest.mark.anyio
+
+PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+async def test_a_fork_goes_its_own_way() -> None:
+    """It begins with the same history; what is said in one is not heard in the other."""
+    async with running(Say("one"), Say("two"), Say("three")) as (engine, _):
+        session = engine.session("s:m", system_prompt="Brief.", tags={"team": "red"}, name="Talk")
+        await session.send("a")
+        fork = session.fork()
+        await fork.send("b")
+        await session.send("c")
+    assert [message.text for message in session.messages] == ["a", "one", "c", "three"]
+    assert [message.text for message in fork.messages] == ["a", "one", "b", "two"]
+    assert fork.id != session.id
+    assert (fork.system_prompt, fork.name, dict(fork.tags)) == ("Brief.", "Talk", {"team": "red"})
+
+
+async def test_a_fork_may_begin_earlier() -> None:
+    """With at=2 it has the first two messages; a place that there isn't is refused."""
+    async with running(Say("one"), Say("two")) as (engine, _):
+        session = engine.session("s:m")
+        await session.send("a")
+        await session.send("b")
+        assert [message.text for message in session.fork(at=2).messages] == ["a", "one"]
+        with pytest.raises(CallboardError, match="has 4 messages; it can't be forked at 5"):
+            session.fork(at=5)
+
+
+async def test_a_fork_of_a_shortened_conversation_is_as_short() -> None:
+    """What is left out stays left out; an earlier beginning has it again."""
+    async with running(Say("one"), Say("two")) as (engine, _):
+        session = engine.session("s:m", context=LastTurns(1))
+        await session.send("a")
+        await session.send("b")
+        assert session.fork()._state.context == Context(2)
+        assert session.fork(at=2)._state.context == Context(0)
+
+
+async def test_where_a_fork_comes_from_is_told() -> None:
+    """Its session.created names the session whose history it has."""
+    async with running(Say("one"), Say("two")) as (engine, events):
+        session = engine.session("s:m")
+        await session.send("a")
+        await session.fork().send("b")
+        created = [each.data for each in events.take() if each.topic == "session.created"]
+    assert [each.forked_from for each in created] == [None, session.id]
+
+
+async def test_a_fork_can_be_resumed(tmp_path: Path) -> None:
+    """With capture_content what it began with is stored as its own."""
+    store = tmp_path / "t.db"
+    async with Engine(
+        models=registry(Say("one"), Say("two")), store=store, capture_content=True, prices=PriceTable.default()
+    ) as engine:
+        session = engine.session("s:m")
+        await session.send("a")
+        fork = session.fork()
+        await fork.send("b")
+        before = fork.messages
+    async with Engine(models=registry(), store=store, capture_content=True, prices=PriceTable.default()) as engine:
+        assert (await engine.resume(fork.id)).messages == before
+
+
+async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
+    """The list shows the latest; the trace has both."""
+    async with running(Say("one"), store=tmp_path / "t.db") as (engine, events):
+        session = engine.session("s:m", name="Draft")
+        await session.send("a")
+        session.rename("Plan")
+        (info,) = await engine.sessions()
+        assert (info.name, info.open) == ("Plan", True)
+        assert info.stored is not None
+        assert (info.stored.name, info.stored.calls) == ("Plan", 1)
+        assert topics(events.take(), "session.renamed") == ["session.renamed"]
+        with pytest.raises(ValueError, match="empty"):
+            session.rename("")
+
+
+async def test_a_resumed_session_has_its_name(tmp_path: Path) -> None:
+    """The name is stored with the session."""
+    async with Engine(
+        models=registry(Say("one")), store=tmp_path / "t.db", capture_content=True, prices=PriceTable.default()
+    ) as engine:
+        session = engine.session("s:m", name="Draft")
+        await session.send("a")
+    async with Engine(
+        models=registry(), store=tmp_path / "t.db", capture_content=True, prices=PriceTable.default()
+    ) as engine:
+        assert (await engine.resume(session.id)).name == "Draft"
+
+
+async def test_sessions_that_are_open_and_those_of_the_trace_are_listed_once(tmp_path: Path) -> None:
+    """Open ones come first, those that were never used included."""
+    async with running(Say("one"), store=tmp_path / "t.db") as (engine, _):
+        old = engine.session("s:m")
+        await old.send("a")
+    async with running(Say("two"), store=tmp_path / "t.db") as (engine, _):
+        used, fresh = engine.session("s:m"), engine.session("s:m")
+        await used.send("b")
+        found = {info.session_id: info for info in await engine.sessions()}
+        assert set(found) == {old.id, used.id, fresh.id}
+        assert [info.open for info in found.values()] == [True, True, False]
+        assert found[fresh.id].stored is None
+        assert len(await engine.sessions(limit=2)) == 2
+
+
+async def test_without_a_trace_the_open_sessions_are_listed() -> None:
+    """There are no others to know of."""
+    async with running() as (engine, _):
+        session = engine.session("s:m")
+        assert [info.session_id for info in await engine.sessions()] == [session.id]
+
+
+async def test_an_exported_session_is_the_same_elsewhere() -> None:
+    """Another engine imports messages, settings, tags and name, and goes on with it."""
+    lookup = Tool(ToolDefinition("lookup", "Finds"))
+    async with running(Say("one")) as (engine, _):
+        session = engine.session(
+            ["s:m"],
+            system_prompt="Brief.",
+            tools=[lookup],
+            tags={"team": "red"},
+            name="Talk",
+            requires=Requirements(("tools",)),
+        )
+        await session.send([TextBlock("look"), ImageBlock(data=PIXEL, media_type="image/png")])
+        document = session.export()
+    async with running(Say("two")) as (engine, _):
+        again = await engine.import_session(document)
+        assert (again.id, again.messages) == (session.id, session.messages)
+        assert (again.system_prompt, again.name, dict(again.tags)) == ("Brief.", "Talk", {"team": "red"})
+        assert [tool.name for tool in again.tools] == ["lookup"]
+        assert (await again.send("more")).text == "two"
+
+
+async def test_signatures_and_how_a_reply_came_about_are_exported() -> None:
+    """Thinking keeps its signature, and each message its model, usage and cost."""
+    async with running(Say("one")) as (engine, _):
+        session = engine.session("s:m")
+        await session.send("a")
+        signed = Message(Role.ASSISTANT, (ThinkingBlock("hm", "sig"), TextBlock("b")), id="msg_1")
+        session._state.messages.append(signed)
+        document = session.export()
+    async with running() as (engine, _):
+        again = await engine.import_session(document, session_id="ses_new")
+    assert again.id == "ses_new"
+    assert again.messages[-1] == signed
+    assert isinstance(again.messages[1].metadata, MessageMetadata)
+    assert again.messages[1].metadata.model == "s:m"
+
+
+async def test_what_is_no_exported_session_is_refused() -> None:
+    """The text says what was expected."""
+    async with running() as (engine, _):
+        for document in (b"{}", b"no json", '{"format": "callboard.session.9"}'):
+            with pytest.raises(CallboardError, match=r"callboard\.session\.1"):
+                await engine.import_session(document)
+
+
+async def test_a_session_of_a_model_that_is_unknown_here_says_what_to_do() -> None:
+    """With model= it can be imported all the same."""
+    async with running(Say("one"), b=[Say("two")]) as (engine, _):
+        session = engine.session("b:m")
+        document = session.export()
+    async with running(Say("one")) as (engine, _):
+        with pytest.raises(ConfigurationError, match="model="):
+            await engine.import_session(document)
+        again = await engine.import_session(document, model="s:m")
+        assert (await again.send("x")).text == "one"
+
+
+async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
+    """It is in the trace, and can be resumed, before anything is said in it."""
+    async with running(Say("one")) as (engine, _):
+        session = engine.session("s:m")
+        await session.send("a")
+        document = session.export()
+    path = tmp_path / "t.db"
+    for _ in range(2):
+        engine = Engine(models=registry(), store=path, capture_content=True, prices=PriceTable.default())
+        async with engine:
+            if _ == 0:
+                await engine.import_session(document)
+            else:
+                assert (await engine.resume(session.id)).messages == session.messages
+
+
+async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
+    """So are changed tools; both are in the session's setup from then on."""
+    async with running(Say("one"), Say("two")) as (engine, _):
+        session = engine.session("s:m", system_prompt="Brief.")
+        await session.send("a")
+        session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
+        assert (session.system_prompt, session.tools[0].name) == ("Long.", "lookup")
+        await session.send("b")
