@@ -16,6 +16,7 @@ from engine.type_schema import SchemaError, json_schema
 
 from .approval import NeedsApproval
 from .docstrings import read_docstring
+from .function_tool import FunctionTool, P, R_co
 from .handler import Handler
 from .parameters import (
     NOTHING,
@@ -29,7 +30,6 @@ from .parameters import (
     struct_of,
     unwrapped,
 )
-from .tool import FunctionTool, P, R_co
 
 
 @overload
