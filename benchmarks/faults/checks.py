@@ -186,7 +186,7 @@ def _threads() -> set[str]:
     return {
         f"{thread.name} {thread.ident}"
         for thread in threading.enumerate()
-        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper"))
+        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper", "callboard tool"))
     }
 
 
