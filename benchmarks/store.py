@@ -167,4 +167,6 @@ async def _rows(quick: bool) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    return run(_rows(quick))
+    from .store_money import CALLS, money_rows  # which uses what is above
+
+    return [*run(_rows(quick)), *run(money_rows(CALLS // 50 if quick else CALLS))]

@@ -25,13 +25,24 @@ from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
+from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine, Limits, Timeouts
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.object_functions import (
+    generate_object,
+    generate_object_sync,
+    stream_object,
+    stream_object_sync,
+)
+from .generation.object_reply import NoObjectGeneratedError
+from .generation.object_stream import ObjectStream
+from .generation.objects import ObjectResult
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
 from .generation.sync_host import run_sync
+from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
 from .offered import ConfiguredModel
@@ -60,6 +71,7 @@ from .tools import (
     tool,
 )
 from .turn_options import TurnOptions
+from .type_schema import SchemaError
 from .view_events import (
     Finish,
     ProviderEvent,
@@ -81,6 +93,8 @@ __all__ = [
     "Check",
     "ConfiguredModel",
     "Denied",
+    "EmbeddingOptions",
+    "EmbeddingResult",
     "Engine",
     "EngineStatistics",
     "Finish",
@@ -94,15 +108,20 @@ __all__ = [
     "ModelEntry",
     "ModelInfo",
     "ModelRegistry",
+    "NoObjectGeneratedError",
+    "ObjectResult",
+    "ObjectStream",
     "Pending",
     "ProviderEvent",
     "Requirements",
+    "SchemaError",
     "Session",
     "SessionInfo",
     "StepResult",
     "StreamAccumulator",
     "StreamFailed",
     "StreamResult",
+    "SyncObjectStream",
     "SyncStreamResult",
     "TextEnd",
     "TextStart",
@@ -122,6 +141,8 @@ __all__ = [
     "ViewReader",
     "default_engine",
     "generate",
+    "generate_object",
+    "generate_object_sync",
     "generate_sync",
     "get_latest_model",
     "get_model_info",
@@ -131,6 +152,8 @@ __all__ = [
     "run_sync",
     "set_default_engine",
     "stream",
+    "stream_object",
+    "stream_object_sync",
     "stream_sync",
     "tool",
 ]

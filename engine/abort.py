@@ -24,14 +24,14 @@ class AbortSignal:
     """
 
     def __init__(self) -> None:
-        self._aborted = threading.Event()
+        self._aborted = False
         self._lock = threading.Lock()
         self._watchers: dict[object, Callable[[], object]] = {}
         self._reason = ""
 
     @property
     def aborted(self) -> bool:
-        return self._aborted.is_set()
+        return self._aborted
 
     @property
     def reason(self) -> str:
@@ -50,7 +50,7 @@ class AbortSignal:
         """
         key = object()
         with self._lock:
-            if not self._aborted.is_set():
+            if not self._aborted:
                 self._watchers[key] = callback
                 return lambda: self._forget(key)
         callback()
@@ -81,7 +81,12 @@ class AbortSignal:
 
     def wait_in_thread(self, seconds: float | None = None) -> bool:
         """Sleep in a thread, at most so long: True, at once, when it was given up. Never on an event loop."""
-        return self._aborted.wait(seconds)
+        woken = threading.Event()
+        forget = self.watch(woken.set)
+        try:
+            return woken.wait(seconds)
+        finally:
+            forget()
 
     def _forget(self, key: object) -> None:
         with self._lock:
@@ -89,10 +94,10 @@ class AbortSignal:
 
     def _abort(self, reason: str) -> None:
         with self._lock:
-            if self._aborted.is_set():
+            if self._aborted:
                 return
             self._reason = reason
-            self._aborted.set()
+            self._aborted = True
             watchers, self._watchers = self._watchers, {}
         for callback in watchers.values():
             try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import get_close_matches
-from functools import cache, cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,7 +127,7 @@ def default_catalogue() -> Catalogue:
     return _read(home, written)
 
 
-@cache
+@lru_cache(maxsize=4)
 def _read(home: Path, written: int) -> Catalogue:
     """written: tells a newer file from one that was read."""
     from tracestore.price_home import published_snapshot
@@ -155,22 +155,18 @@ class Catalogue:
         """The provider of a model, and what it is called there; None if it isn't known, or not which is meant."""
         provider, colon, rest = name.partition(":")
         provider = self._provider(provider)
-        if colon and (provider in MODEL_TABLES or provider in self._priced):
+        if colon and self._knows(provider):
             return (provider, rest) if self._has(provider, rest) else None
-        for known in MODEL_TABLES:
-            if self._has(known, name):
-                return known, name
-        others = [provider for provider, models in self._priced.items() if name in models]
-        return (others[0], name) if len(others) == 1 else None
+        owners = self.owners(name)
+        return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in MODEL_TABLES) else None
 
-    def owner(self, name: str) -> str | None:
-        """The provider that a name names, or whose model it is; None if neither is known."""
+    def owners(self, name: str) -> tuple[str, ...]:
+        """The provider that a name names, or else all that have a model of that name."""
         provider, colon, _ = name.partition(":")
         provider = self._provider(provider)
-        if colon and (provider in MODEL_TABLES or provider in self._priced):
-            return provider
-        found = self.locate(name)
-        return None if found is None else found[0]
+        if colon and self._knows(provider):
+            return (provider,)
+        return tuple(known for known in {**dict.fromkeys(MODEL_TABLES), **self._priced} if self._has(known, name))
 
     def models(
         self, provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
@@ -232,6 +228,9 @@ class Catalogue:
             if name not in MODEL_TABLES:  # whose price list also has what doesn't chat, and what is long gone
                 for model in self._priced.get(name, {}).values():
                     yield self._from_price_list(model)
+
+    def _knows(self, provider: str) -> bool:
+        return provider in MODEL_TABLES or provider in self._priced
 
     def _has(self, provider: str, name: str) -> bool:
         return _row(provider, name) is not None or name in self._priced.get(provider, {})

@@ -42,6 +42,7 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
+from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
@@ -52,6 +53,7 @@ from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
 from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
+from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
@@ -61,7 +63,7 @@ from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -106,7 +108,8 @@ class Engine(ObjectMethods):
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
-    `engine.middleware`. Raises ConfigurationError.
+    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    Raises ConfigurationError.
     """
 
     def __init__(
@@ -122,11 +125,13 @@ class Engine(ObjectMethods):
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
+        providers: Mapping[str, Provider] | None = None,
     ) -> None:
         require_capture(capture_content, trace, redact)
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
+        self._registered: list[AdapterEntry] = []
         self.bus = Bus(clock=clock)
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
@@ -142,11 +147,31 @@ class Engine(ObjectMethods):
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
         self._hosted: Hosted | None = None
+        for name, adapter in (providers or {}).items():
+            self.register(name, adapter)
 
     @classmethod
     def from_env(cls) -> Engine:
         """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
         return cls()
+
+    # -- providers
+
+    @property
+    def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
+        """The adapters by name, registered ones included; what isn't configured lacks its key."""
+        return {name: entry.state for name, entry in self.registry.adapters.items()}
+
+    def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
+        """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
+
+        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
+        what makes one each time. prices_as: the provider whose published prices its models have, where its class
+        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        """
+        entry = entry_of(name, adapter, prices_as)
+        self.registry = self.registry.with_adapter(entry)
+        self._registered.append(entry)
 
     # -- sessions
 
@@ -228,6 +253,14 @@ class Engine(ObjectMethods):
         """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
         return await listed(self, limit)
 
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and what is stored of it; False if there was none.
+
+        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
+        next turn. Raises SessionBusy while a turn runs, StoreError.
+        """
+        return await deleted(self, session_id)
+
     async def import_session(
         self,
         document: bytes | str,
@@ -275,6 +308,8 @@ class Engine(ObjectMethods):
             fresh = source
         else:
             fresh = await anyio.to_thread.run_sync(load_registry, source)
+        for entry in self._registered:
+            fresh = fresh.with_adapter(entry)
         change = difference(self.registry, fresh)
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
@@ -345,6 +380,24 @@ class Engine(ObjectMethods):
         else:
             turn = new_turn(self, model, prompt, streamed=True, **arguments)
         return StreamResult(self, turn, on_usage=on_usage)
+
+    # -- embeddings
+
+    async def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        model: str | Sequence[str] | None = None,
+        **options: Unpack[EmbeddingArguments],
+    ) -> EmbeddingResult:
+        """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
+
+        model: any of its names, or several names of one and the same model; None is the configured default. For
+        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
+        texts could not be embedded, with the vectors of the others; AdapterError if none could;
+        ConfigurationError.
+        """
+        return await embed(self, texts, model, EmbeddingOptions(**options))
 
     # -- money
 
@@ -510,13 +563,14 @@ class Engine(ObjectMethods):
                     model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
                 )
                 self.bus.publish(created, session_id=state.id)
-            self.publish_setup(state)
+            self.publish_setup(state, begins=not state.resumed)
             if self.capture is not None and not state.resumed:
                 publish_history(self, state)
 
-    def publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
+        """Have kept what the session is made of by now. begins: and that it is a new one."""
         if self.capture is not None:
-            seq = self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state, begins=begins), session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 

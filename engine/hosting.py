@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import anyio.abc
 
-from adapters import create_adapter
 from adapters.actor import AdapterActor
 from bus import (
     ActorRef,
@@ -199,7 +198,7 @@ class Hosted:
             actor = f"{entry.name}, reload {self._started}"
 
         def make() -> AdapterActor:
-            return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
+            return AdapterActor(lambda: entry.create(clock))
 
         self._providers[actor] = entry.name
         try:

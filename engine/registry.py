@@ -8,13 +8,14 @@ is: nothing is known of what it can do.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import msgspec
 
-from adapters import AdapterConfig, RetryPolicy
-from bus import ConfigurationError
+from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from bus import Clock, ConfigurationError
 
 from .compensation import NO_TOOL_SETTINGS, ToolSettings, over
 
@@ -40,6 +41,9 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
     more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
     otherwise themselves; see `ModelEntry`.
+
+    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
+    the same one, which is the host's own.
     """
 
     name: str
@@ -52,10 +56,18 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     defaults: ModelDefaults = NO_DEFAULTS
     tools: ToolSettings = NO_TOOL_SETTINGS
     prompt_addendum: str | None = None
+    make: Callable[[], ProviderAdapter] | None = None
+    shared: bool = False
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
         return "configured" if self.missing_key is None else "not_configured"
+
+    def create(self, clock: Clock) -> ProviderAdapter:
+        """An adapter as configured. Raises ConfigurationError, and what a host's own raises."""
+        if self.make is not None:
+            return self.make()
+        return create_adapter(self.type, self.config, name=self.name, clock=clock)
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +76,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     fallback: names of the models to try, in order, when this one fails. capabilities: fields of
     `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
     max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
+    kind: a model that embeds is never chosen for a conversation by itself. embedding_space: models of the same one
+    may stand in for each other; None goes by the name.
     """
 
     id: str
@@ -81,6 +95,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     usual_max_output: int | None = None
+    kind: Literal["chat", "embedding"] = "chat"
+    embedding_space: str | None = None
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
         """This entry, with what it leaves open as its adapter has it."""
@@ -286,3 +302,13 @@ class ModelRegistry:
                 f"variable {entry.missing_key}, which is not set ({self.source})"
             )
         return entry
+
+    def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
+        """This registry and one more adapter. Raises ConfigurationError if there is one of that name."""
+        if entry.name in self.adapters:
+            raise ConfigurationError(
+                f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"
+            )
+        fuller = copy.copy(self)
+        fuller.adapters = {**self.adapters, entry.name: entry}
+        return fuller

@@ -45,9 +45,9 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
 
 
-def configured(state: SessionState) -> SessionConfigured:
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
     """What the store must know to make this session again, besides its messages."""
-    return SessionConfigured(history=len(state.messages), setup=setup_of(state))
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
 
 
 def setup_of(state: SessionState) -> SessionSetup:

@@ -62,11 +62,12 @@ def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
     own = published_provider(adapter)
     if own not in MODEL_TABLES:
         return  # a server may have anybody's
-    owner = default_catalogue().owner(name)
-    if owner is not None and owner != own:
+    owners = default_catalogue().owners(name)
+    if owners and own not in owners:
+        whose = " or ".join(owners[:3])
         raise ConfigurationError(
-            f"model {name!r} is one of {owner}'s, and no adapter serves {owner}; add one to models.yaml, or say "
-            f"{adapter.name}:{name} if it is meant for {adapter.name}"
+            f"model {name!r} is one of {whose}'s, which no adapter is known to serve; add one to models.yaml, or "
+            f"say {adapter.name}:{name} if it is meant for {adapter.name}"
         )
     for vendor in MODEL_TABLES:
         if vendor != own and is_named_like(vendor, name):

@@ -133,7 +133,7 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
             _insert_message(statements, session_id, moment, event, digest, withheld)
         elif isinstance(event, CapturedSetup):
             digest, made, withheld = _bodies(event)
-            _insert_setup(statements, session_id, moment, event.history, digest, withheld)
+            _insert_setup(statements, session_id, moment, event, digest, withheld)
         else:
             continue
         bodies |= made
@@ -215,11 +215,11 @@ def _insert_setup(
     statements: Statements,
     session_id: str,
     moment: tuple[int, int, int],
-    history: int,
+    event: CapturedSetup,
     digest: bytes | None,
     withheld: str | None,
 ) -> None:
-    values: list[SqlValue] = [session_id, *moment, history, digest, withheld]
+    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld]
     statements.run(
         """
         INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
@@ -233,7 +233,7 @@ def _insert_setup(
     )
     statements.run(
         "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
-        (session_id, history, *moment[:2]),
+        (session_id, 0 if event.begins else event.history, *moment[:2]),
     )
 
 

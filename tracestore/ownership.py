@@ -18,8 +18,8 @@ _log = Log("tracestore.ownership")
 
 
 def is_anothers(statements: Statements, session_id: str, run: int, event: CapturedMessage | CapturedSetup) -> bool:
-    """Whether the session belongs to another run by now. A setup without history makes a new session."""
-    if isinstance(event, CapturedSetup) and not event.history:
+    """Whether the session belongs to another run by now. Whoever begins it anew makes it its own."""
+    if isinstance(event, CapturedSetup) and event.begins:
         return False
     owner = statements.run("SELECT run FROM session_setups WHERE session_id = ?", (session_id,))
     return bool(owner) and owner[0][0] != run
@@ -47,8 +47,8 @@ def branch(
     }
     statements.run(
         """
-        INSERT INTO sessions (session_id, first_us, last_us, model, tags)
-        SELECT :branch, first_us, :ts, model, tags FROM sessions WHERE session_id = :session
+        INSERT INTO sessions (session_id, first_us, last_us, model, tags, name)
+        SELECT :branch, first_us, :ts, model, tags, name FROM sessions WHERE session_id = :session
         ON CONFLICT (session_id) DO UPDATE SET last_us = max(last_us, excluded.last_us)
         """,
         names,

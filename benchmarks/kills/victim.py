@@ -21,7 +21,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from benchmarks.faults.checks import stacks
 from benchmarks.hosts import PROTOCOLS, registry
+from benchmarks.kills.round import UP_SECONDS
 from bus import CallboardError, StoreError
 from engine import Engine, Session
 from tracestore import PriceTable, WriterOptions
@@ -45,9 +47,16 @@ async def live(url: str, path: Path, seed: str, kind: str) -> None:
                 group.create_task(_talk(engine, random.Random(f"{seed}/{number}"), talked, replied))
             if kind == "full":
                 group.create_task(_fill(engine, chance))
+            hangs = asyncio.get_running_loop().call_later(UP_SECONDS * 0.8, _tell_stacks)
             await replied.wait()
+            hangs.cancel()
             print("up", flush=True)
             await _flush(engine, chance, talked)
+
+
+def _tell_stacks() -> None:
+    sys.stderr.write(stacks())
+    sys.stderr.flush()
 
 
 async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session], replied: asyncio.Event) -> None:

@@ -13,15 +13,14 @@ from typing import TypeAlias
 
 from bus.json_types import Json, JsonObject
 
-_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+from .json_string import JsonString
+
 _SPACE = re.compile(r"[ \t\n\r]*")
 _TOKEN = re.compile(r"[-+.0-9A-Za-z]*")
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
 _SCALAR_STARTS = frozenset("-0123456789tfn")
 _LITERALS: dict[str, Json] = {"true": True, "false": False, "null": None}
-_ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_HEX = frozenset("0123456789abcdefABCDEF")
 
 _State: TypeAlias = Callable[[str, int], int]
 """Reads from a place in a piece of text on; the place where the next state goes on."""
@@ -48,10 +47,9 @@ class PartialJson:
         self._root: Json = None
         self._stack: list[JsonObject | list[Json]] = []
         self._names: list[str] = []  # of the member that is open in each object of the stack
-        self._text: list[str] | None = None  # an open string's pieces
+        self._string: JsonString | None = None  # the open one
         self._is_name = False  # the open string is a member's name
-        self._high = ""  # the first half of a surrogate pair
-        self._token = ""  # an open number, literal or escape
+        self._token = ""  # an open number or literal
         self._before = 0  # characters of earlier pieces
         self._grew = False
         self._state: _State = self._seek if embedded else self._begin_value
@@ -62,7 +60,7 @@ class PartialJson:
 
         Snapshots share the parts that are whole: don't change them.
         """
-        open_text = self._joined(self._text) if self._text is not None and not self._is_name else None
+        open_text = self._string.text if self._string is not None and not self._is_name else None
         if not self._stack:
             return self._root if open_text is None else open_text
         inner: Json = open_text
@@ -111,7 +109,7 @@ class PartialJson:
         return self.error is None and not self.complete
 
     def _close_all(self) -> None:
-        self._root, self._stack, self._names, self._text = self.value, [], [], None
+        self._root, self._stack, self._names, self._string = self.value, [], [], None
         self.complete, self._state = True, self._after
 
     # -- the states
@@ -208,86 +206,31 @@ class PartialJson:
     # -- strings
 
     def _begin_string(self, *, is_name: bool) -> None:
-        self._text, self._is_name, self._state = [], is_name, self._string
+        self._string, self._is_name = JsonString(lenient=self._lenient), is_name
+        self._state = self._in_string
         if not is_name:
             self.started = self._grew = True
 
-    def _string(self, text: str, place: int) -> int:
-        plain = _PLAIN.match(text, place)
-        assert plain is not None
-        self._add(plain[0])
-        place = plain.end()
-        if place == len(text):
-            return place
-        match text[place]:
-            case '"':
-                self._add_half()
-                self._end_string()
-            case "\\":
-                self._state = self._escape
-            case control:
-                if not self._lenient:
-                    return self._fail("a control character stands in a string", place)
-                self._add(control)
-        return place + 1
+    def _in_string(self, text: str, place: int) -> int:
+        string = self._string
+        assert string is not None
+        place = string.read(text, place)
+        if string.error is not None:
+            return self._fail(string.error, place)
+        if string.grew and not self._is_name:
+            self._grew = True
+        if string.closed:
+            self._end_string(string.text)
+        return place
 
-    def _escape(self, text: str, place: int) -> int:
-        character = text[place]
-        if character == "u":
-            self._token, self._state = "", self._code
-        elif character in _ESCAPED or self._lenient:
-            self._add(_ESCAPED.get(character, character))
-            self._state = self._string
-        else:
-            return self._fail(f"there is no escape \\{character}", place)
-        return place + 1
-
-    def _code(self, text: str, place: int) -> int:
-        """Four hexadecimal digits. Halves of a surrogate pair become one character; one alone stays as it is."""
-        if text[place] not in _HEX:
-            return self._fail("four hexadecimal digits were expected", place)
-        self._token += text[place]
-        if len(self._token) == 4:
-            half, self._state = chr(int(self._token, 16)), self._string
-            if self._high and "\udc00" <= half <= "\udfff":
-                pair = 0x10000 + ((ord(self._high) - 0xD800) << 10) + (ord(half) - 0xDC00)
-                self._high = ""
-                self._add(chr(pair))
-            else:
-                self._add_half()
-                if "\ud800" <= half <= "\udbff":
-                    self._high = half
-                else:
-                    self._add(half)
-        return place + 1
-
-    def _add(self, piece: str) -> None:
-        if piece:
-            self._add_half()
-            assert self._text is not None
-            self._text.append(piece)
-            self._grew = self._grew or not self._is_name
-
-    def _add_half(self) -> None:
-        """What was held back as the first half of a pair was none."""
-        if self._high:
-            half, self._high = self._high, ""
-            self._add(half)
-
-    def _end_string(self) -> None:
-        assert self._text is not None
-        text = "".join(self._text)
-        self._text = None
+    def _end_string(self, text: str) -> None:
+        self._string = None
         if self._is_name:
             self._names[-1], self._state = text, self._colon
         else:
             grew = self._grew
             self._place(text)
             self._grew = grew  # all of it was there before
-
-    def _joined(self, pieces: list[str]) -> str:
-        pieces[:] = ["".join(pieces)]
-        return pieces[0]
 
     # -- numbers and literals
 
@@ -344,7 +287,7 @@ class PartialJson:
 
     def _fail(self, what: str, place: int) -> int:
         if self._embedded and self._is_hardly_begun():
-            self._stack, self._names, self._text, self._root, self.started = [], [], None, None, False
+            self._stack, self._names, self._string, self._root, self.started = [], [], None, None, False
             self._state = self._seek
         else:
             self._end_with(what, place)
@@ -357,7 +300,7 @@ class PartialJson:
         )
 
     def _is_in_value(self) -> bool:
-        return self._text is not None and not self._is_name
+        return self._string is not None and not self._is_name
 
     def _end_with(self, what: str, place: int) -> None:
         self.complete = False

@@ -38,6 +38,9 @@ _log = Log("engine.sync")
 CANCEL_SECONDS = 10.0
 """How long an interrupted caller waits for its call to end in order."""
 
+CLOSE_SECONDS = 30.0
+"""How long an engine may take to close when the program ends; more than it takes itself (`Timeouts.shutdown`)."""
+
 _ENDING = "the sync functions can't be called any more: the program is ending"
 
 _TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
@@ -206,7 +209,8 @@ class SyncHost:
         await _cancel(self._calls)
         for what in (*self._closing, *self._engines):
             try:
-                await what.aclose()
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await what.aclose()
             except Exception as error:  # the others must still be closed
                 _log.error("not_closed", what=type(what).__name__, error=f"{type(error).__name__}: {error}")
 
@@ -227,11 +231,12 @@ class SyncHost:
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel them, and wait for their ends."""
+    """Cancel them, and wait for their ends, if they come."""
     left = [task for task in tasks if task is not asyncio.current_task()]
     for task in left:
         task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    if left:
+        await asyncio.wait(left, timeout=CANCEL_SECONDS)
 
 
 _host: SyncHost | None = None

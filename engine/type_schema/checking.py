@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import re
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from adapters.schema_sanitizer import map_subschemas
 from bus.json_types import Json, JsonObject
 
 from .errors import SchemaError
@@ -27,12 +29,15 @@ LONGEST_FAULT = 300
 def check(value: Json, schema: JsonObject) -> None:
     """Raise ValueError unless the value follows the schema; its text names each fault with its JSON path.
 
-    Formats are not checked, and no reference is fetched. Raises SchemaError if the schema itself is wrong.
+    Formats are not checked, nor patterns that Python can't read, and no reference is fetched. Raises SchemaError
+    if the schema itself is wrong.
     """
     from referencing.exceptions import Unresolvable
 
     try:
         faults = list(islice(_validator(schema).iter_errors(value), REPORTED))
+    except RecursionError:
+        raise ValueError("$: it is nested too deeply to be checked") from None
     except Unresolvable as error:
         raise SchemaError(
             f"the schema refers to {error.ref.lstrip('/#')!r}, which is not in it; put it into $defs"
@@ -61,7 +66,7 @@ def _remembered(schema: bytes) -> Validator:
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
 
-    read = msgspec.json.decode(schema, type=JsonObject)
+    read = _with_own_patterns(msgspec.json.decode(schema, type=JsonObject))
     kind = validator_for(read, default=Draft202012Validator)
     try:
         kind.check_schema(read)
@@ -69,6 +74,23 @@ def _remembered(schema: bytes) -> Validator:
         where = json_path(error.absolute_path)
         raise SchemaError(f"not a JSON Schema: {where}: {_shortened(error.message)}") from error
     return kind(read, registry=Registry())  # an empty one: jsonschema's own would fetch what a schema refers to
+
+
+def _with_own_patterns(schema: JsonObject) -> JsonObject:
+    """The schema without the patterns that Python can't read: JSON Schema has those of JavaScript."""
+    kept = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
+    if isinstance(named := kept.get("patternProperties"), dict):
+        kept["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}
+    return map_subschemas(kept, _with_own_patterns)
+
+
+def _is_pattern(value: Json) -> bool:
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error:
+            return False
+    return True  # also of what is no text, of which the schema's own check will tell
 
 
 def _told(fault: ValidationError) -> str:

@@ -38,6 +38,8 @@ def convert(value: Json, to: object) -> Any:
     """
     try:
         return _converted(value, to)
+    except RecursionError:
+        raise ValueError("$: it is nested too deeply to be converted") from None
     except (TypeError, NotImplementedError) as error:
         raise SchemaError(str(error)) from error
     except ValueError as error:

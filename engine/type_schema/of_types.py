@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 
 import msgspec
@@ -11,7 +13,8 @@ from bus.json_types import Json, JsonObject
 
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError
-from .pydantic_types import is_model
+from .moments import Moments
+from .pydantic_types import is_model, model_schema
 
 _ADVICE = "use a dataclass, TypedDict, msgspec Struct, pydantic model or plain hints, or pass a JSON Schema"
 
@@ -38,18 +41,32 @@ def json_schema(of: object) -> JsonObject:
     """
     if isinstance(of, Mapping):
         return _given(of)
-    if is_model(of):
-        return _tidied(of.model_json_schema())
     try:
+        text = _remembered(of)
+    except SchemaError:
+        raise
+    except TypeError:
+        text = _written(of)  # a hint that can't be hashed
+    return msgspec.json.decode(text, type=JsonObject)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(of: object) -> bytes:
+    """The schema's text. The same types come with every call, and working one out takes milliseconds."""
+    return _written(of)
+
+
+def _written(of: object) -> bytes:
+    try:
+        if is_model(of):
+            return msgspec.json.encode(_tidied(model_schema(of)))
         schema, definitions = _of_hint(of)
     except (TypeError, NameError, RecursionError) as error:
         raise SchemaError(f"no JSON Schema says {_named(of)}: {_reason(error)}; {_ADVICE}") from error
-    return _tidied({**schema, "$defs": definitions} if definitions else schema)
+    return msgspec.json.encode(_tidied({**schema, "$defs": definitions} if definitions else schema))
 
 
 def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
-    from .moments import Moments  # it brings msgspec.inspect, which is not needed before
-
     moments = Moments(of)
     (schema, *references), definitions = msgspec.json.schema_components(
         (of, *moments.classes), schema_hook=_custom, ref_template="#/$defs/{name}"
@@ -61,22 +78,25 @@ def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:
 def _custom(of: type) -> JsonObject:
     """What msgspec asks of a type that it doesn't know itself."""
     if is_model(of):
-        return of.model_json_schema()
+        return model_schema(of)
     if of is object:
-        return {"$comment": "any value"}  # msgspec takes an empty schema for none; `_untitled` takes this out
+        return {"$comment": "any value"}  # msgspec takes an empty schema for none; `_without_noise` takes this out
     raise SchemaError(f"{_named(of)} has no form in JSON")
 
 
 def _tidied(schema: JsonObject) -> JsonObject:
-    return inline_root(lift_definitions(_untitled(schema)))
+    return inline_root(lift_definitions(_without_noise(schema)))
 
 
-def _untitled(schema: JsonObject) -> JsonObject:
-    """A schema without what generators add and no model needs: titles that repeat a name, pointers to tags."""
+def _without_noise(schema: JsonObject) -> JsonObject:
+    """A schema without what generators add and no model needs: titles that repeat a name, pointers to tags,
+    the indentation of docstrings."""
     kept = {name: value for name, value in schema.items() if name not in ("discriminator", "$comment")}
+    if isinstance(description := kept.get("description"), str):
+        kept["description"] = inspect.cleandoc(description)
     if isinstance(properties := kept.get("properties"), dict):
         kept["properties"] = {name: _without_own_name(name, value) for name, value in properties.items()}
-    return map_subschemas(kept, _untitled)
+    return map_subschemas(kept, _without_noise)
 
 
 def _without_own_name(name: str, schema: Json) -> Json:
@@ -118,4 +138,4 @@ def _reason(error: Exception) -> str:
         case NameError():
             return f"{error} (names in hints must be there when the schema is made)"
         case _:
-            return str(error).partition("\n\ntype ")[0] if "schema_hook" not in str(error) else "unknown type"
+            return str(error).partition("\n")[0]

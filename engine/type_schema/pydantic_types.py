@@ -8,6 +8,8 @@ import msgspec
 
 from bus.json_types import Json, JsonObject
 
+from .errors import SchemaError
+
 
 class _Model(Protocol):
     """The class methods of pydantic 2 that we call."""
@@ -21,6 +23,14 @@ def is_model(of: object) -> TypeGuard[_Model]:
     """Whether a type is a pydantic model, or something else that has its methods."""
     # asked for every conversion: looking the two names up is far cheaper than checking against the protocol
     return isinstance(of, type) and hasattr(of, "model_json_schema") and hasattr(of, "model_validate_json")
+
+
+def model_schema(model: _Model) -> JsonObject:
+    """The model's JSON Schema. Raises SchemaError."""
+    try:
+        return model.model_json_schema()
+    except Exception as error:  # of pydantic's own kinds, which we don't import
+        raise SchemaError(str(error).partition("\n")[0]) from error
 
 
 class Refused(ValueError):

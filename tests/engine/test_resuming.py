@@ -130,7 +130,7 @@ async def test_resuming_is_not_creating(path: Path) -> None:
         events = [envelope.data for envelope in await engine.store.events(topic="session.*")]
     assert sum(isinstance(event, SessionCreated) for event in events) == 1
     assert [event for event in events if isinstance(event, SessionConfigured)] == [
-        SessionConfigured(history=0),
+        SessionConfigured(history=0, begins=True),
         SessionConfigured(history=2),
     ]
 
@@ -408,3 +408,21 @@ async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Pa
     async with TraceStore.open_readonly(path) as store:
         texts = [message.text for message in await store.messages("x")]
     assert texts == ["First", "One.", "b0", "b", "b1", "b", "b2", "b", "b3", "b"]
+
+
+async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) -> None:
+    """It replaces what was stored under that id, whoever had it, and goes on; the former owner is told."""
+    async with engine_on(path, Say("One."), Say("Two.")) as one, engine_on(path, Say("Mine.")) as two:
+        first = one.session("s:m", session_id="x")
+        await first.send("First")
+        document = first.export()
+        await first.send("Second")
+        await one.flush()
+        again = await two.import_session(document)
+        assert (await again.send("Instead")).text == "Mine."
+        await two.flush()
+        with pytest.raises(SessionTakenOver):
+            await first.send("Third")
+        assert two.store is not None
+        stored = [message.text for message in await two.store.messages("x")]
+    assert stored == ["First", "One.", "Instead", "Mine."]

@@ -10,6 +10,7 @@ from benchmarks.kills.round import plans, run_round
 from benchmarks.reply_server import reply_server
 
 
+@pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
 @pytest.mark.parametrize("seeds", [(4,), (12,)])
 def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_path: Path) -> None:
     """Engines under heavy calls, alone or two on one file, some on a full disk: the next one finds all of it."""

@@ -197,7 +197,7 @@ def appended(
 
 
 def configured(make: Maker, session: str = "s", history: int = 0, setup: SessionSetup = SETUP) -> Envelope:
-    return make(SessionConfigured(history=history, setup=setup), session_id=session)
+    return make(SessionConfigured(history=history, setup=setup, begins=not history), session_id=session)
 
 
 def count(store: TraceStore, sql: str) -> int:
@@ -245,7 +245,7 @@ async def test_events_carry_no_content_even_if_it_is_captured(store: TraceStore,
     """What is read from the events table has positions, roles and ids only."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     setup, question, answer = [envelope.data for envelope in await store.events()]
-    assert setup == SessionConfigured(history=0)
+    assert setup == SessionConfigured(history=0, begins=True)
     assert isinstance(question, SessionMessageAppended)
     assert isinstance(answer, SessionMessageAppended)
     assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))

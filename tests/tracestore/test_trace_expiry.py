@@ -25,7 +25,7 @@ async def keep(
     """A session whose messages are all said at one moment."""
     begun = [
         make(SessionCreated(model="sonnet"), session_id=session, ts_us=ts_us),
-        make(SessionConfigured(history=0, setup=SETUP), session_id=session, ts_us=ts_us),
+        make(SessionConfigured(history=0, setup=SETUP, begins=True), session_id=session, ts_us=ts_us),
     ]
     made = appended(make, said, session, first, ts_us=ts_us)
     await store.write(captured(*([] if first else begun), *made))

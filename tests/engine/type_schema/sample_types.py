@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import enum
-from typing import Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from typing import Annotated, Generic, Literal, NamedTuple, NotRequired, TypedDict, TypeVar
 
+import attrs
 import msgspec
 from pydantic import BaseModel, Field
+
+T = TypeVar("T")
 
 
 class Colour(enum.Enum):
@@ -71,6 +75,16 @@ class Customer:
     since: datetime.date
     places: dict[str, Place] = dataclasses.field(default_factory=dict)
     address_before: Address | None = None
+
+
+@attrs.define
+class Item:
+    sku: str
+    price: decimal.Decimal
+
+
+class Box(msgspec.Struct, Generic[T]):
+    content: T
 
 
 class Cat(msgspec.Struct, tag=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import decimal
 import types
 from collections.abc import Callable
 from typing import Annotated, NamedTuple
@@ -21,12 +22,14 @@ from engine.type_schema import SchemaError, check, convert, json_schema
 
 from .sample_types import (
     Address,
+    Box,
     Cat,
     Colour,
     Customer,
     Dog,
     Folder,
     Household,
+    Item,
     Person,
     Place,
     Point,
@@ -68,6 +71,8 @@ SAMPLES: list[tuple[object, Json, object]] = [
         ),
     ),
     (Cat | Dog, {"type": "Dog", "tricks": ["sit"]}, Dog(["sit"])),
+    (Item, {"sku": "a", "price": "1.10"}, Item("a", decimal.Decimal("1.10"))),
+    (Box[Person], {"content": {"name": "Ada"}}, Box(Person("Ada"))),
     (list[Person], [{"name": "Ada"}], [Person("Ada")]),
     (list[Address], [{"city": "Bath", "zip_code": 1}], [Address(city="Bath", zip_code=1)]),
     (Folder | None, None, None),
@@ -124,6 +129,26 @@ def test_a_schema_says_what_docstrings_and_annotations_say() -> None:
         "minLength": 1,
     }
     assert schema["required"] == ["name"]
+
+
+def test_a_types_schema_may_be_changed_by_whoever_got_it() -> None:
+    json_schema(Person)["title"] = "Changed"
+    assert json_schema(Person)["title"] == "Person"
+
+
+def test_a_hint_that_can_not_be_hashed_has_a_schema_too() -> None:
+    hint = Annotated[int, msgspec.Meta(extra_json_schema={"examples": [3]})]
+    assert json_schema(hint) == {"type": "integer", "examples": [3]}
+
+
+def test_a_docstring_is_read_without_its_indentation() -> None:
+    class Long(msgspec.Struct):
+        """Somebody.
+
+        Who was there.
+        """
+
+    assert json_schema(Long)["description"] == "Somebody.\n\nWho was there."
 
 
 def test_titles_that_only_repeat_a_propertys_name_are_left_out() -> None:
@@ -235,6 +260,10 @@ def test_a_mapping_that_is_no_schema_is_refused(given: JsonObject, said: str) ->
     assert said in str(refused.value)
 
 
+class _WithCallable(BaseModel):
+    value: Callable[[], int]
+
+
 @dataclasses.dataclass
 class _Unknown:
     value: Missing  # type: ignore[name-defined]  # noqa: F821
@@ -249,6 +278,7 @@ class _Unknown:
         (Person | Tree, "more than one dict-like type"),
         (_Unknown, "name 'Missing' is not defined"),
         ("Person", "pass a JSON Schema"),
+        (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),
     ],
     ids=name_of,
 )
@@ -316,6 +346,28 @@ def test_each_fault_is_told_with_its_path_and_at_most_five() -> None:
     with pytest.raises(ValueError) as refused:
         check({"ages": ["x"] * 1000}, schema)
     assert str(refused.value).count("is not of type") == 5
+
+
+def test_what_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
+    deep: Json = {"label": "", "children": []}
+    for _ in range(2000):
+        deep = {"label": "", "children": [deep]}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        check(deep, json_schema(Tree))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        convert(deep, Tree)
+
+
+def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
+    """They are JavaScript's, and the provider or the tool will see to them."""
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}, "code": {"pattern": "^[A-Z]$"}},
+        "patternProperties": {r"^\p{L}": {}},
+    }
+    check({"name": "3"}, schema)
+    with pytest.raises(ValueError, match=r"\$\.code"):
+        check({"code": "a"}, schema)
 
 
 def test_a_long_wrong_value_does_not_fill_the_text() -> None:
