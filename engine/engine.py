@@ -42,6 +42,7 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
+from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
@@ -62,7 +63,7 @@ from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -257,6 +258,14 @@ class Engine(ObjectMethods):
         """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
         return await listed(self, limit)
 
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and what is stored of it; False if there was none.
+
+        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
+        next turn. Raises SessionBusy while a turn runs, StoreError.
+        """
+        return await deleted(self, session_id)
+
     async def import_session(
         self,
         document: bytes | str,
@@ -376,6 +385,24 @@ class Engine(ObjectMethods):
         else:
             turn = new_turn(self, model, prompt, streamed=True, **arguments)
         return StreamResult(self, turn, on_usage=on_usage)
+
+    # -- embeddings
+
+    async def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        model: str | Sequence[str] | None = None,
+        **options: Unpack[EmbeddingArguments],
+    ) -> EmbeddingResult:
+        """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
+
+        model: any of its names, or several names of one and the same model; None is the configured default. For
+        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
+        texts could not be embedded, with the vectors of the others; AdapterError if none could;
+        ConfigurationError.
+        """
+        return await embed(self, texts, model, EmbeddingOptions(**options))
 
     # -- money
 
