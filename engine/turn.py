@@ -229,7 +229,7 @@ class Turn:
 
     async def _begin(self) -> Message:
         state, engine = self._state, self._engine
-        engine.notice_prices()
+        engine.money.notice()
         model = in_words(self._model or state.model)
         engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id or None, turn_id=self.id)
         self._history.begin(self.new)
