@@ -37,7 +37,9 @@ from .saved_replies import SavedReplies
 from .sessions import SessionRow
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
-from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
+from .writer import WriterCore
+from .writer_actor import Flush, TraceWriter
+from .writer_state import WriterOptions, WriterStatistics
 
 __all__ = [
     "CallFilter",

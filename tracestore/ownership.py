@@ -1,9 +1,9 @@
 """Who goes on with a stored session: one run at a time.
 
-Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What another run still says of it, a
-turn that was under way for instance, is never mixed in: it is kept under a name of its own, ``SESSION.RUN``, a
-session that begins with the history that both have in common. So two who resume one session at once have two
-sessions in the end, and nothing that was said is lost.
+Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What another run still says of
+it, a turn that was under way for instance, is never mixed in: it is kept under a name of its own,
+``SESSION.RUN``, a session that begins with the history that both have in common. So two who resume one session
+at once have two sessions in the end, and nothing that was said is lost.
 """
 
 from __future__ import annotations
