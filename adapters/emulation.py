@@ -31,8 +31,8 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.usage import StopReason
 
-from .assembler import parse_object
 from .contract import CallWarning, CanonicalRequest, CanonicalResponse
+from .json_object import parse_object
 from .settings import check_tool_choice
 
 WARNING = CallWarning(

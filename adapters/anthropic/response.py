@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.assembler import Assembler, parse_object
+from adapters.assembler import Assembler
 from adapters.classify import error_without_status, read_error_value
+from adapters.json_object import parse_object
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier

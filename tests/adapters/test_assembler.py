@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.assembler import Assembler, parse_object
+from adapters.assembler import Assembler
+from adapters.json_object import parse_object
 from bus.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.stream_events import (
     MessageComplete,
