@@ -17,10 +17,10 @@ from adapters.openai_compatible import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
 from bus.json_types import JsonObject
 
+from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests
 from ..support.judges import chat_faults, contents_faults, messages_faults, ollama_faults, responses_faults
 from ..support.wire_history import history_faults
-from ..definition_of_done.rows import row
 
 CLAUDES = [
     "claude-3-5-haiku-latest",

@@ -126,7 +126,9 @@ def _contents(body: dict[str, Any]) -> tuple[str | None, list[Text | Call | Resu
         if not declared:
             raise NotPlain
         for tool in declared:
-            schema = tool.get("parametersJsonSchema") or tool.get("parameters_json_schema") or tool.get("parameters")
+            schema = (
+                tool.get("parametersJsonSchema") or tool.get("parameters_json_schema") or tool.get("parameters")
+            )
             tools.append(_definition(tool["name"], tool.get("description"), schema))
     system = body.get("systemInstruction")
     return _words(system["parts"]) if system else None, turns, tools

@@ -1,6 +1,6 @@
 """Which tests prove which row, found by collecting them. Prints the table as Markdown:
 
-    python -m tests.definition_of_done.proofs
+python -m tests.definition_of_done.proofs
 """
 
 from __future__ import annotations
@@ -31,12 +31,19 @@ class Proof(NamedTuple):
 
 def proofs(files: Sequence[Path] = ()) -> dict[str, list[Proof]]:
     """Each row's proofs, in the order of the rows. files: where to look; none is all that carry the mark."""
-    files = files or [path for path in sorted((CHECKOUT / "tests").rglob("test_*.py")) if "row(" in path.read_text()]
+    files = files or [
+        path for path in sorted((CHECKOUT / "tests").rglob("test_*.py")) if "row(" in path.read_text()
+    ]
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "proofs.json"
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", __name__, *map(str, files)]
         done = subprocess.run(
-            command, cwd=CHECKOUT, env={**os.environ, _ANSWER: str(answer)}, capture_output=True, text=True, check=False
+            command,
+            cwd=CHECKOUT,
+            env={**os.environ, _ANSWER: str(answer)},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(f"the tests can't be collected:\n{done.stdout}{done.stderr}")
@@ -79,7 +86,9 @@ def markdown(table: Mapping[str, Sequence[Proof]]) -> str:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write down what was collected."""
     found = [
-        (mark.args[0], item.nodeid, _providers(item, mark)) for item in session.items for mark in item.iter_markers("row")
+        (mark.args[0], item.nodeid, _providers(item, mark))
+        for item in session.items
+        for mark in item.iter_markers("row")
     ]
     Path(os.environ[_ANSWER]).write_text(json.dumps(found))
 

@@ -59,6 +59,11 @@ class Exchange(NamedTuple):
     def ok(self) -> bool:
         return self.case["response_status"] == 200 and not self.oracle.get("must_not_succeed")
 
+    @property
+    def paused(self) -> bool:
+        """The reply isn't whole: the engine asks on."""
+        return self.oracle["stop_raw"] == "pause_turn"
+
     def reply(self) -> FakeReply:
         """The reply once more; a stream arrives in many pieces."""
         body = self.case["response_body"].encode()

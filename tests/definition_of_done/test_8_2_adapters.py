@@ -34,7 +34,11 @@ PATHS = {
 
 
 def canonical(model: str, **more: object) -> CanonicalRequest:
-    fields: dict[str, object] = {"request_id": "req_1", "messages": (Message.user("Hi"),), "max_output_tokens": 1024}
+    fields: dict[str, object] = {
+        "request_id": "req_1",
+        "messages": (Message.user("Hi"),),
+        "max_output_tokens": 1024,
+    }
     return CanonicalRequest(model=model, **{**fields, **more})  # type: ignore[arg-type]
 
 
@@ -57,7 +61,10 @@ async def test_a_key_that_is_given_is_sent_and_never_shown(wire: Wire) -> None:
     async with asking(wire, wire.whole("Hi"), api_key="sk-given") as at:
         await at.engine.generate(at.model, "Hi")
         (request,) = at.transport.requests
-        assert [value for value in request.headers.values() if "sk-given" in value] in (["Bearer sk-given"], ["sk-given"])
+        assert [value for value in request.headers.values() if "sk-given" in value] in (
+            ["Bearer sk-given"],
+            ["sk-given"],
+        )
         assert "sk-given" not in request.url
         assert b"sk-given" not in request.body
         assert "sk-given" not in repr(request)
@@ -100,7 +107,9 @@ async def test_stream_gives_typed_events_that_add_up(wire: Wire) -> None:
         accumulator.process(event)
     got = accumulator.response()
     assert (got.text, got.thinking, got.stop_reason) == (whole.text, whole.thinking, whole.stop_reason)
-    assert [(call.name, call.input) for call in got.tool_uses] == [(call.name, call.input) for call in whole.tool_uses]
+    assert [(call.name, call.input) for call in got.tool_uses] == [
+        (call.name, call.input) for call in whole.tool_uses
+    ]
     assert counts(got.usage) == counts(whole.usage)
 
 

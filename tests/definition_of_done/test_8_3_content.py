@@ -34,7 +34,10 @@ def image_of(data: bytes) -> dict[str, Json]:
     """How each provider is shown an image."""
     return {
         "openai": {"type": "input_image", "image_url": f"data:image/png;base64,{base64(data)}"},
-        "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": base64(data)}},
+        "anthropic": {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": base64(data)},
+        },
         "gemini": {"inlineData": {"mimeType": "image/png", "data": base64(data)}},
     }
 
@@ -116,7 +119,9 @@ async def test_text_and_images_of_one_message_stay_together_and_in_order(wire: W
 @row("8.9.3")
 async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -> None:
     """Those of recorded requests, of bytes and by address, and their replies."""
-    found = exchanges(wire, lambda exchange: exchange.ok and not exchange.streamed and bool(images(exchange.asked)))
+    found = exchanges(
+        wire, lambda exchange: exchange.ok and not exchange.streamed and bool(images(exchange.asked))
+    )
     async with asking(wire, *[exchange.reply() for exchange in found]) as at:
         for exchange in found:
             shown = [block for block, _ in images(exchange.asked)]
@@ -129,12 +134,19 @@ async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -
 def images(body: Json) -> list[tuple[ImageBlock, Json]]:
     """The images in a recorded request, each with the least that must stand in ours."""
     match body:
-        case {"type": "input_image", "image_url": str(url)} | {"type": "image", "source": {"type": "url", "url": url}}:
-            return [(ImageBlock(url=url), {name: value for name, value in body.items() if name in ("type", "source")})]
+        case {"type": "input_image", "image_url": str(url)} | {
+            "type": "image",
+            "source": {"type": "url", "url": url},
+        }:
+            return [
+                (ImageBlock(url=url), {name: value for name, value in body.items() if name in ("type", "source")})
+            ]
         case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
             return [(ImageBlock(url=f"data:{kind};base64,{data}"), {"type": "image", "source": body["source"]})]
-        case {"inlineData": {"mimeType": str(kind), "data": data}} if kind.startswith("image/"):
-            return [(ImageBlock(url=f"data:{kind};base64,{data}"), {"inlineData": body["inlineData"]})]
+        case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith("image/"):
+            usual = data.replace("-", "+").replace("_", "/")  # they wrote it in the other alphabet
+            wanted = {"inlineData": {"mimeType": kind, "data": usual}}
+            return [(ImageBlock(url=f"data:{kind};base64,{data}"), wanted)]
         case dict():
             return [found for value in body.values() for found in images(value)]
         case list():
@@ -178,7 +190,7 @@ async def test_audio_is_sent_or_refused_before_anything_is_sent(wire: Wire) -> N
 @each_provider
 @row("8.3.4")
 async def test_calls_go_there_and_back(wire: Wire) -> None:
-    """Reply with calls, results, next reply: under the provider's own ids, and the history is one that it takes."""
+    """Reply with calls, results, next reply: under the provider's own ids, in a history that it takes."""
 
     async def answer(arguments: JsonObject) -> str:
         return f"of {len(arguments)}"
@@ -234,10 +246,13 @@ def streaming(body: JsonObject) -> list[bytes]:
         place = {"index": index}
         match block:
             case {"type": "thinking"}:
-                start, deltas = {"type": "thinking", "thinking": "", "signature": ""}, [
-                    {"type": "thinking_delta", "thinking": block["thinking"]},
-                    {"type": "signature_delta", "signature": block["signature"]},
-                ]
+                start, deltas = (
+                    {"type": "thinking", "thinking": "", "signature": ""},
+                    [
+                        {"type": "thinking_delta", "thinking": block["thinking"]},
+                        {"type": "signature_delta", "signature": block["signature"]},
+                    ],
+                )
             case {"type": "text"}:
                 start, deltas = {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
             case {"type": "tool_use"}:
@@ -255,7 +270,9 @@ def streaming(body: JsonObject) -> list[bytes]:
 
 
 @recorded
-@pytest.mark.parametrize(("kind", "feature"), [("thinking", "thinking"), ("redacted_thinking", "redacted_thinking")])
+@pytest.mark.parametrize(
+    ("kind", "feature"), [("thinking", "thinking"), ("redacted_thinking", "redacted_thinking")]
+)
 @row("8.3.5", of="anthropic")
 @row("8.3.6", of="anthropic")
 @row("8.5.4", of="anthropic")
@@ -270,7 +287,9 @@ async def test_recorded_thinking_goes_back_as_it_came(kind: str, feature: str) -
     for exchange in found:
         came = msgspec.json.decode(exchange.case["response_body"])["content"]
         async with asking(ANTHROPIC, exchange.reply(), ANTHROPIC.whole("Done.")) as at:
-            session = at.engine.session(f"anthropic:{exchange.asked['model']}", tools=[Tool(ToolDefinition("none"))])
+            session = at.engine.session(
+                f"anthropic:{exchange.asked['model']}", tools=[Tool(ToolDefinition("none"))]
+            )
             await session.send("?", reasoning_effort="high")
             await session.send("And?", reasoning_effort="high")
             sent = at.body()["messages"][1]["content"]
