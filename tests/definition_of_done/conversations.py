@@ -1,4 +1,4 @@
-"""What a request says to the model, of whatever client, read from its body: text, calls and results, in their order."""
+"""What a request says to the model, of whatever client: text, calls and results, in their order."""
 
 from __future__ import annotations
 

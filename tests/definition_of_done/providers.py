@@ -6,13 +6,17 @@ What they reply is hand-written, after their real traffic (`tests.conformance.pr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import anyio
 import msgspec
 import pytest
 
+from adapters import TokenUsage
+from adapters.transport import HttpReply, HttpRequest
 from bus.json_types import Json, JsonObject
 from engine import Engine, ModelRegistry
 
@@ -30,13 +34,30 @@ MODELS = {"openai": "gpt-5.2", "anthropic": "claude-sonnet-4-5", "gemini": "gemi
 each_provider = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 
 
+class TimedTransport(FakeTransport):
+    """Knows when each request came, in virtual seconds."""
+
+    def __init__(self, *replies: FakeReply | Exception) -> None:
+        super().__init__(*replies)
+        self.times: list[float] = []
+
+    @property
+    def waits(self) -> list[float]:
+        """How long it took from each request to the next."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.times)]
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        self.times.append(anyio.current_time())
+        return await super().send(request)
+
+
 @dataclass(frozen=True)
 class Asked:
     """An engine with one provider. model: its name there. transport: the provider's side of the network."""
 
     engine: Engine
     model: str
-    transport: FakeTransport
+    transport: TimedTransport
 
     def body(self, number: int = -1) -> JsonObject:
         """What was sent in a request; the last one is meant if none is named."""
@@ -48,11 +69,19 @@ class Asked:
 
 @asynccontextmanager
 async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Asked]:
-    """The provider gives these replies, one to a request. config: fields of AdapterConfig; no retries unless said."""
-    transport = FakeTransport(*replies)
+    """The provider gives these replies, one to a request.
+
+    config: fields of AdapterConfig; there are no retries unless it says so, and no jitter.
+    """
+    transport = TimedTransport(*replies)
     made = wire.make(transport, FakeClock(randomness=0.0), **{"max_retries": 0, **config})
     async with Engine(models=ModelRegistry({}, {}), providers={wire.name: made}, trace=False) as engine:
         yield Asked(engine, f"{wire.name}:{MODELS[wire.name]}", transport)
+
+
+def counted(usage: TokenUsage) -> tuple[int, ...]:
+    """New, read from a cache, written to one, and generated."""
+    return (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens, usage.output_tokens)
 
 
 def holds(body: Json, part: Json) -> bool:
