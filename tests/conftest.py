@@ -25,6 +25,7 @@ hypothesis.settings.load_profile("callboard")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "local: needs the local model")
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
 
 

@@ -209,11 +209,11 @@ def common(one: bytes, other: bytes) -> int:
     return next((n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-async def usages(session: Session, turns: int) -> list[TokenUsage]:
+async def usages(session: Session, turns: int, question: str = QUESTION, **options: Any) -> list[TokenUsage]:
     """What each turn of an agent used, of its last call."""
     found: list[TokenUsage] = []
     for number in range(turns):
-        reply = await session.send(f"{number}: {QUESTION}")
+        reply = await session.send(f"{number}: {question}", **options)
         assert reply.metadata is not None
         assert reply.metadata.usage is not None
         found.append(reply.metadata.usage)

@@ -19,7 +19,7 @@ from engine import Engine, ModelRegistry, Tool, generate, generate_object, strea
 from ..conformance.protocols.wire import Wire
 from ..support.virtual_time import FakeClock
 from .providers import MODELS, WIRES, asking, counted, holds
-from .recorded import exchanges, recorded
+from .recorded import Exchange, exchanges, recorded
 from .rows import row
 from .test_8_2_adapters import OPTIONS
 from .test_8_3_content import ADDRESS, LINKED, PNG, image_of
@@ -195,9 +195,12 @@ async def test_parity(wire: Wire, check: Callable[[Wire], Awaitable[None]]) -> N
 @row("8.9.13")
 async def test_recorded_usage_is_exact(wire: Wire) -> None:
     """Every count of every recorded reply, and never an estimate."""
-    found = exchanges(
-        wire, lambda exchange: exchange.ok and not exchange.paused and bool(exchange.oracle["usage"])
-    )
+
+    def is_counted(exchange: Exchange) -> bool:
+        reported = exchange.oracle["usage"] or {}
+        return exchange.ok and not exchange.paused and bool({"input_tokens", "promptTokenCount"} & reported.keys())
+
+    found = exchanges(wire, is_counted)
     async with asking(wire, *[exchange.reply() for exchange in found]) as at:
         for exchange in found:
             if exchange.streamed:
