@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,23 +21,44 @@ from .rows import PROVIDERS, ROWS, SECTIONS
 
 CHECKOUT = Path(__file__).parents[2]
 _ANSWER = "CALLBOARD_ROW_PROOFS"
+_MARKS = re.compile(r"^from \S+rows import .*\brow$", re.MULTILINE)
+_PLUGIN = "tests.definition_of_done.proofs"
 
 
 class Proof(NamedTuple):
-    """test: its node id, from the checkout. of: the providers for which it proves the row."""
+    """test: its node id, from the checkout. of: the providers for which it proves the row. anywhere: it needs
+    neither recorded traffic nor the local model."""
 
     test: str
     of: tuple[str, ...]
+    anywhere: bool = True
 
 
-def proofs(files: Sequence[Path] = ()) -> dict[str, list[Proof]]:
-    """Each row's proofs, in the order of the rows. files: where to look; none is all that carry the mark."""
-    files = files or [
-        path for path in sorted((CHECKOUT / "tests").rglob("test_*.py")) if "row(" in path.read_text()
+def marked_files() -> list[Path]:
+    """The test files that carry the mark."""
+    return [
+        path for path in sorted((CHECKOUT / "tests").rglob("test_*.py")) if "rows import row" in path.read_text()
     ]
+
+
+def proofs() -> dict[str, list[Proof]]:
+    """Each row's proofs, in the order of the rows."""
+    return table_of(collect(marked_files()))
+
+
+def table_of(found: Iterable[tuple[str, Proof]]) -> dict[str, list[Proof]]:
+    """Each row with its proofs."""
+    table: dict[str, list[Proof]] = {number: [] for number in ROWS}
+    for number, proof in found:
+        table[number].append(proof)
+    return table
+
+
+def collect(files: Sequence[Path]) -> list[tuple[str, Proof]]:
+    """The proofs in some test files with their rows, collected in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "proofs.json"
-        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", __name__, *map(str, files)]
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", _PLUGIN, *map(str, files)]
         done = subprocess.run(
             command,
             cwd=CHECKOUT,
@@ -47,19 +69,29 @@ def proofs(files: Sequence[Path] = ()) -> dict[str, list[Proof]]:
         )
         if done.returncode != 0:
             raise RuntimeError(f"the tests can't be collected:\n{done.stdout}{done.stderr}")
-        found: list[tuple[str, str, list[str]]] = json.loads(answer.read_text())
-    table: dict[str, list[Proof]] = {number: [] for number in ROWS}
-    for number, test, of in found:
-        table[number].append(Proof(test, tuple(of)))
-    return table
+        found = json.loads(answer.read_text())
+        return [(number, Proof(test, tuple(of), anywhere)) for number, (test, of, anywhere) in found]
+
+
+def proofs_in(items: Iterable[pytest.Item]) -> list[tuple[str, Proof]]:
+    """The proofs among collected tests, with their rows."""
+    found: list[tuple[str, Proof]] = []
+    for item in items:
+        anywhere = item.get_closest_marker("skipif") is None and item.get_closest_marker("local") is None
+        found += [
+            (mark.args[0], Proof(item.nodeid, tuple(_providers(item, mark)), anywhere))
+            for mark in item.iter_markers("row")
+        ]
+    return found
 
 
 def missing(table: Mapping[str, Sequence[Proof]]) -> list[str]:
-    """What is not proved: rows, with the provider where they name any."""
+    """What is not proved on every machine: rows, with the provider where they name any."""
     lacking: list[str] = []
     for number, wanted in ROWS.items():
-        proved = {provider for proof in table[number] for provider in proof.of}
-        if not table[number]:
+        held = [proof for proof in table[number] if proof.anywhere]
+        proved = {provider for proof in held for provider in proof.of}
+        if not held:
             lacking.append(number)
         else:
             lacking += [f"{number} of {provider}" for provider in wanted.providers if provider not in proved]
@@ -85,12 +117,7 @@ def markdown(table: Mapping[str, Sequence[Proof]]) -> str:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Write down what was collected."""
-    found = [
-        (mark.args[0], item.nodeid, _providers(item, mark))
-        for item in session.items
-        for mark in item.iter_markers("row")
-    ]
-    Path(os.environ[_ANSWER]).write_text(json.dumps(found))
+    Path(os.environ[_ANSWER]).write_text(json.dumps(proofs_in(session.items)))
 
 
 def _providers(item: pytest.Item, mark: pytest.Mark) -> list[str]:
