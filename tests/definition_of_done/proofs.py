@@ -36,9 +36,8 @@ class Proof(NamedTuple):
 
 def marked_files() -> list[Path]:
     """The test files that carry the mark."""
-    return [
-        path for path in sorted((CHECKOUT / "tests").rglob("test_*.py")) if "rows import row" in path.read_text()
-    ]
+    found = sorted((CHECKOUT / "tests").rglob("test_*.py"))
+    return [path for path in found if _MARKS.search(path.read_text(encoding="utf-8"))]
 
 
 def proofs() -> dict[str, list[Proof]]:
