@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import anyio
 import anyio.abc
@@ -13,9 +13,6 @@ from .actor import Actor, ActorRef, ActorStatistics, Incarnation, Phase
 from .clock import Clock
 from .restart import OnLimit, RestartPolicy, RestartType, Strategy
 from .task import unwrapped
-
-if TYPE_CHECKING:
-    from .supervisor import Supervisor
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
@@ -64,10 +61,18 @@ class SupervisorStatistics(msgspec.Struct, frozen=True):
     stuck: tuple[str, ...]
 
 
+class Supervising(Protocol):
+    """A nested `Supervisor`, as the one above sees it."""
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None: ...
+    async def stop(self, *, budget: float) -> ShutdownReport: ...
+    def statistics(self) -> SupervisorStatistics: ...
+
+
 class SupervisorLife(anyio.abc.TaskStatus[None]):
     """One run of a nested supervisor, with the same face as an actor's `Incarnation`."""
 
-    def __init__(self, supervisor: Supervisor, clock: Clock) -> None:
+    def __init__(self, supervisor: Supervising, clock: Clock) -> None:
         self.supervisor = supervisor
         self.phase: Phase = "starting"
         self.error: Exception | None = None

@@ -15,8 +15,9 @@ from .call_sums import SUMMED, summands
 from .database import Database
 from .dimensions import grouping
 from .insert import SqlValue
+from .moments import US_PER_DAY, to_us
 from .price_rows import MAX_INT64
-from .queries import NOW_NANO, US_PER_DAY, WITH_CURRENT_COST, CallFilter, to_us
+from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
 from .insert import SqlValue
-from .queries import US_PER_DAY
+from .moments import US_PER_DAY, from_us
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
@@ -59,7 +58,7 @@ def grouping(by: Sequence[str], row: str) -> Grouping:
 
 def iso_day(day: int) -> str:
     """Days since the epoch as an ISO date (UTC)."""
-    return datetime.fromtimestamp(day * US_PER_DAY // 1_000_000, UTC).date().isoformat()
+    return from_us(day * US_PER_DAY).date().isoformat()
 
 
 def _text(name: str, value: object) -> str:

@@ -11,7 +11,7 @@ from bus.events import Envelope
 from .codec import decode_event
 from .database import Row
 from .insert import SqlValue
-from .queries import to_us
+from .moments import to_us
 
 
 def events_query(

@@ -39,7 +39,7 @@ A tier gives all of its own rates: what it leaves out is unknown. A file with on
 from __future__ import annotations
 
 import re
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
@@ -47,6 +47,7 @@ from typing import Any, NoReturn, TypeAlias
 from bus.errors import ConfigurationError
 from bus.usage import USAGE_PARTS
 
+from .moments import to_us
 from .price_rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceRow, tier_name
 from .prices import PriceTable
 
@@ -54,7 +55,6 @@ Node: TypeAlias = "str | list[Node] | dict[str, Node]"
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
 _NULLS = ("", "~", "null", "Null", "NULL")
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
 _TABLE_KEYS = ("label", "date", "prices", "aliases")
 _TIER_KEYS = ("above", *BUCKETS, "per_request", "extra")
@@ -227,7 +227,7 @@ class _Reader:
             if not _is_date(text):
                 self._fail(where, "a time with its offset, such as 2026-03-01T00:00:00Z", node)
             moment = moment.replace(tzinfo=UTC)
-        return (moment - _EPOCH) // timedelta(microseconds=1)
+        return to_us(moment)
 
     def _text(self, node: Node | None, where: str) -> str:
         if node is None:

@@ -24,7 +24,8 @@ from typing import TypeAlias
 from bus.errors import ConfigurationError
 from bus.json_types import Json, JsonObject
 
-from .price_rows import DAY_SECONDS, US_PER_SECOND
+from .moments import to_us
+from .price_rows import DAY_SECONDS
 from .price_snapshot import FORMAT, Snapshot, SnapshotModel
 
 _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
@@ -260,7 +261,7 @@ def _start(entry: JsonObject) -> int | None:
     if not isinstance(constraint, dict) or "start_date" not in constraint:
         return None
     day = date.fromisoformat(str(constraint["start_date"]))
-    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * US_PER_SECOND
+    return to_us(datetime(day.year, day.month, day.day, tzinfo=UTC))
 
 
 def _is_hours(entry: JsonObject) -> bool:

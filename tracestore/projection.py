@@ -32,8 +32,8 @@ from .codec import encode_event, storable_text, topic_of
 from .content import store_content
 from .database import Statements
 from .insert import Insert, SqlValue
+from .moments import US_PER_DAY
 from .price_rows import MAX_INT64
-from .queries import US_PER_DAY
 
 Values = list[SqlValue]
 

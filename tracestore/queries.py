@@ -6,7 +6,7 @@ the one at call time, which never changes, and the one under the current (or a g
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -16,11 +16,9 @@ from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from .database import Row
 from .insert import SqlValue
+from .moments import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-US_PER_DAY = 86_400_000_000
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -285,8 +283,3 @@ def _cost(
 
 def _flag(value: int | None) -> bool | None:
     return None if value is None else bool(value)
-
-
-def to_us(moment: int | datetime) -> int:
-    """Microseconds since the epoch."""
-    return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(microseconds=1)

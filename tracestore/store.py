@@ -28,11 +28,12 @@ from .event_queries import envelope, events_query
 from .expiry import delete_session, forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
+from .moments import to_us
 from .ownership import claim, owner
 from .prices import PriceTable
 from .projection import RunSpan
 from .pruning import PruneReport, Pruning
-from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query, to_us
+from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
 from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
 from .repricing import OnProgress
 from .sessions import SessionRow, sessions

@@ -17,10 +17,10 @@ import tracestore.trace_file
 from bus.errors import StoreError
 from bus.events import Envelope
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore, migrations
+from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
 from tracestore.call_sums import sum_up
 
-from .trace_making import DAY_US, T0, Maker
+from .trace_making import DAY_US, T0, Maker, make_file_before
 
 pytestmark = pytest.mark.anyio
 
@@ -211,15 +211,10 @@ async def test_a_file_of_an_earlier_version_gets_its_sums(
 ) -> None:
     """Those of its calls, and of what they cost under the versions that it knows."""
     path = tmp_path / "old.db"
-    position = [name for name, _ in migrations.MIGRATIONS].index("call sums")
     async with TraceStore(tmp_path / "new.db") as new:
         await fill(new, make, 6)
         await new.reprice(TABLES[1])
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:position])
-        patch.setattr(migrations, "SCHEMA_VERSION", position)
-        async with TraceStore(path):
-            pass
+    await make_file_before("call sums", path, monkeypatch)
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("ATTACH ? AS new", (str(new.path),))
         for table in ("runs", "events", "calls", "sessions", "price_version", "call_cost", "current_version"):

@@ -36,11 +36,11 @@ from bus.messages import (
     ToolDefinition,
 )
 from bus.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
-from tracestore import Capture, TraceStore, migrations
+from tracestore import Capture, TraceStore
 from tracestore.captured import bodies_of, decode_metadata, encode_metadata, message_of
 from tracestore.codec import decode_line, encode_line
 
-from .trace_making import T0, Maker
+from .trace_making import T0, Maker, make_file_before
 
 pytestmark = pytest.mark.anyio
 
@@ -428,12 +428,7 @@ async def test_a_file_from_before_content_opens_and_keeps_its_data(
 ) -> None:
     """It gets the new tables, and its sessions are such as can't be resumed."""
     path = tmp_path / "trace.db"
-    before = [name for name, _ in migrations.MIGRATIONS].index("content")
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:before])
-        patch.setattr(migrations, "SCHEMA_VERSION", before)
-        async with TraceStore(path):
-            pass
+    await make_file_before("content", path, monkeypatch)
     with contextlib.closing(sqlite3.connect(path)) as earlier, earlier:
         earlier.execute("INSERT INTO sessions (session_id, first_us, last_us) VALUES ('s', 1, 1)")
     async with TraceStore(path) as store:

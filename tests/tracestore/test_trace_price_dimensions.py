@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from bus.errors import ConfigurationError
 from bus.usage import Cost, CostSource, TokenUsage
-from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore, migrations, price_snapshot
+from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore, price_snapshot
 from tracestore.price_home import SNAPSHOT_NAME, price_table
 from tracestore.price_source import convert
 
-from .trace_making import Maker
+from .trace_making import Maker, make_file_before
 
 DAY = 86_400_000_000
 NOW = 1_795_000_000_000_000
@@ -319,12 +319,7 @@ async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
     import sqlite3
 
     path = tmp_path / "old.db"
-    position = [name for name, _ in migrations.MIGRATIONS].index("price dimensions")
-    with monkeypatch.context() as patch:
-        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:position])
-        patch.setattr(migrations, "SCHEMA_VERSION", position)
-        async with TraceStore(path):
-            pass
+    await make_file_before("price dimensions", path, monkeypatch)
     table = PriceTable([PriceRow(model="openai:*", input=1000)])
     with sqlite3.connect(path) as old:
         old.execute("INSERT INTO runs VALUES (1, 'r', 1, 1, 1)")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
+
+import pytest
 
 from bus.events import Envelope, Event, LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.usage import Cost, CostSource, StopReason, TokenUsage
+from tracestore import TraceStore, migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000
@@ -95,3 +99,13 @@ class Maker:
             latency_ms=300,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
+
+
+async def make_file_before(migration: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty trace file of the last version that didn't have that migration."""
+    version = [name for name, _ in migrations.MIGRATIONS].index(migration)
+    with monkeypatch.context() as patch:
+        patch.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:version])
+        patch.setattr(migrations, "SCHEMA_VERSION", version)
+        async with TraceStore(path):
+            pass

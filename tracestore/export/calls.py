@@ -12,7 +12,6 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
@@ -24,6 +23,7 @@ import msgspec
 from bus.errors import ConfigurationError
 from bus.usage import Cost
 
+from ..moments import from_us
 from ..queries import CallFilter, CallRow
 from ..store import TraceStore
 
@@ -36,7 +36,6 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 PAGE = 250
 _ROW_GROUP = 10_000  # of Parquet: smaller ones are slow to read
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -55,7 +54,7 @@ def _own(name: str) -> Callable[[CallRow], Cell]:
 def _moment(name: str) -> Callable[[CallRow], Cell]:
     def read(row: CallRow) -> Cell:
         us: int | None = getattr(row, name)
-        return None if us is None else (_EPOCH + timedelta(microseconds=us)).isoformat(timespec="microseconds")
+        return None if us is None else from_us(us).isoformat(timespec="microseconds")
 
     return read
 
