@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 from jsonschema import Draft202012Validator
 
-from adapters import Message
-from benchmarks.recorded_agreement import fragments, read_cases
+from adapters import AdapterError, Message
+from benchmarks.recorded_agreement import THRESHOLD, fragments, read_cases
 from bus.json_types import Json, JsonObject
 from engine import Tool, ToolError
 
@@ -25,7 +25,7 @@ from ..support.fake_http import FakeReply
 from ..test_recorded_agreement import FOLDER, recorded
 from .conversations import Call, Conversation, NotPlain, Result, Text, read
 
-__all__ = ["Exchange", "Loop", "exchanges", "loops", "recorded"]
+__all__ = ["Exchange", "Loop", "exchanges", "loops", "most_agree", "recorded"]
 
 FILES = {"openai": "openai_responses", "anthropic": "anthropic", "gemini": "gemini"}
 HISTORY = {"openai": "input", "anthropic": "messages", "gemini": "contents"}
@@ -85,6 +85,18 @@ def exchanges(wire: Wire, wanted: Callable[[Exchange], bool] = lambda exchange: 
 @functools.cache
 def _all(provider: str) -> tuple[Exchange, ...]:
     return tuple(Exchange(case) for case in read_cases(FOLDER / f"{FILES[provider]}.jsonl"))
+
+
+async def most_agree(found: Sequence[Any], check: Callable[[Any], Awaitable[None]]) -> None:
+    """The check holds for as many exchanges, or conversations, as `test_recorded_agreement` asks for."""
+    differing: list[str] = []
+    for each in found:
+        exchange = each.exchanges[0] if isinstance(each, Loop) else each
+        try:
+            await check(each)
+        except (AssertionError, AdapterError) as error:
+            differing.append(f"{exchange.case['id']}: {error}")
+    assert 100.0 * (len(found) - len(differing)) >= THRESHOLD * len(found), "\n".join(differing)
 
 
 # -- conversations with tools

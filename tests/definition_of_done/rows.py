@@ -122,7 +122,7 @@ _TABLE: dict[str, list[tuple[str, str, tuple[str, ...]]]] = {
         ("Cached tokens are counted", "`cached_input_tokens`", _GEMINI),
         (
             "From the fifth turn on more than half of the input is read from the cache",
-            "against a simulated cache that obeys each provider's rules; live by hand",
+            "of simulated caches that obey each provider's rules, and of the local model",
             PROVIDERS,
         ),
     ],

@@ -12,7 +12,7 @@ from engine import generate, stream
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply
 from .providers import ANTHROPIC, GEMINI, OPENAI, asking, each_provider
-from .recorded import Exchange, exchanges, recorded
+from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row
 from .test_8_4_generation import name_of
 
@@ -112,7 +112,8 @@ async def test_thinking_comes_as_content_with_its_signature(streamed: bool) -> N
 async def played(wire: Wire, found: list[Exchange]) -> None:
     """Reasoning and its count of these exchanges are what they were."""
     async with asking(wire, *[exchange.reply() for exchange in found]) as at:
-        for exchange in found:
+
+        async def check(exchange: Exchange) -> None:
             if exchange.streamed:
                 result = await stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0).result()
             else:
@@ -120,6 +121,8 @@ async def played(wire: Wire, found: list[Exchange]) -> None:
             assert (result.reasoning or "") == exchange.oracle["thinking_text"], exchange.case["id"]
             assert result.usage.reasoning_tokens == reasoning_of(exchange.oracle["usage"]), exchange.case["id"]
             assert (result.usage.reasoning_tokens or 0) <= result.usage.output_tokens
+
+        await most_agree(found, check)
 
 
 def reasoning_of(usage: JsonObject) -> int | None:
@@ -164,9 +167,12 @@ async def test_recorded_signatures_are_kept() -> None:
         ),
     )
     async with asking(ANTHROPIC, *[exchange.reply() for exchange in found]) as at:
-        for exchange in found:
+
+        async def check(exchange: Exchange) -> None:
             result = await generate(name_of(ANTHROPIC, exchange), "?", engine=at.engine, max_tool_rounds=0)
             came = msgspec.json.decode(exchange.case["response_body"])["content"]
             thoughts = [(block["thinking"], block["signature"]) for block in came if block["type"] == "thinking"]
             kept = [block for block in result.response.content if isinstance(block, ThinkingBlock)]
             assert [(block.text, block.signature) for block in kept] == thoughts, exchange.case["id"]
+
+        await most_agree(found, check)

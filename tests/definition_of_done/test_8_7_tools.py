@@ -15,7 +15,7 @@ from engine import GenerateResult, Tool, ToolError, generate
 from ..conformance.protocols.wire import Wire
 from .conversations import read
 from .providers import OPENAI, Asked, asking, each_provider, holds
-from .recorded import Loop, loops, recorded
+from .recorded import Loop, loops, most_agree, recorded
 from .rows import row
 from .test_8_4_generation import name_of
 
@@ -249,13 +249,16 @@ def _same_requests(wire: Wire, at: Asked, loop: Loop) -> None:
 @row("8.9.5")
 async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
     """Every request says what another client said there: system prompt, tools, texts, calls and results."""
-    for loop in loops(wire, lambda loop: not loop.streamed):
+
+    async def check(loop: Loop) -> None:
         result = await replayed(wire, loop)
         assert result.text == loop.exchanges[-1].oracle["final_text"]
         assert len(result.steps) == len(loop.exchanges)
         for step, exchange in zip(result.steps, loop.exchanges, strict=True):
             wanted = [(call["name"], call["arguments"] or {}) for call in exchange.oracle["tool_calls"]]
             assert [(call.name, call.input) for call in step.tool_calls] == wanted
+
+    await most_agree(loops(wire, lambda loop: not loop.streamed), check)
 
 
 @recorded
@@ -264,9 +267,12 @@ async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
 @row("8.9.6")
 async def test_recorded_parallel_calls_go_back_together(wire: Wire) -> None:
     """In one request, as another client did it."""
-    for loop in loops(wire, lambda loop: loop.most_calls > 1):
+
+    async def check(loop: Loop) -> None:
         result = await replayed(wire, loop)
         assert len(result.steps[0].tool_results) == len(loop.exchanges[0].oracle["tool_calls"])
+
+    await most_agree(loops(wire, lambda loop: loop.most_calls > 1), check)
 
 
 @recorded
@@ -274,5 +280,8 @@ async def test_recorded_parallel_calls_go_back_together(wire: Wire) -> None:
 @row("8.9.8")
 async def test_recorded_loops_are_streamed(wire: Wire) -> None:
     """The same, with every reply as a stream in pieces."""
-    for loop in loops(wire, lambda loop: loop.streamed):
+
+    async def check(loop: Loop) -> None:
         assert (await replayed(wire, loop)).text == loop.exchanges[-1].oracle["final_text"]
+
+    await most_agree(loops(wire, lambda loop: loop.streamed), check)
