@@ -42,6 +42,7 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
+from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
@@ -371,6 +372,24 @@ class Engine(ObjectMethods):
         else:
             turn = new_turn(self, model, prompt, streamed=True, **arguments)
         return StreamResult(self, turn, on_usage=on_usage)
+
+    # -- embeddings
+
+    async def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        model: str | Sequence[str] | None = None,
+        **options: Unpack[EmbeddingArguments],
+    ) -> EmbeddingResult:
+        """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
+
+        model: any of its names, or several names of one and the same model; None is the configured default. For
+        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
+        texts could not be embedded, with the vectors of the others; AdapterError if none could;
+        ConfigurationError.
+        """
+        return await embed(self, texts, model, EmbeddingOptions(**options))
 
     # -- money
 

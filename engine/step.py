@@ -32,7 +32,7 @@ from bus.log import Log
 from bus.stream_events import TurnEvent
 
 from .accumulator import whole_reply_events
-from .availability import Changes
+from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome, CallScene
 from .capabilities import Asked, check
 from .choice import overridden
@@ -76,8 +76,8 @@ OWN_IDS = FirstIds("", "")
 class Journey:
     """What the steps of one turn share. registry: as it was when the turn began.
 
-    first_ids: of the first call. order, deadline: of the turn, for its calls. hold_time: told when a call begins
-    and ends keeping the time.
+    adapters: until the turn's end. first_ids: of the first call. order, deadline: of the turn, for its calls.
+    hold_time: told when a call begins and ends keeping the time.
     failed: models that are out of question for this turn, and why. serving: the model that has answered.
     """
 
@@ -94,25 +94,9 @@ class Journey:
     order: int
     deadline: float
     hold_time: Callable[[bool], None]
+    adapters: BorrowedAdapters
     failed: dict[str, str] = field(default_factory=dict)
     serving: str | None = None
-    _adapters: dict[str, RunningAdapter] = field(default_factory=dict)
-
-    async def adapter(self, provider: str) -> RunningAdapter:
-        """The adapter of a provider, this turn's until `end()`. Raises AdapterError, ConfigurationError."""
-        mine = self._adapters.get(provider)
-        if mine is not None and mine.ref.running:
-            return mine
-        running = await self.engine.adapters.acquire(provider)
-        if mine is not None:
-            mine.release()
-        self._adapters[provider] = running
-        return running
-
-    def end(self) -> None:
-        """Give the adapters back."""
-        while self._adapters:
-            self._adapters.popitem()[1].release()
 
 
 class Step:
@@ -272,7 +256,7 @@ class Step:
 
     async def _send(self, request: CanonicalRequest, route: Route) -> CallOutcome:
         self._sent, self.partial = route, None
-        running = await self._ready(route, request.request_id)
+        running = await self._journey.adapters.ready(route.decision, request.request_id)
         scene = self._scene(request, route, running)
         call = self._call = Call(request, scene, self._journey.streamed)
         self._caused_by = request.request_id
@@ -297,28 +281,6 @@ class Step:
             refused = self._journey.state.refused_reasoning
             refused.note(route.decision.provider, request.messages, outcome.response.warnings)
         return outcome
-
-    async def _ready(self, route: Route, request_id: str) -> RunningAdapter:
-        """The adapter, started if need be; the availability table knows that a call is on its way."""
-        engine, decision = self._journey.engine, route.decision
-        now_us = engine.clock.now_us
-        self._publish(engine.availability.begin(decision.provider, decision.model, request_id, now_us()))
-        try:
-            return await self._journey.adapter(decision.provider)
-        except BaseException as error:
-            self._publish(engine.availability.abandon(request_id, now_us()))
-            if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
-                raise
-            if isinstance(error, Exception):
-                self._publish(engine.availability.crashed(decision.provider, now_us()))
-                if not isinstance(error, AdapterError):
-                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
-                    raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
-            raise
-
-    def _publish(self, changes: Changes) -> None:
-        for change in changes:
-            self._journey.engine.bus.publish(change)
 
     def _request(self, route: Route) -> CanonicalRequest:
         journey, options, named = self._journey, self._journey.options, route.option.named

@@ -41,6 +41,7 @@ from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
 from .abort import AbortSignal
+from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
@@ -135,7 +136,7 @@ class Turn:
         return Turn(
             engine=self._engine,
             state=self._state,
-            new=(*self._pending, *new),
+            new=(*(message for message in self._pending if message.content), *new),
             model=self._model,
             options=options,
             streamed=self._streamed,
@@ -245,7 +246,7 @@ class Turn:
                     return last_reply(state.messages)
             return await self._converse(journey, tools)
         finally:
-            journey.end()
+            journey.adapters.end()
 
     async def _converse(self, journey: Journey, tools: TurnTools) -> Message:
         pauses = 0
@@ -376,6 +377,7 @@ class Turn:
             order=self._order,
             deadline=self._deadline,
             hold_time=self._hold_time,
+            adapters=BorrowedAdapters(engine),
         )
 
     # -- history

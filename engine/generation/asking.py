@@ -133,25 +133,11 @@ def of_provider(registry: ModelRegistry, model: Model | None, provider: str | No
     """The model that is meant, where its provider is said apart. Raises ConfigurationError."""
     if provider is None:
         return model
-    if provider not in registry.adapters:
-        known = ", ".join(sorted(registry.adapters)) or "none"
-        raise ConfigurationError(f"there is no provider {provider!r} in {registry.source}; there are {known}")
     if isinstance(model, ModelChoice):
         raise CallboardError("provider= goes with names; a ModelChoice says among=(...) which models it may take")
-    if model is None:
-        default = registry.default_model
-        if default is None or registry.resolve(default).model.adapter != provider:
-            raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
-        return default
-    if isinstance(model, str):
-        return _of_provider(registry, model, provider)
-    return tuple(_of_provider(registry, name, provider) for name in model)
-
-
-def _of_provider(registry: ModelRegistry, name: str, provider: str) -> str:
-    if name.startswith(f"{provider}:"):
-        return name
-    listed = [entry for entry in registry.models.values() if entry.adapter == provider]
-    if any(name in entry.aliases for entry in listed):
-        return name
-    return f"{provider}:{name}"
+    name = model or registry.default_model
+    if not name:
+        raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
+    if isinstance(name, str):
+        return registry.resolve(name, provider).model.id
+    return tuple(registry.resolve(each, provider).model.id for each in name)

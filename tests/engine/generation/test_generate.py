@@ -251,7 +251,7 @@ async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: 
 async def test_a_provider_that_there_is_not_is_named_with_those_there_are() -> None:
     """ConfigurationError, before anything is sent."""
     async with running() as (engine, _):
-        with pytest.raises(ConfigurationError, match=r"no provider 'x'.*there are s"):
+        with pytest.raises(ConfigurationError, match=r"'x' is none of the adapters.*they are s"):
             await engine.generate("m", "Hi", provider="x")
         with pytest.raises(ConfigurationError, match="name one of its models"):
             await engine.generate(prompt="Hi", provider="s")

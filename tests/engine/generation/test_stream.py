@@ -106,8 +106,8 @@ async def test_tools_are_run_between_two_messages() -> None:
         plain = await engine.generate("s:m", "1+2?", tools=[ADD])
     assert types == [
         *("message.start", "text.start", "text.delta", "text.end"),
-        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete", "step.finish"),
-        *("tool.started", "tool.finished"),
+        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete"),
+        *("tool.started", "tool.finished", "step.finish"),
         *("message.start", "text.start", "text.delta", "text.end", "message.complete", "step.finish", "finish"),
     ]
     assert [step.text for step in result.steps] == [step.text for step in plain.steps] == ["Let me see.", "3"]
