@@ -55,7 +55,7 @@ def environment(folder: Path) -> dict[str, str]:
         "PATH": f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYTHONUTF8": "1",
-        "CALLBOARD_HOME": str(folder / ".callboard"),
+        "CALLBOARD_HOME": ".callboard",
         "COLUMNS": "120",
     }
 
@@ -93,17 +93,17 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
     else:
         write_scripted_models(page, folder)
     found = blocks(DOCS / page)
-    for block in found:
-        if block.title is not None and block.title != OUTPUT:
-            written = folder / block.title
-            written.parent.mkdir(parents=True, exist_ok=True)
-            written.write_text(block.code)
-    printed = printed_by_python(page, folder) if any(is_inline(block) for block in found) else {}
+    printed: dict[int, str] | None = None
     last = ""
     for block in found:
         if block.not_run is not None:
             continue
+        if block.title is not None and block.title != OUTPUT:
+            written = folder / block.title
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(block.code)
         if is_inline(block):
+            printed = printed_by_python(page, folder) if printed is None else printed
             last = printed[block.line]
         match block.language:
             case "yaml":
