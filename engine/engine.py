@@ -63,7 +63,7 @@ from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
@@ -162,6 +162,11 @@ class Engine(ObjectMethods):
         """The adapters by name, registered ones included; what isn't configured lacks its key."""
         return {name: entry.state for name, entry in self.registry.adapters.items()}
 
+    @property
+    def default_provider(self) -> str | None:
+        """The provider of names that say no other, if there is one: models.yaml's, or the first with a key."""
+        return self.registry.default_provider
+
     def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
         """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
 
@@ -252,6 +257,14 @@ class Engine(ObjectMethods):
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
         """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
         return await listed(self, limit)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and what is stored of it; False if there was none.
+
+        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
+        next turn. Raises SessionBusy while a turn runs, StoreError.
+        """
+        return await deleted(self, session_id)
 
     async def import_session(
         self,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from adapters import ContentBlock, Message
+from adapters import CanonicalRequest, ContentBlock, Message
 from bus import CallboardError, ConfigurationError
 
+from ..abort import AbortController
 from ..choice import Model, ModelChoice
 from ..registry import ModelRegistry
 from ..session_state import SessionState
@@ -73,6 +74,7 @@ def new_turn(
     **arguments: Unpack[Arguments],
 ) -> Turn:
     """The one turn of a conversation of its own. Raises CallboardError, TypeError: what is wrong, what to do."""
+    _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
     meant = of_provider(engine.registry, model, arguments.get("provider"))
@@ -84,6 +86,32 @@ def new_turn(
         dict(arguments.get("tags") or {}),
     )
     return Turn(engine=engine, state=state, new=messages, model=meant, options=options, streamed=streamed)
+
+
+def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
+    """Mistakes that are made easily, and would be met much later. Raises TypeError."""
+    if isinstance(model, CanonicalRequest):
+        raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
+    if model is not None and not isinstance(model, str | Sequence | ModelChoice):
+        raise TypeError(f"model is a name, several names or a ModelChoice, not {_kind(model)}")
+    if isinstance(prompt, Message) or (isinstance(prompt, list | tuple) and Message in map(type, prompt)):
+        raise TypeError("prompt is text or content blocks; say messages=[...] for messages")
+    if prompt is not None and not isinstance(prompt, str | Sequence):
+        raise TypeError(f"prompt is text or content blocks, not {_kind(prompt)}")
+    for message in arguments.get("messages") or ():
+        if not isinstance(message, Message):
+            raise TypeError(f"messages takes Message objects, not {_kind(message)}: Message.user('...') makes one")
+    for tool in arguments.get("tools", ()):
+        if not isinstance(tool, Tool):
+            raise TypeError(f"tools takes Tool objects, not {_kind(tool)}: put @tool above the function")
+    if isinstance(arguments.get("stop_sequences"), str):
+        raise TypeError("stop_sequences takes several texts: stop_sequences=['...']")
+    if isinstance(arguments.get("signal"), AbortController):
+        raise TypeError("signal takes the controller's signal: signal=controller.signal")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def conversation(
