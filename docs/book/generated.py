@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -123,9 +127,85 @@ def _escaped(text: str) -> str:
     return re.sub(r"([|<>*_\[\]])", r"\\\1", re.sub(r"\s+", " ", text).strip())
 
 
+def definition_of_done() -> str:
+    """A table for each section: the row, how we have it, and the tests that prove it, with links to them."""
+    try:
+        from tests.definition_of_done.rows import ROWS, SECTIONS
+    except ModuleNotFoundError:
+        return "The rows stand in `tests/definition_of_done/rows.py`."
+    proved = _proofs()
+    parts = []
+    for section, title in SECTIONS.items():
+        rows = [
+            (number, row.text, row.decided, "<br>".join(proved.get(number, [])))
+            for number, row in ROWS.items()
+            if number.rpartition(".")[0] == section
+        ]
+        parts += [f"## {section} {title}", _table(("row", "what", "as we have it", "proved by"), rows)]
+    return "\n\n".join(parts)
+
+
+def _proofs() -> dict[str, list[str]]:
+    """Links to the tests that carry a row's mark; read, and not collected, because that takes seconds."""
+    found: dict[str, list[str]] = {}
+    for file in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = file.read_text(encoding="utf-8")
+        if "row(" not in text:
+            continue
+        path = file.relative_to(ROOT).as_posix()
+        for test in ast.walk(ast.parse(text)):
+            if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_"):
+                for number in _rows_of(test):
+                    found.setdefault(number, []).append(f"[{_words(test.name)}](../../{path}#L{test.lineno})")
+    return found
+
+
+def _rows_of(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    for mark in test.decorator_list:
+        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "row":
+            number = mark.args[0]
+            if isinstance(number, ast.Constant):
+                yield str(number.value)
+
+
+def _words(name: str) -> str:
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def _rest(package: str) -> str:
+    """The public names of a package that no page of the reference speaks of: new ones, until they find a place."""
+    missing = [name for name in import_module(package).__all__ if not is_documented(package, name)]
+    if not missing:
+        return ""
+    return "\n\n".join(["## Also", *(f"::: {package}.{name}" for name in missing)])
+
+
+def is_documented(package: str, name: str) -> bool:
+    """Whether a page of the reference speaks of it, there or where it comes from."""
+    rooms = (package, *ROOMS[: ROOMS.index(package)]) if package in ROOMS else (package,)
+    return any(f"{room}.{name}" in _documented() and _is_same(room, package, name) for room in rooms)
+
+
+@cache
+def _documented() -> frozenset[str]:
+    pages = Path(__file__).parents[1].joinpath("reference").glob("*.md")
+    return frozenset(name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE))
+
+
+def _is_same(room: str, package: str, name: str) -> bool:
+    return getattr(import_module(room), name, None) is getattr(import_module(package), name)
+
+
+ROOMS = ("bus", "adapters", "tracestore", "engine")
+"""A room may export names of those before it, which are documented there."""
+
+ROOT = Path(__file__).parents[2]
+
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "events": events,
     "stream_events": stream_events,
+    "definition_of_done": definition_of_done,
+    **{f"rest_of_{room}": partial(_rest, room) for room in ROOMS},
 }
 """By the name that pages say."""

@@ -20,8 +20,10 @@ sys.path.insert(0, str(ROOT))  # so that this tree is described, not one that is
 
 from docs.book import generated  # noqa: E402 (after the path)
 
-_LINK = re.compile(r"(?<!`)\]\(([^)\s:#]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
+_UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
+_LINE = re.compile("^#L")
 _FENCES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
 
@@ -34,7 +36,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if path not in shown:
             shown.add(path)
             text = _shown(path)
-            files.append(File.generated(config, _source(path), content=text))
+            files.append(File.generated(config, _source(path), content=_UNSEARCHED + text))
             if path.endswith(".md"):
                 waiting += _outside(text, path)
     return files
@@ -49,8 +51,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = posixpath.normpath(posixpath.join(posixpath.dirname(place), link[1]))
         uri = target.removeprefix("docs/") if target.startswith("docs/") else _source(target)
         if files.get_file_from_path(uri) is None:
-            return link[0]
-        return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{link[2] or ''})"
+            return link[0]  # which mkdocs then complains of
+        anchor = _LINE.sub("#__codelineno-0-", link[2] or "") if uri.startswith("source/") else link[2] or ""
+        return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     return _LINK.sub(lead, markdown)
 
@@ -73,7 +76,9 @@ def _source(path: str) -> str:
 
 def _outside(text: str, place: str) -> list[str]:
     """The files outside docs/ that a text links to, by their paths in the repository."""
-    targets = (posixpath.normpath(posixpath.join(posixpath.dirname(place), link[1])) for link in _LINK.finditer(text))
+    targets = (
+        posixpath.normpath(posixpath.join(posixpath.dirname(place), link[1])) for link in _LINK.finditer(text)
+    )
     return [path for path in targets if not path.startswith(("docs/", "..")) and (ROOT / path).exists()]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -56,15 +56,17 @@ def codes(page: Path, language: str) -> list[str]:
     return [block.code for block in blocks(page) if block.language == language and block.not_run is None]
 
 
-def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str, object]:
+def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str, Any]:
     """What a page's Python blocks define, for a test that calls it. without: what they would run at once."""
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     exec("\n".join(code.replace(without, "") for code in codes(page, "python")), names)
     return names
 
 
 def matches(expected: str, printed: str) -> bool:
     """Whether this was printed; … stands for anything, and spaces at the ends of lines don't count."""
-    wanted, found = ("\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (expected, printed))
+    wanted, found = (
+        "\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (expected, printed)
+    )
     pattern = ".*".join(re.escape(piece) for piece in wanted.split("…"))
     return re.fullmatch(pattern, found, re.DOTALL) is not None

@@ -22,13 +22,14 @@ PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blo
 
 CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
-    "middleware.md": "tests/engine/test_middleware.py",
+    "embeddings.md": "tests/test_embeddings_page.py",
+    "generate.md": "tests/test_generate_page.py",
     "objects.md": "tests/test_objects_page.py",
     "tools.md": "tests/test_tools_docs.py",
 }
 """Pages whose functions are called by tests of their own, and where."""
 
-ON_THE_LOCAL_MODEL = {"tutorial.md"}
+ON_THE_LOCAL_MODEL = {"embeddings.md", "tutorial.md"}
 """All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
 
 NOT_RUN_AT_MOST = 8
