@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 Durability: TypeAlias = Literal["normal", "full"]
+"""full: a commit outlives a loss of power; normal: a crash of the program."""
 Row: TypeAlias = tuple[Any, ...]  # what sqlite3 gives; each reader knows its own columns
 
 APPLICATION_ID = 0x43414C42

@@ -108,7 +108,7 @@ def _struct(kind: type[msgspec.Struct], topic: str, level: str = "###") -> str:
 
 
 def _annotations(kind: type) -> dict[str, str]:
-    return {name: str(text) for name, text in kind.__dict__.get("__annotations__", {}).items()}
+    return {name: str(text) for name, text in inspect.get_annotations(kind).items()}
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -1,7 +1,7 @@
 """What mkdocs can't do by itself: generated parts, and links to files that are no pages.
 
-A page says ``<!-- generated: commands -->`` where `docs.book.generated` writes. A link from a page to a file outside
-docs/ works where the repository is browsed; in the built book it leads to a page that shows the file.
+A page says ``<!-- generated: commands -->`` where `docs.book.generated` writes. A link from a page to a file
+outside docs/ works where the repository is browsed; in the built book it leads to a page that shows the file.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import get_args
 import pytest
 
 import bus
+from adapters import ProviderAdapter
 from bus.stream_events import TurnEvent
 from docs.book.generated import arguments_of, parsers
 from engine import choice, models_reader
@@ -82,19 +83,21 @@ def test_every_event_is_there(book: Path) -> None:
     """Those of the bus by topic, those of streams by type, each with its fields."""
     page = (book / "reference" / "events.html").read_text()
     for event in {*get_args(bus.CatalogueEvent), *get_args(TurnEvent)}:
-        section = page.split(f"<code>{event.__struct_config__.tag}</code></", 1)[1]
+        section = page.split(f'<code>{event.__struct_config__.tag}</code><a class="headerlink"', 1)[1]
         for field in event.__struct_fields__:
             assert f"<code>{field}</code>" in section
 
 
 def public_things() -> Iterator[tuple[str, object]]:
-    """Everything exported, and the public methods and properties of its classes."""
+    """The classes and functions that are exported, and the public methods and properties of the classes."""
     for room in ROOMS:
         module = import_module(room)
         for name in module.__all__:
             thing = getattr(module, name)
-            yield f"{room}.{name}", thing
-            if isinstance(thing, type) and thing.__module__.split(".")[0] in ROOMS:
+            if isinstance(thing, type) or inspect.isfunction(thing):
+                yield f"{room}.{name}", thing
+            shown = thing is ProviderAdapter or not name.endswith("Adapter")  # whose methods are the contract's
+            if isinstance(thing, type) and shown and thing.__module__.split(".")[0] in ROOMS:
                 for member, value in vars(thing).items():
                     plain = getattr(value, "__func__", value)
                     if not member.startswith("_") and (inspect.isfunction(plain) or isinstance(value, property)):
@@ -102,11 +105,14 @@ def public_things() -> Iterator[tuple[str, object]]:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    """Classes by a docstring of their own; what overrides something may say it there."""
+    """Classes by a docstring of their own; what overrides something or fulfils a protocol may say it there."""
+    protocols = [thing for _, thing in public_things() if getattr(thing, "_is_protocol", False)]
+    of_protocols = {member for one in protocols for member in vars(one) if inspect.getdoc(getattr(one, member))}
     silent = [
         name
         for name, thing in public_things()
         if not (thing.__doc__ if isinstance(thing, type) else inspect.getdoc(thing))
+        and name.rpartition(".")[2] not in of_protocols
     ]
     assert silent == []
 
