@@ -18,7 +18,7 @@ from adapters.assembler import Assembler
 from adapters.classify import error_without_status, read_error_value
 from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
 from adapters.estimate import estimate_tokens
-from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.http_adapter import HttpAdapter, WireCall, bearer
 from adapters.http_attempts import HttpAttempts
 from adapters.normaliser import StreamNormaliser
 from adapters.transport import HttpReply, HttpRequest, exchange
@@ -141,7 +141,7 @@ class EmbeddingOnlyAdapter(EmbedsOverHttp):
     capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
 
     def auth_headers(self) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        return bearer(self.config.api_key)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         raise CapabilityError(

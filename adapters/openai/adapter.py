@@ -9,7 +9,7 @@ from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalReque
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.encoding import encode_json
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
@@ -67,9 +67,7 @@ class OpenAIAdapter(EmbedsOverHttp):
         return self.capabilities if row is None else row.within(self.capabilities)
 
     def auth_headers(self) -> Mapping[str, str]:
-        headers: dict[str, str] = {}
-        if self.config.api_key:
-            headers["authorization"] = f"Bearer {self.config.api_key}"
+        headers = bearer(self.config.api_key)
         for option, header in (("organization", "openai-organization"), ("project", "openai-project")):
             value = self.config.options.get(option)
             if isinstance(value, str) and value:

@@ -29,6 +29,7 @@ from engine.generation.streaming import DELTAS_PER_ESTIMATE
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
+from ...definition_of_done.rows import row
 from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
@@ -279,6 +280,7 @@ async def test_cancelling_ends_the_events_in_order() -> None:
     assert [block.text for block in raised.value.content] == ["Hel"]  # type: ignore[union-attr]
 
 
+@row("8.4.9")
 async def test_a_signal_cancels_a_stream() -> None:
     """C04: the reason is in the error."""
     controller = AbortController()
