@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -127,43 +126,29 @@ def _escaped(text: str) -> str:
     return re.sub(r"([|<>*_\[\]])", r"\\\1", re.sub(r"\s+", " ", text).strip())
 
 
+@cache
 def definition_of_done() -> str:
     """A table for each section: the row, how we have it, and the tests that prove it, with links to them."""
+    from tests.definition_of_done.proofs import proofs
     from tests.definition_of_done.rows import ROWS, SECTIONS
 
-    proved = _proofs()
+    table = proofs()
     parts = []
     for section, title in SECTIONS.items():
-        rows = [
-            (number, row.text, row.decided, "<br>".join(proved.get(number, [])))
-            for number, row in ROWS.items()
-            if number.rpartition(".")[0] == section
-        ]
+        rows = []
+        for number, row in ROWS.items():
+            if number.rpartition(".")[0] == section:
+                tests = dict.fromkeys(proof.test.partition("[")[0] for proof in table[number])
+                rows.append((number, row.text, row.decided, "<br>".join(map(_link, tests))))
         parts += [f"## {section} {title}", _table(("row", "what", "as we have it", "proved by"), rows)]
     return "\n\n".join(parts)
 
 
-def _proofs() -> dict[str, list[str]]:
-    """Links to the tests that carry a row's mark; read, and not collected, because that takes seconds."""
-    found: dict[str, list[str]] = {}
-    for file in sorted((ROOT / "tests").rglob("test_*.py")):
-        text = file.read_text(encoding="utf-8")
-        if "row(" not in text:
-            continue
-        path = file.relative_to(ROOT).as_posix()
-        for test in ast.walk(ast.parse(text)):
-            if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_"):
-                for number in _rows_of(test):
-                    found.setdefault(number, []).append(f"[{_words(test.name)}](../../{path}#L{test.lineno})")
-    return found
-
-
-def _rows_of(test: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    for mark in test.decorator_list:
-        if isinstance(mark, ast.Call) and isinstance(mark.func, ast.Name) and mark.func.id == "row":
-            number = mark.args[0]
-            if isinstance(number, ast.Constant):
-                yield str(number.value)
+def _link(test: str) -> str:
+    """To a test, by its node id."""
+    path, name = test.split("::", 1)
+    before, _, _ = (ROOT / path).read_text(encoding="utf-8").partition(f"def {name.rpartition('::')[2]}(")
+    return f"[{_words(name)}](../../{path}#L{before.count(chr(10)) + 1})"
 
 
 def _words(name: str) -> str:

@@ -23,6 +23,7 @@ from docs.book.generated import arguments_of, parsers
 from engine import choice, models_reader
 from engine.cli.main import build_parser
 from tests.book.snippets import DOCS, ROOT
+from tests.definition_of_done.rows import ROWS
 
 ROOMS = ("bus", "adapters", "tracestore", "engine", "engine.middleware")
 
@@ -86,6 +87,20 @@ def test_every_event_is_there(book: Path) -> None:
         section = page.split(f'<code>{event.__struct_config__.tag}</code><a class="headerlink"', 1)[1]
         for field in event.__struct_fields__:
             assert f"<code>{field}</code>" in section
+
+
+@pytest.mark.timeout(300)
+def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> None:
+    """To the line at which each begins."""
+    page = (book / "reference" / "definition-of-done.html").read_text()
+    rows = re.findall(r"<tr>\s*<td>([\d.]+)</td>(.*?)</tr>", page, re.DOTALL)
+    assert [number for number, _ in rows] == list(ROWS)
+    for number, row in rows:
+        links = re.findall(r'href="([^"#]+)#__codelineno-0-(\d+)"', row)
+        assert links, number
+        for file, line in links:
+            shown = (book / "reference" / file).read_text()
+            assert f'id="__codelineno-0-{line}"' in shown, (number, file)
 
 
 def public_things() -> Iterator[tuple[str, object]]:

@@ -32,7 +32,7 @@ CALLED_ELSEWHERE = {
 ON_THE_LOCAL_MODEL = {"embeddings.md", "tutorial.md"}
 """All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
 
-NOT_RUN_AT_MOST = 8
+NOT_RUN_AT_MOST = 6
 
 
 @pytest.fixture
