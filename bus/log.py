@@ -25,15 +25,19 @@ class Log:
         return self._logger
 
     def debug(self, event: str, **fields: object) -> None:
+        """Of use to who looks for a fault."""
         self._say("debug", event, fields)
 
     def info(self, event: str, **fields: object) -> None:
+        """Of use to who runs it."""
         self._say("info", event, fields)
 
     def warning(self, event: str, **fields: object) -> None:
+        """Something is not as it should be, and was dealt with."""
         self._say("warning", event, fields)
 
     def error(self, event: str, **fields: object) -> None:
+        """Something has failed."""
         self._say("error", event, fields)
 
     def _say(self, level: str, event: str, fields: dict[str, object]) -> None:

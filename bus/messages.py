@@ -136,24 +136,29 @@ class Message(msgspec.Struct, frozen=True):
 
     @classmethod
     def system(cls, text: str) -> Message:
+        """An instruction."""
         return cls(Role.SYSTEM, (TextBlock(text),))
 
     @classmethod
     def developer(cls, text: str) -> Message:
+        """OpenAI's second kind of instruction."""
         return cls(Role.DEVELOPER, (TextBlock(text),))
 
     @classmethod
     def user(cls, content: str | Sequence[ContentBlock]) -> Message:
+        """What the user says: text, or blocks."""
         return cls(Role.USER, as_blocks(content))
 
     @classmethod
     def assistant(cls, content: str | Sequence[ContentBlock]) -> Message:
+        """What a model has said."""
         return cls(Role.ASSISTANT, as_blocks(content))
 
     @classmethod
     def tool_result(
         cls, tool_use_id: str, content: str | Sequence[ResultPart], *, is_error: bool = False
     ) -> Message:
+        """The answer to one call of a tool."""
         body = content if isinstance(content, str) else tuple(content)
         return cls(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
@@ -169,6 +174,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
+        """The calls of tools that it asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
 
 

@@ -19,6 +19,7 @@ Strategy: TypeAlias = Literal["one_for_one", "one_for_all", "rest_for_one"]
 """Who is restarted with a child: nobody, everybody, or those that were started after it."""
 
 OnLimit: TypeAlias = Literal["escalate", "stop"]
+"""escalate: the supervisor gives up. stop: that child stays stopped."""
 
 Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 

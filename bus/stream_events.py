@@ -154,6 +154,7 @@ StreamEvent: TypeAlias = (
     | ProviderBlock
     | MessageComplete
 )
+"""What a reply consists of, as it comes."""
 
 TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
 """What a turn's stream log holds: each message's events, tools and steps between them, one TurnComplete last."""

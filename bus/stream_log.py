@@ -116,6 +116,7 @@ class StreamLog(Generic[T]):
 
     @property
     def closed(self) -> bool:
+        """True when nothing more will come."""
         return self._closed
 
     @property

@@ -77,6 +77,7 @@ class Latest(msgspec.Struct, frozen=True):
 
 
 Policy: TypeAlias = Lossless | DropOldest | Latest
+"""What a subscription does about a reader that is slower than the events."""
 
 
 class SubscriptionStatistics(msgspec.Struct, frozen=True):

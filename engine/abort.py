@@ -31,6 +31,7 @@ class AbortSignal:
 
     @property
     def aborted(self) -> bool:
+        """True once it was given up."""
         return self._aborted
 
     @property

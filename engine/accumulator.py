@@ -49,6 +49,7 @@ class StreamAccumulator:
         self._response: CanonicalResponse | None = None
 
     def process(self, event: TurnEvent | ViewEvent | StreamReset[TurnEvent]) -> None:
+        """Take the next event."""
         match event:
             case TextDelta() | ThinkingDelta():
                 if type(event) is not type(self._open) or self._index_of_open != event.content_block_index:
@@ -109,6 +110,7 @@ class StreamAccumulator:
 
     @property
     def content(self) -> tuple[ContentBlock, ...]:
+        """The blocks as far as they have come."""
         if self.complete is not None:
             return self.complete.final_content
         growing = self._growing()

@@ -76,10 +76,12 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """All text of the reply."""
         return self.response.text
 
     @property
     def usage(self) -> TokenUsage:
+        """Its tokens."""
         return self.response.usage
 
 

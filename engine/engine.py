@@ -572,18 +572,22 @@ class Engine(ObjectMethods):
         return self.adapters.running
 
     def new_limiter(self, entry: AdapterEntry) -> CallSlots:
+        """The slots for calls of one adapter."""
         return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
 
     @property
     def timeouts(self) -> Timeouts:
+        """As they were given."""
         return self._timeouts
 
     @property
     def shutdown_seconds(self) -> float:
+        """For how long at most all actors may take to stop."""
         return self._timeouts.shutdown
 
     @property
     def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
+        """The sessions that are open here, by id, as long as somebody holds them."""
         return self._sessions
 
 

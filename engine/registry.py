@@ -61,6 +61,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
+        """Whether it has the key that it needs."""
         return "configured" if self.missing_key is None else "not_configured"
 
     def create(self, clock: Clock) -> ProviderAdapter:

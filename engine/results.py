@@ -33,6 +33,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """All text of the reply."""
         return self.response.text
 
     @property
@@ -42,22 +43,27 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_calls(self) -> tuple[ToolUseBlock, ...]:
+        """The calls that it asks for, in their order."""
         return self.response.tool_uses
 
     @property
     def stop_reason(self) -> StopReason:
+        """Why it ended."""
         return self.response.stop_reason
 
     @property
     def raw_stop_reason(self) -> str | None:
+        """The provider's own word for it."""
         return self.response.raw_stop_reason
 
     @property
     def usage(self) -> TokenUsage:
+        """Its tokens."""
         return self.response.usage
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
+        """What its caller should know, such as what was left out of the request."""
         return self.response.warnings
 
 
@@ -76,6 +82,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
+        """All text of the last reply."""
         return self.steps[-1].text
 
     @property
@@ -85,34 +92,42 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_calls(self) -> tuple[ToolUseBlock, ...]:
+        """The calls of the last reply."""
         return self.steps[-1].tool_calls
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:
+        """What the tools of the last step answered."""
         return self.steps[-1].tool_results
 
     @property
     def stop_reason(self) -> StopReason:
+        """Why the last reply ended."""
         return self.steps[-1].stop_reason
 
     @property
     def raw_stop_reason(self) -> str | None:
+        """The provider's own word for it."""
         return self.steps[-1].raw_stop_reason
 
     @property
     def usage(self) -> TokenUsage:
+        """Tokens of the last reply; those of all are `total_usage`."""
         return self.steps[-1].usage
 
     @property
     def cost(self) -> Cost:
+        """Of the last reply; that of all is `total_cost`."""
         return self.steps[-1].cost
 
     @property
     def message(self) -> Message:
+        """The last reply as it stands in the conversation."""
         return self.steps[-1].message
 
     @property
     def response(self) -> CanonicalResponse:
+        """The last reply as the adapter gave it."""
         return self.steps[-1].response
 
     @property

@@ -38,6 +38,7 @@ class Session:
 
     @property
     def id(self) -> str:
+        """``ses_`` and a ULID, unless it was given another."""
         return self._state.id
 
     @property

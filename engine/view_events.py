@@ -127,3 +127,4 @@ ViewEvent: TypeAlias = (
     | Finish
     | StreamFailed
 )
+"""What a `StreamResult` consists of: the events of its turn, with a start and an end for all that has a length."""

@@ -16,14 +16,11 @@ from adapters import create_adapter
 from adapters.conformance import CHECKS, SECTIONS
 from engine import Engine, ModelRegistry
 from engine.config import read_models_yaml
+from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "adding_a_provider"
-DOCS = (ROOT / "docs" / "adding-a-provider.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", DOCS, re.DOTALL)
+PAGE = DOCS / "adding-a-provider.md"
 
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -48,7 +45,7 @@ def elsewhere(tmp_path: Path) -> Path:
 
 def test_the_example_passes_by_one_command(elsewhere: Path) -> None:
     """The command of the docs, in the stranger's folder, prints every check and the checklist."""
-    (command,) = blocks("console")
+    (command,) = codes(PAGE, "console")
     words = command.removeprefix("$ python ").split()
     done = run(*[word.replace("examples.adding_a_provider", "my_provider") for word in words], cwd=elsewhere)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -74,7 +71,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
     assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
     assert "[ ] Streaming adapter implemented and tested" in done.stdout
     (elsewhere / "test_mine.py").write_text(
-        blocks("python")[1].replace("examples.adding_a_provider", "my_provider")
+        codes(PAGE, "python")[1].replace("examples.adding_a_provider", "my_provider")
     )
     done = run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate", cwd=elsewhere
@@ -128,14 +125,18 @@ def test_the_checks_can_be_listed(elsewhere: Path) -> None:
 
 def test_the_docs_name_every_section() -> None:
     """A reader of the table finds what the section promises."""
-    rows = {section for row in re.findall(r"^\| ([\d., ]+) \|", DOCS, re.MULTILINE) for section in row.split(", ")}
+    rows = {
+        section
+        for row in re.findall(r"^\| ([\d., ]+) \|", PAGE.read_text(), re.MULTILINE)
+        for section in row.split(", ")
+    }
     assert rows == {check.section for check in CHECKS} == set(SECTIONS)
 
 
 def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them, and their adapters can be made."""
     monkeypatch.chdir(ROOT)
-    for text in blocks("yaml"):
+    for text in codes(PAGE, "yaml"):
         file = tmp_path / "models.yaml"
         file.write_text(text)
         for entry in read_models_yaml(file, {"PARLEY_API_KEY": "sk-parley"}).adapters.values():
@@ -146,7 +147,7 @@ def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None
     """In code, and its models are known by its name."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
-    exec(blocks("python")[0], names)
+    exec(codes(PAGE, "python")[0], names)
     engine = Engine(models=ModelRegistry({}, {}), trace=False)
     names["with_parley"](engine, "sk-parley")
     assert engine.providers == {"parley": "configured"}
@@ -155,7 +156,7 @@ def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_docs_script_plays(capsys: pytest.CaptureFixture[str]) -> None:
     """And prints what was said."""
-    exec(blocks("python")[2], {})
+    exec(codes(PAGE, "python")[2], {})
     assert capsys.readouterr().out == "Hello!\nHi\n"
 
 

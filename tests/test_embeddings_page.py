@@ -19,11 +19,12 @@ from engine.config import read_models_yaml
 from engine.embedding import same_space
 from engine.routing import expand
 from examples.near_duplicates import nearest_pairs
+from tests.book.snippets import DOCS, codes, definitions
 from tests.support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 
-PAGE = Path(__file__).parents[1] / "docs" / "embeddings.md"
+PAGE = DOCS / "embeddings.md"
 
 
 @pytest.fixture
@@ -31,16 +32,10 @@ def anyio_backend() -> Backend:
     return backend("asyncio")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-
-
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Callable[..., Awaitable[object]]]:
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
-    names: dict[str, object] = {}
-    exec("\n".join(block.replace("asyncio.run(main())", "") for block in blocks("python")), names)
-    return cast("dict[str, Callable[..., Awaitable[object]]]", names)
+    return cast("dict[str, Callable[..., Awaitable[object]]]", definitions(PAGE))
 
 
 async def test_the_first_program_finds_what_is_alike(
@@ -74,7 +69,7 @@ async def test_what_went_wrong_names_the_texts(programs: dict[str, Callable[...,
 
 def test_the_models_file_is_one_and_its_fallback_is_of_the_same_space(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
-    path.write_text(blocks("yaml")[0])
+    path.write_text(codes(PAGE, "yaml")[0])
     registry = read_models_yaml(path, {"OPENAI_API_KEY": "x", "AZURE_API_KEY": "y"})
     named = same_space(expand(registry, "embed")).named
     assert [each.model for each in named] == ["openai:text-embedding-3-small", "azure:my-deployment"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 
 from adapters.local.settings import find_model
 from engine import Engine, ViewEvent, run_sync, set_default_engine
+from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 from tracestore import PriceTable
@@ -28,10 +28,7 @@ def anyio_backend() -> str:
 
 def defined() -> dict[str, Any]:
     """What the page's blocks define."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "generate.md").read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec("\n".join(blocks), names)
-    return names
+    return definitions(DOCS / "generate.md")
 
 
 def engine(*replies: Say) -> Engine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ import pytest
 
 from adapters.local.settings import find_model
 from engine import Engine, set_default_engine
+from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -28,9 +26,7 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def programs() -> AsyncIterator[dict[str, Any]]:
     """What the page's blocks define; the default engine has three replies for them."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "objects.md").read_text(), re.DOTALL)
-    names: dict[str, Any] = {}
-    exec("\n".join(blocks), names)
+    names = definitions(DOCS / "objects.md")
     replies = [
         Say('{"name": "Ada", "age": 36}'),
         Say('{"value": [{"name": "Ada", "age": 36}]}'),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
@@ -12,6 +11,7 @@ import pytest
 
 from adapters.local.settings import find_model
 from engine import Engine, ModelRegistry
+from tests.book.snippets import definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
@@ -31,10 +31,7 @@ def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Calla
     """Everything that the README's Python blocks define; what they would run at once is left to the test."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.chdir(README.parent)
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    names: dict[str, object] = {}
-    exec("\n".join(block.replace("asyncio.run(main())", "") for block in blocks), names)
-    return cast("dict[str, Callable[..., Awaitable[None]]]", names)
+    return cast("dict[str, Callable[..., Awaitable[None]]]", definitions(README))
 
 
 async def test_the_first_program_talks_to_the_local_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,13 +13,13 @@ from adapters import ToolResultBlock
 from bus import SessionMessageAppended
 from engine import ToolContext
 from examples.tools import Folder, assist
+from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 
-DOCS = Path(__file__).parents[1] / "docs" / "tools.md"
 SERVER = Path(__file__).parent / "engine" / "tools" / "mcp_server.py"
 
 
@@ -32,9 +31,7 @@ def anyio_backend() -> Backend:
 @pytest.fixture
 def programs() -> dict[str, Any]:
     """Everything that the page's blocks define."""
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)), names)
-    return names
+    return definitions(DOCS / "tools.md")
 
 
 def results(events: list[Any]) -> list[str]:

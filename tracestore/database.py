@@ -47,6 +47,7 @@ __all__ = ["APPLICATION_ID", "Database", "Durability", "Row", "Statements", "Uns
 
 _T = TypeVar("_T")
 Durability: TypeAlias = Literal["normal", "full"]
+"""full: a commit outlives a loss of power; normal: a crash of the program."""
 
 APPLICATION_ID = 0x43414C42
 """``CALB``, in the header of every trace file."""

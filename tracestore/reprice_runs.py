@@ -125,6 +125,7 @@ class CurrentPrices(msgspec.Struct, frozen=True):
 
     @property
     def run_id(self) -> int:
+        """The number of `run`; 0 if there is none."""
         return self.run.id if self.run is not None else 0
 
 

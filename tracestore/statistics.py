@@ -52,6 +52,7 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cache_hit_rate(self) -> float | None:
+        """The part of all input tokens that came from the cache, 0 to 1; None without input."""
         return self.cached_input_tokens / self.total_input_tokens if self.total_input_tokens else None
 
 

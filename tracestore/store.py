@@ -73,10 +73,12 @@ class TraceStore:
 
     @property
     def is_open(self) -> bool:
+        """True between `open` and `close`."""
         return self._database.is_open
 
     @property
     def readonly(self) -> bool:
+        """True if it was made by `open_readonly`."""
         return self._database.readonly
 
     async def open(self) -> None:

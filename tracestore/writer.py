@@ -132,6 +132,7 @@ class WriterCore:
 
     @property
     def state(self) -> StoreState:
+        """``ok``; or ``retrying``, ``spilling`` or ``dropping`` while the store fails."""
         return self._state
 
     def statistics(self) -> WriterStatistics:

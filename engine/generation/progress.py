@@ -29,6 +29,7 @@ class UsageSoFar(msgspec.Struct, frozen=True):
 
     @property
     def estimated(self) -> bool:
+        """True while a part of the usage is an estimate."""
         return self.usage.estimated
 
 

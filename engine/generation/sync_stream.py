@@ -31,6 +31,7 @@ class SyncStreamResult:
 
     @property
     def stream_id(self) -> str:
+        """What `Engine.attach` takes, for further readers."""
         return self._stream.stream_id
 
     def __iter__(self) -> Self:

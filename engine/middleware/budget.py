@@ -78,6 +78,7 @@ class Budget(Middleware):
         return self._spent.get(session_id, _Spent()).usd
 
     def spent_tokens(self, session_id: str = "") -> int:
+        """Input and output tokens so far."""
         return self._spent.get(session_id, _Spent()).tokens
 
     def reset(self) -> None:

@@ -21,8 +21,10 @@ Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
 """Sends a request on: to the next middleware, and from the last one to the model that it names."""
 
 Around: TypeAlias = Callable[[CanonicalRequest, Next], Awaitable[CallOutcome]]
+"""A middleware that waits: ``async def name(request, next)``."""
 
 Steps: TypeAlias = Generator[CanonicalRequest, CallOutcome, CallOutcome | None]
+"""What a middleware that is a generator function returns."""
 
 
 class Middleware:

@@ -47,6 +47,7 @@ class Tool:
 
     @property
     def name(self) -> str:
+        """As the model knows it."""
         return self.definition.name
 
 

@@ -1,0 +1,194 @@
+"""The parts of the book that are read off the code: commands, events, and what proves the definition of done."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from importlib import import_module
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+import bus
+from bus.stream_events import StreamEvent, TurnEvent
+from engine.cli.main import build_parser
+
+
+def commands() -> str:
+    """Every command of `callboard`, with each of its arguments and options."""
+    return "\n\n".join(_command(parser) for parser in parsers(build_parser()))
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """A parser, and all below it, in the order in which `--help` lists them."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a command takes, without the commands below it and without its `--help`."""
+    return [
+        action
+        for action in parser._actions
+        if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
+    ]
+
+
+def _command(parser: argparse.ArgumentParser) -> str:
+    depth = parser.prog.count(" ")
+    usage = re.sub(r"\s+", " ", parser.format_usage().removeprefix("usage: ")).strip()
+    parts = [f"{'#' * (depth + 2)} `{parser.prog}`", _escaped(parser.description or ""), f"```text\n{usage}\n```"]
+    rows = [(_named(action), _escaped(_help(parser, action))) for action in arguments_of(parser)]
+    if rows:
+        parts.append(_table(("argument", "meaning"), rows))
+    if parser.epilog:
+        parts.append(_escaped(parser.epilog))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _named(action: argparse.Action) -> str:
+    """An argument as it is typed, in code."""
+    if action.choices is not None and action.metavar is None:
+        value = "{" + ",".join(map(str, action.choices)) + "}"
+    else:
+        value = str(action.metavar or (action.dest if not action.option_strings else action.dest.upper()))
+    if not action.option_strings:
+        return f"`{value}`"
+    value = "" if action.nargs == 0 else f" {value}"
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings)
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Its help with the defaults put in, as `--help` shows it."""
+    return parser._get_formatter()._expand_help(action) if action.help else ""
+
+
+def events() -> str:
+    """The event catalogue, by the first part of the topics."""
+    groups: dict[str, list[type[bus.Event]]] = {}
+    for event in get_args(bus.CatalogueEvent):
+        groups.setdefault(event.topic_of().partition(".")[0], []).append(event)
+    return "\n\n".join(
+        "\n\n".join([f"## {group}.*", *(_struct(event, event.topic_of()) for event in members)])
+        for group, members in groups.items()
+    )
+
+
+def stream_events() -> str:
+    """What a stream consists of: the events of a reply, then those of a turn around them."""
+    of_turns = [event for event in get_args(TurnEvent) if event not in get_args(StreamEvent)]
+    return "\n\n".join(
+        [
+            "### Of a reply",
+            *(_struct(event, event.type, "####") for event in get_args(StreamEvent)),
+            "### Of the turn around it",
+            *(_struct(event, str(event.__struct_config__.tag), "####") for event in of_turns),
+        ]
+    )
+
+
+def _struct(kind: type[msgspec.Struct], topic: str, level: str = "###") -> str:
+    rows = []
+    annotations = {name: text for base in reversed(kind.__mro__) for name, text in _annotations(base).items()}
+    for field in msgspec.structs.fields(kind):
+        default = "" if field.required else f"`{_default(field)}`"
+        rows.append((f"`{field.name}`", f"`{annotations[field.name]}`".replace("|", r"\|"), default))
+    parts = [f"{level} `{topic}`", f"`{kind.__name__}`: {inspect.getdoc(kind)}"]
+    if rows:
+        parts.append(_table(("field", "type", "unless said"), rows))
+    return "\n\n".join(parts)
+
+
+def _annotations(kind: type) -> dict[str, str]:
+    return {name: str(text) for name, text in inspect.get_annotations(kind).items()}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.default is not msgspec.NODEFAULT:
+        return repr(field.default)
+    return f"{getattr(field.default_factory, '__name__', 'made')}()"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _escaped(text: str) -> str:
+    """Plain text for Markdown and its tables."""
+    return re.sub(r"([|<>*_\[\]])", r"\\\1", re.sub(r"\s+", " ", text).strip())
+
+
+@cache
+def definition_of_done() -> str:
+    """A table for each section: the row, how we have it, and the tests that prove it, with links to them."""
+    from tests.definition_of_done.proofs import proofs
+    from tests.definition_of_done.rows import ROWS, SECTIONS
+
+    table = proofs()
+    parts = []
+    for section, title in SECTIONS.items():
+        rows = []
+        for number, row in ROWS.items():
+            if number.rpartition(".")[0] == section:
+                tests = dict.fromkeys(proof.test.partition("[")[0] for proof in table[number])
+                rows.append((number, row.text, row.decided, "<br>".join(map(_link, tests))))
+        parts += [f"## {section} {title}", _table(("row", "what", "as we have it", "proved by"), rows)]
+    return "\n\n".join(parts)
+
+
+def _link(test: str) -> str:
+    """To a test, by its node id."""
+    path, name = test.split("::", 1)
+    before, _, _ = (ROOT / path).read_text(encoding="utf-8").partition(f"def {name.rpartition('::')[2]}(")
+    return f"[{_words(name)}](../../{path}#L{before.count(chr(10)) + 1})"
+
+
+def _words(name: str) -> str:
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def _rest(package: str) -> str:
+    """The public names of a package that no page of the reference speaks of: new ones, until they find a place."""
+    missing = [name for name in import_module(package).__all__ if not is_documented(package, name)]
+    if not missing:
+        return ""
+    return "\n\n".join(["## Also", *(f"::: {package}.{name}" for name in missing)])
+
+
+def is_documented(package: str, name: str) -> bool:
+    """Whether a page of the reference speaks of it, there or where it comes from."""
+    rooms = (package, *ROOMS[: ROOMS.index(package)]) if package in ROOMS else (package,)
+    return any(f"{room}.{name}" in _documented() and _is_same(room, package, name) for room in rooms)
+
+
+@cache
+def _documented() -> frozenset[str]:
+    pages = Path(__file__).parents[1].joinpath("reference").glob("*.md")
+    return frozenset(name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE))
+
+
+def _is_same(room: str, package: str, name: str) -> bool:
+    return getattr(import_module(room), name, None) is getattr(import_module(package), name)
+
+
+ROOMS = ("bus", "adapters", "tracestore", "engine")
+"""A room may export names of those before it, which are documented there."""
+
+ROOT = Path(__file__).parents[2]
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": commands,
+    "events": events,
+    "stream_events": stream_events,
+    "definition_of_done": definition_of_done,
+    **{f"rest_of_{room}": partial(_rest, room) for room in ROOMS},
+}
+"""By the name that pages say."""

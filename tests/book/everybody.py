@@ -1,0 +1,50 @@
+"""A model for the book's programs: it answers to whatever a page asks, always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from adapters import AdapterConfig, CanonicalRequest, Role, TokenUsage, ToolResultBlock
+from adapters.scripted import Call, Reply, ScriptedAdapter
+from bus import SYSTEM_CLOCK, Clock, Json, JsonObject
+
+WORDS = ("Once ", "upon ", "a ", "time.")
+VALUES: Mapping[str, Json] = {
+    "string": "Alice",
+    "integer": 30,
+    "number": 0.5,
+    "boolean": True,
+    "array": [],
+    "object": {},
+    "null": None,
+}
+
+
+class Everybody(ScriptedAdapter):
+    """Calls the tools it is given, once; writes what a schema wants; else begins a story."""
+
+    def __init__(self, config: AdapterConfig, *, name: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(config, name=name, clock=clock, replies=answer)
+
+
+def answer(request: CanonicalRequest) -> Reply:
+    usage = TokenUsage(20 * len(request.messages), 10)
+    last = request.messages[-1]
+    results = [block.text for block in last.content if isinstance(block, ToolResultBlock)]
+    if results or last.role is Role.TOOL:
+        return Reply((f"It says: {results[0]}",), usage=usage)
+    if request.tools:
+        tool = request.tools[0]
+        return Reply(calls=(Call(tool.name, instance(tool.input_schema)),), usage=usage)
+    if request.output_schema is not None:
+        import msgspec
+
+        return Reply((msgspec.json.encode(instance(request.output_schema)).decode(),), usage=usage)
+    return Reply(WORDS, usage=usage)
+
+
+def instance(schema: JsonObject) -> JsonObject:
+    """An object that follows the schema, as far as the book's pages need."""
+    properties = cast("dict[str, JsonObject]", schema.get("properties") or {})
+    return {name: VALUES[str(one.get("type", "string"))] for name, one in properties.items()}

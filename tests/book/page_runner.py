@@ -1,0 +1,65 @@
+"""A page's Python blocks, run in a process of their own by `test_snippets`; what each printed goes to a file.
+
+    python -m tests.book.page_runner PAGE RESULT
+
+Functions that a page defines and never calls are named, too: nobody has tried those.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import sys
+from pathlib import Path
+
+from tests.book.snippets import Block, blocks
+
+
+class _Noting(ast.NodeTransformer):
+    """Makes each function of a page, but those within others, note that it was called."""
+
+    def __init__(self, called: str) -> None:
+        self._called = called
+        self.defined: set[str] = set()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        return self._noting(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AST:
+        return self._noting(node)
+
+    def _noting(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
+        self.defined.add(node.name)
+        note = ast.parse(f"{self._called}.add({node.name!r})").body
+        for statement in note:
+            ast.increment_lineno(statement, node.lineno - 1)
+        place = 1 if ast.get_docstring(node, clean=False) is not None else 0
+        node.body[place:place] = note
+        return node
+
+
+def run_page(page: Path) -> dict[str, object]:
+    """printed: by the line of each block. uncalled: names of functions. Raises what a block raises."""
+    called: set[str] = set()
+    noting = _Noting("_called_")
+    names: dict[str, object] = {"__name__": "__main__", "_called_": called}
+    printed: dict[int, str] = {}
+    for block in blocks(page):
+        if block.language == "python" and block.title is None and block.not_run is None:
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(_compiled(page, block, noting), names)
+            printed[block.line] = out.getvalue()
+    return {"printed": printed, "uncalled": sorted(noting.defined - called)}
+
+
+def _compiled(page: Path, block: Block, noting: _Noting) -> object:
+    """With the page's own line numbers, for tracebacks."""
+    tree = ast.parse("\n" * (block.line - 1) + block.code, str(page))
+    return compile(ast.fix_missing_locations(noting.visit(tree)), str(page), "exec")
+
+
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(run_page(Path(sys.argv[1]))))

@@ -1,0 +1,72 @@
+"""The code blocks of README and docs/, and what is done with each of them.
+
+    ```python                  run, in the order of the page, in one process with the page's names
+    ```python title="a.py"     written to that file, which a later block runs
+    ```yaml                    read as models.yaml, as prices, or as plain YAML; with a title also written
+    ```console                 each line after ``$ `` is run; what stands below it is what it prints
+    ```text title="output"     what the block before it prints; … stands for anything
+
+A block after ``<!-- not run: reason -->`` is shown only. Any other language must have such a reason.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OUTPUT = "output"
+
+_FENCE = re.compile(
+    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n+)?"
+    r"^```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """line: of its first line of code, from 1. not_run: the reason, if it is only shown."""
+
+    language: str
+    code: str
+    line: int
+    title: str | None = None
+    not_run: str | None = None
+
+
+def blocks(page: Path) -> list[Block]:
+    """All fenced blocks of a page, in its order."""
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(
+            found["language"],
+            found["code"],
+            text.count("\n", 0, found.start("code")) + 1,
+            found["title"],
+            found["reason"],
+        )
+        for found in _FENCE.finditer(text)
+    ]
+
+
+def codes(page: Path, language: str) -> list[str]:
+    """The code of a page's blocks of a language."""
+    return [block.code for block in blocks(page) if block.language == language and block.not_run is None]
+
+
+def definitions(page: Path, *, without: str = "asyncio.run(main())") -> dict[str, Any]:
+    """What a page's Python blocks define, for a test that calls it. without: what they would run at once."""
+    names: dict[str, Any] = {}
+    exec("\n".join(code.replace(without, "") for code in codes(page, "python")), names)
+    return names
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether this was printed; … stands for anything, and spaces at the ends of lines don't count."""
+    wanted, found = (
+        "\n".join(line.rstrip() for line in text.strip().splitlines()) for text in (expected, printed)
+    )
+    pattern = ".*".join(re.escape(piece) for piece in wanted.split("…"))
+    return re.fullmatch(pattern, found, re.DOTALL) is not None

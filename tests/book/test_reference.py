@@ -1,0 +1,159 @@
+"""The book builds without a warning, and leaves out no public name, command, event or key."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import bus
+from adapters import ProviderAdapter
+from bus.stream_events import TurnEvent
+from docs.book.generated import arguments_of, parsers
+from engine import choice, models_reader
+from engine.cli.main import build_parser
+from tests.book.snippets import DOCS, ROOT
+from tests.definition_of_done.rows import ROWS
+
+ROOMS = ("bus", "adapters", "tracestore", "engine", "engine.middleware")
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The book, built strictly; without search and sources, which are half of the time."""
+    if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None:
+        pytest.skip("callboard[docs] is not installed")
+    site = tmp_path_factory.mktemp("book")
+    config = DOCS / "book" / "mkdocs.yml"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(config), "-d", str(site)],
+        env={**os.environ, "BOOK_IN_FULL": "false", "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return site
+
+
+@pytest.mark.timeout(300)
+def test_the_book_builds_without_a_warning_and_needs_no_network(book: Path) -> None:
+    """Nothing in it is fetched from elsewhere when it is read."""
+    for page in book.rglob("*.html"):
+        fetched = re.findall(r'<(?:script|img|link)[^>]* (?:src|href)="(https?:[^"]*)"', page.read_text())
+        assert fetched == [], page
+
+
+@pytest.mark.timeout(300)
+def test_every_public_name_has_an_entry(book: Path) -> None:
+    """Under the name of the package that it is imported from, or of the one that defines it."""
+    inventory = (book / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    entries = {line.split(" ", 1)[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    for room in ROOMS:
+        module = import_module(room)
+        for name in module.__all__:
+            homes = [home for home in ROOMS if getattr(import_module(home), name, None) is getattr(module, name)]
+            assert any(f"{home}.{name}" in entries for home in homes), f"{room}.{name}"
+
+
+@pytest.mark.timeout(300)
+def test_every_command_and_option_is_there(book: Path) -> None:
+    """As `--help` has them."""
+    page = (book / "reference" / "commands.html").read_text()
+    for parser in parsers(build_parser()):
+        assert f"<code>{parser.prog}</code>" in page
+        section = page.split(f"<code>{parser.prog}</code>", 1)[1]
+        for action in arguments_of(parser):
+            for option in action.option_strings:
+                assert re.search(rf"<code>{option}[ <]", section), f"{parser.prog} {option}"
+
+
+@pytest.mark.timeout(300)
+def test_every_event_is_there(book: Path) -> None:
+    """Those of the bus by topic, those of streams by type, each with its fields."""
+    page = (book / "reference" / "events.html").read_text()
+    for event in {*get_args(bus.CatalogueEvent), *get_args(TurnEvent)}:
+        section = page.split(f'<code>{event.__struct_config__.tag}</code><a class="headerlink"', 1)[1]
+        for field in event.__struct_fields__:
+            assert f"<code>{field}</code>" in section
+
+
+@pytest.mark.timeout(300)
+def test_every_row_of_the_definition_of_done_leads_to_its_tests(book: Path) -> None:
+    """To the line at which each begins."""
+    page = (book / "reference" / "definition-of-done.html").read_text()
+    rows = re.findall(r"<tr>\s*<td>([\d.]+)</td>(.*?)</tr>", page, re.DOTALL)
+    assert [number for number, _ in rows] == list(ROWS)
+    for number, row in rows:
+        links = re.findall(r'href="([^"#]+)#__codelineno-0-(\d+)"', row)
+        assert links, number
+        for file, line in links:
+            shown = (book / "reference" / file).read_text()
+            assert f'id="__codelineno-0-{line}"' in shown, (number, file)
+
+
+def public_things() -> Iterator[tuple[str, object]]:
+    """The classes and functions that are exported, and the public methods and properties of the classes."""
+    for room in ROOMS:
+        module = import_module(room)
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if isinstance(thing, type) or inspect.isfunction(thing):
+                yield f"{room}.{name}", thing
+            shown = thing is ProviderAdapter or not name.endswith("Adapter")  # whose methods are the contract's
+            if isinstance(thing, type) and shown and thing.__module__.split(".")[0] in ROOMS:
+                for member, value in vars(thing).items():
+                    plain = getattr(value, "__func__", value)
+                    if not member.startswith("_") and (inspect.isfunction(plain) or isinstance(value, property)):
+                        yield f"{room}.{name}.{member}", getattr(thing, member)
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    """Classes by a docstring of their own; what overrides something or fulfils a protocol may say it there."""
+    protocols = [thing for _, thing in public_things() if getattr(thing, "_is_protocol", False)]
+    of_protocols = {member for one in protocols for member in vars(one) if inspect.getdoc(getattr(one, member))}
+    silent = [
+        name
+        for name, thing in public_things()
+        if not (thing.__doc__ if isinstance(thing, type) else inspect.getdoc(thing))
+        and name.rpartition(".")[2] not in of_protocols
+    ]
+    assert silent == []
+
+
+def test_every_alias_says_what_it_is() -> None:
+    """Names for unions, literals and constants have no docstring of their own: one stands below them."""
+    griffe = pytest.importorskip("griffe", reason="callboard[docs] is not installed")
+    loader = griffe.GriffeLoader(search_paths=[str(ROOT)])
+    packages = {room: loader.load(room) for room in ROOMS if "." not in room}
+    loader.resolve_aliases()
+    silent = []
+    for room, package in packages.items():
+        for name in import_module(room).__all__:
+            found = package[name]
+            if found.is_alias:
+                found = found.final_target
+            if found.is_attribute and not found.docstring:
+                silent.append(f"{room}.{name}")
+    assert silent == []
+
+
+def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
+    """As the reader knows them."""
+    text = (DOCS / "reference" / "models-yaml.md").read_text()
+    told = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
+    reader = models_reader
+    assert told == reader._TOP_KEYS | reader._ADAPTER_KEYS | reader._MODEL_KEYS
+    for key in (*reader._DEFAULT_KEYS, *reader._TOOL_KEYS, *choice.CAPABILITY_LIMITS):
+        assert f"`{key}`" in text

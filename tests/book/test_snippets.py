@@ -1,0 +1,170 @@
+"""Every code block of docs/ does what the page says, in a new folder and without any provider's key."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from adapters.local.settings import find_model
+from engine.config import read_models_yaml
+from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
+from tracestore import PriceTable
+
+PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))
+
+CALLED_ELSEWHERE = {
+    "adding-a-provider.md": "tests/test_adding_a_provider.py",
+    "embeddings.md": "tests/test_embeddings_page.py",
+    "generate.md": "tests/test_generate_page.py",
+    "objects.md": "tests/test_objects_page.py",
+    "tools.md": "tests/test_tools_docs.py",
+}
+"""Pages whose functions are called by tests of their own, and where."""
+
+ON_THE_LOCAL_MODEL = {"embeddings.md", "tutorial.md"}
+"""All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
+
+NOT_RUN_AT_MOST = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A reader's folder: the checkout's examples, and commands that are this checkout's."""
+    for shown in ("examples", "cassettes"):
+        (tmp_path / shown).symlink_to(ROOT / shown)
+    programs = tmp_path / ".bin"
+    programs.mkdir()
+    for name, arguments in (("python", ""), ("callboard", "-m engine.cli")):
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        (programs / name).chmod(0o755)
+    (tmp_path / ".callboard").mkdir()
+    return tmp_path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
+    return {
+        **kept,
+        "PATH": f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUTF8": "1",
+        "CALLBOARD_HOME": ".callboard",
+        "COLUMNS": "120",
+    }
+
+
+def run(folder: Path, *command: str) -> str:
+    """What a command prints; it must succeed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def write_scripted_models(page: str, folder: Path) -> None:
+    """The models.yaml with which a page's programs are run."""
+    own = ROOT / "tests" / "book" / "models" / f"{Path(page).stem}.yaml"
+    given = own if own.exists() else own.with_name("everybody.yaml")
+    shutil.copy(given, folder / ".callboard" / "models.yaml")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", PAGES)
+def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
+    """Files are written, programs and commands run in the page's order, and outputs are as printed there."""
+    if page in ON_THE_LOCAL_MODEL:
+        if find_model() is None:
+            pytest.skip("the local model's weights are not installed")
+        pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
+    else:
+        write_scripted_models(page, folder)
+    found = blocks(DOCS / page)
+    printed: dict[int, str] | None = None
+    last = ""
+    for block in found:
+        if block.not_run is not None:
+            continue
+        if block.title is not None and block.title != OUTPUT:
+            written = folder / block.title
+            written.parent.mkdir(parents=True, exist_ok=True)
+            written.write_text(block.code)
+        if is_inline(block):
+            printed = printed_by_python(page, folder) if printed is None else printed
+            last = printed[block.line]
+        match block.language:
+            case "yaml":
+                check_yaml(block, folder)
+            case "console":
+                run_console(block, folder)
+            case "text" if block.title == OUTPUT:
+                assert matches(block.code, last), f"{page}:{block.line}: printed was\n{last}"
+            case "python" | "text":
+                pass
+            case other:
+                raise AssertionError(f"{page}:{block.line}: say why {other} is not run: <!-- not run: reason -->")
+
+
+def is_inline(block: Block) -> bool:
+    """It is run where it stands."""
+    return block.language == "python" and block.title is None and block.not_run is None
+
+
+def printed_by_python(page: str, folder: Path) -> dict[int, str]:
+    """What each block printed, by its line; all functions of the page must have been called."""
+    if page in CALLED_ELSEWHERE:
+        assert page.removesuffix(".md") in (ROOT / CALLED_ELSEWHERE[page]).read_text()
+    result = folder / "result.json"
+    run(folder, sys.executable, "-m", "tests.book.page_runner", str(DOCS / page), str(result))
+    told = json.loads(result.read_text())
+    if page not in CALLED_ELSEWHERE:
+        assert told["uncalled"] == [], "these functions of the page are never called"
+    return {int(line): text for line, text in told["printed"].items()}
+
+
+def check_yaml(block: Block, folder: Path) -> None:
+    """It is what it looks like: a models.yaml, prices, or at least YAML."""
+    document = yaml.safe_load(block.code)
+    file = folder / "checked.yaml"
+    file.write_text(block.code)
+    if "adapters" in document:
+        read_models_yaml(file, {})
+    elif "prices" in document or "tables" in document:
+        assert PriceTable.all_from_yaml(file)
+
+
+def run_console(block: Block, folder: Path) -> None:
+    """Each command, and what stands below it."""
+    for command, expected in re.findall(r"^\$ ([^\n]*)\n((?:(?!\$ ).*\n)*)", block.code, re.MULTILINE):
+        printed = run(folder, "bash", "-c", re.sub(r"\s+# .*$", "", command))
+        if expected.strip():
+            assert matches(expected, printed), f"line {block.line}: {command} printed\n{printed}"
+
+
+def test_few_blocks_are_not_run() -> None:
+    """And each says why."""
+    told = [(page, block.line, block.not_run) for page in PAGES for block in blocks(DOCS / page) if block.not_run]
+    assert len(told) <= NOT_RUN_AT_MOST, told
+
+
+def test_files_that_a_page_writes_are_used_there() -> None:
+    """By a command or a program of the same page."""
+    for page in PAGES:
+        text = (DOCS / page).read_text()
+        for block in blocks(DOCS / page):
+            if block.title is not None and block.title != OUTPUT and block.language == "python":
+                assert f"python {block.title}" in text, f"{page}: nothing runs {block.title}"
