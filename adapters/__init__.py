@@ -90,6 +90,9 @@ from .registry import create_adapter
 
 if TYPE_CHECKING:
     from .anthropic import AnthropicAdapter
+    from .embeddings.bedrock import BedrockAdapter
+    from .embeddings.cohere import CohereAdapter
+    from .embeddings.voyage import VoyageAdapter
     from .gemini import GeminiAdapter
     from .local import LocalAdapter
     from .ollama import OllamaAdapter
@@ -100,6 +103,8 @@ if TYPE_CHECKING:
 
 _ADAPTERS = {
     "AnthropicAdapter": ".anthropic",
+    "BedrockAdapter": ".embeddings.bedrock",
+    "CohereAdapter": ".embeddings.cohere",
     "GeminiAdapter": ".gemini",
     "LocalAdapter": ".local",
     "OllamaAdapter": ".ollama",
@@ -107,6 +112,7 @@ _ADAPTERS = {
     "OpenAICompatibleAdapter": ".openai_compatible",
     "ScriptedAdapter": ".scripted",
     "TGIAdapter": ".tgi",
+    "VoyageAdapter": ".embeddings.voyage",
 }
 
 
@@ -133,11 +139,13 @@ __all__ = [
     "AttemptStarted",
     "AudioBlock",
     "AuthError",
+    "BedrockAdapter",
     "CallWarning",
     "CancelledError",
     "CanonicalRequest",
     "CanonicalResponse",
     "CapabilityError",
+    "CohereAdapter",
     "ContentBlock",
     "ContentFilterError",
     "ContextOverflowError",
@@ -189,5 +197,6 @@ __all__ = [
     "ToolUseStart",
     "UnsupportedToolChoiceError",
     "UsageSource",
+    "VoyageAdapter",
     "create_adapter",
 ]

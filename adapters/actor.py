@@ -8,7 +8,8 @@ inside a call fails that call; a crash of the actor fails its calls, and the nex
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -17,6 +18,8 @@ from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StreamEvent
 
 from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter, PumpedStream
+
+T = TypeVar("T")
 
 INITIALIZE_SECONDS = 120.0
 
@@ -58,15 +61,15 @@ class AdapterActor(Actor):
             await made.close()  # the supervisor bounds and shields it
 
 
-class CallHandle:
+class CallHandle(Generic[T]):
     """A call under way in an adapter's actor."""
 
-    def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[CanonicalResponse]) -> None:
+    def __init__(self, ref: ActorRef, request_id: str, task: TaskHandle[T]) -> None:
         self._ref = ref
         self._request_id = request_id
         self._task = task
 
-    async def wait(self) -> CanonicalResponse:
+    async def wait(self) -> T:
         """The response. Raises AdapterError, also when the adapter or its actor crashed."""
         try:
             return await self._task.wait()
@@ -102,21 +105,17 @@ def start_call(
     sink: Callable[[Sequence[StreamEvent]], object] | None,
     *,
     on_attempt: AttemptObserver | None = None,
-) -> CallHandle:
+) -> CallHandle[CanonicalResponse]:
     """Start a call in an adapter's actor, now. sink: gets the events of the stream, as many at a time as
     there are; None asks for no stream.
 
     Raises AdapterError if the actor isn't running.
     """
-    actor = ref.actor
-    if not isinstance(actor, AdapterActor):
-        raise AdapterError(f"adapter {ref.name!r} is not running", request_id=request.request_id, retryable=True)
-    adapter = actor.adapter
 
-    async def whole() -> CanonicalResponse:
+    async def whole(adapter: ProviderAdapter) -> CanonicalResponse:
         return await adapter.complete(request, on_attempt=on_attempt)
 
-    async def streamed() -> CanonicalResponse:
+    async def streamed(adapter: ProviderAdapter) -> CanonicalResponse:
         assert sink is not None
         async with adapter.stream(request, on_attempt=on_attempt) as stream:
             if isinstance(stream, PumpedStream):
@@ -128,5 +127,15 @@ def start_call(
                 raise CancelledError("the stream ended without a response", request_id=request.request_id)
             return stream.response
 
-    task = ref.spawn(whole if sink is None else streamed, name=f"call {request.request_id}")
-    return CallHandle(ref, request.request_id, task)
+    return start_work(ref, request.request_id, whole if sink is None else streamed)
+
+
+def start_work(ref: ActorRef, request_id: str, work: Callable[[ProviderAdapter], Awaitable[T]]) -> CallHandle[T]:
+    """Start a call of any kind in an adapter's actor, now. work: makes it, with the adapter.
+
+    Raises AdapterError if the actor isn't running.
+    """
+    actor = ref.actor
+    if not isinstance(actor, AdapterActor):
+        raise AdapterError(f"adapter {ref.name!r} is not running", request_id=request_id, retryable=True)
+    return CallHandle(ref, request_id, ref.spawn(work, actor.adapter, name=f"call {request_id}"))

@@ -114,6 +114,7 @@ _OVERFLOW = re.compile(
     r"|reduce the length of the (?:messages|input|prompt)"
     r"|prompt token count of \d+ exceeds the limit of \d+"
     r"|exceeds the available context size"
+    r"|input \(\d+ tokens\) is too large to process"
     r"|tokens to keep from the initial prompt is greater than the context length"
     r"|context window exceeds limit"
     r"|exceeded model token limit"

@@ -34,6 +34,7 @@ from .contract import (
 from .estimate import estimate_request, estimate_tokens, rates_for
 from .estimate_rates import TokenRates
 from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
+from .http_attempts import HttpAttempts
 from .http_call import HttpCall
 from .http_stream import HttpStream
 from .normaliser import StreamNormaliser
@@ -95,7 +96,7 @@ class HttpAdapter(ABC):
         self.clock = clock
         self.base_url = normalise_base_url(config.base_url or self.default_base_url)
         self._transport = transport or HttpxTransport()
-        self.running: WeakValueDictionary[str, HttpCall] = WeakValueDictionary()
+        self.running: WeakValueDictionary[str, HttpAttempts] = WeakValueDictionary()
 
     # -- what a provider says
 
@@ -256,12 +257,16 @@ class HttpAdapter(ABC):
         raise self._error(body, reply, call.request.request_id)
 
     def _request(self, call: HttpCall, wire: WireCall) -> HttpRequest:
+        return self.http_request(wire, accept="text/event-stream" if call.streamed else "application/json")
+
+    def http_request(self, wire: WireCall, *, accept: str) -> HttpRequest:
+        """The request with the headers that all of this adapter's have."""
         return HttpRequest(
             "POST",
             self.base_url + wire.path,
             {
                 "content-type": "application/json",
-                "accept": "text/event-stream" if call.streamed else "application/json",
+                "accept": accept,
                 "user-agent": "callboard",
                 **self.auth_headers(),
                 **wire.headers,

@@ -19,11 +19,14 @@ ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
     "cassette": "adapters.cassette_adapter:cassette_adapter",
     "openai": "adapters.openai:OpenAIAdapter",
+    "bedrock": "adapters.embeddings.bedrock:BedrockAdapter",
+    "cohere": "adapters.embeddings.cohere:CohereAdapter",
     "gemini": "adapters.gemini:GeminiAdapter",
     "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
     "local": "adapters.local:LocalAdapter",
     "scripted": "adapters.scripted:ScriptedAdapter",
     "ollama": "adapters.ollama:OllamaAdapter",
+    "voyage": "adapters.embeddings.voyage:VoyageAdapter",
     "tgi": "adapters.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""

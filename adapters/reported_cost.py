@@ -1,4 +1,4 @@
-"""What a server itself says that a call cost, as OpenRouter and its kind do in their usage."""
+"""What a server says that it charged, in its usage: OpenRouter's fields, which its likes have taken over."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -30,7 +30,14 @@ def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str,
         raise ConfigurationError(f"{name}: options of type {type_name}: {error}; known are {known}") from error
 
 
-def own_options(request: CanonicalRequest, protocol: str, provider: str) -> Iterator[JsonObject]:
+class HasProviderOptions(Protocol):
+    """A request of any kind."""
+
+    @property
+    def provider_options(self) -> Mapping[str, Json]: ...
+
+
+def own_options(request: HasProviderOptions, protocol: str, provider: str) -> Iterator[JsonObject]:
     """What a request has for one protocol only: for all of its providers, then for this one of them.
 
     protocol, provider: the names under which it stands. Raises InvalidRequestError for what is no object.

@@ -24,6 +24,7 @@ SUBJECTS = {
     "fanout": "Stream fan-out (floor: direct calls)",
     "per_delta": "Per delta (floor: raw httpx and msgspec)",
     "per_call": "Per call, not streamed, 20 messages and 5 tools (floor: raw httpx post, msgspec decode)",
+    "functions": "The functions, 20 messages and 5 tools (floor: a session that says the same)",
     "tool_round": "A round of five tool calls, besides what the tools do (floor: asyncio.gather)",
     "store": "The trace store, per call of six events (floor: sqlite3 alone, as many rows, the same indexes)",
     "ingest": "Ingest of llm.call_* events (floor: executemany of the rows they make, the same schema, wall)",

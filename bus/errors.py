@@ -30,6 +30,8 @@
         ├── CancelledError
         └── NoModelAvailable              raised before any network
 
+Beside them there is `adapters.embeddings.PartialEmbeddingError`, an AdapterError that holds several.
+
 `error_table` says of each AdapterError its class, whether it is retried, and against whom it counts.
 """
 

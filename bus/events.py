@@ -42,7 +42,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair.
 
-    priced_as: the ``provider:name`` whose published prices it has, where that is another.
+    priced_as: the ``provider:name`` whose published prices it has, where that is another. operation: ``chat``, or
+    ``embeddings``, whose end has no stop reason of its own (``end_turn`` stands for it).
     """
 
     provider: str
@@ -53,6 +54,7 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     routing: RoutingDecision | None = None
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
+    operation: str = "chat"
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):

@@ -25,6 +25,7 @@ from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
+from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine, Limits, Timeouts
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
@@ -92,6 +93,8 @@ __all__ = [
     "Check",
     "ConfiguredModel",
     "Denied",
+    "EmbeddingOptions",
+    "EmbeddingResult",
     "Engine",
     "EngineStatistics",
     "Finish",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import anyio
@@ -17,10 +16,6 @@ import msgspec
 
 from adapters import (
     AdapterError,
-    AttemptFailed,
-    AttemptFirstEvent,
-    AttemptReport,
-    AttemptStarted,
     CallWarning,
     CanonicalRequest,
     CanonicalResponse,
@@ -34,22 +29,17 @@ from adapters import (
 from adapters.actor import CallHandle, start_call
 from bus import (
     ActorRef,
-    Bus,
-    Clock,
     Cost,
-    CostSource,
     LlmCallCompleted,
     LlmCallFailed,
-    LlmCallStarted,
-    RoutingDecision,
     StreamLog,
 )
 from bus.errors import CancelledError
 from bus.stream_events import TurnEvent
 from bus.usage import UsageSource
-from tracestore import PriceTable
 
 from .accumulator import StreamAccumulator, whole_reply_events
+from .call_events import CallEvents, EventScene
 from .slots import CallSlots
 
 CANCEL_GRACE_SECONDS = 5.0
@@ -60,29 +50,18 @@ EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]
 """Given some events of a message, in order, the events to deliver in their place."""
 
 
-class CallScene(msgspec.Struct, frozen=True, kw_only=True):
+class CallScene(EventScene, frozen=True, kw_only=True):
     """What a call needs besides its request.
 
-    order: of its turn, who is first gets a slot first. prices: asked when an attempt starts. priced_as: whose
-    published prices the model has, see `engine.published_prices`. deadline: when the
-    call is cancelled of itself, in the event loop's time. drain_seconds: how long a cancelled call may be read on.
-    filter: what the message's events go through before anybody sees them.
+    order: of its turn, who is first gets a slot first. deadline: when the call is cancelled of itself, in the
+    event loop's time. drain_seconds: how long a cancelled call may be read on. filter: what the message's events
+    go through before anybody sees them.
     """
 
-    bus: Bus
-    clock: Clock
     adapter: ActorRef
     limiter: CallSlots
-    prices: Callable[[], PriceTable]
-    routing: RoutingDecision
     log: StreamLog[TurnEvent]
-    session_id: str | None = None
-    turn_id: str | None = None
-    caused_by: str | None = None
-    tags: dict[str, str] | None = None
-    estimated_input_tokens: int | None = None
     warnings: tuple[CallWarning, ...] = ()
-    priced_as: str | None = None
     order: int = 0
     deadline: float = math.inf
     drain_seconds: float = 0.0
@@ -104,28 +83,17 @@ class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
         return self.response.usage
 
 
-@dataclass(eq=False)
-class Call:
-    """The state of one call. Run it once; `cancel()` from anywhere on the same loop.
+class Call(CallEvents):
+    """The state of one call. Run it once; `cancel()` from anywhere on the same loop."""
 
-    failure_cost: of what a failed or cancelled call had used, if that is known.
-    """
-
-    request: CanonicalRequest
-    scene: CallScene
-    streamed: bool
-    failure_cost: Cost | None = None
-    _attempt: int = 0
-    _attempt_open: bool = False
-    _started_ns: int = 0
-    _attempt_us: int = 0
-    _first_token_ms: int | None = None
-    _prices: PriceTable | None = None
-    _cancelled: bool = False
-    _waiting: anyio.CancelScope | None = None
-    _filtered: tuple[ContentBlock, ...] | None = None
-    _filter_error: Exception | None = None
-    _over: bool = False
+    def __init__(self, request: CanonicalRequest, scene: CallScene, streamed: bool) -> None:
+        super().__init__(scene, request.request_id, request.message_id, streamed=streamed)
+        self.request = request
+        self.scene = scene
+        self._cancelled = False
+        self._waiting: anyio.CancelScope | None = None
+        self._filtered: tuple[ContentBlock, ...] | None = None
+        self._filter_error: Exception | None = None
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
@@ -135,7 +103,7 @@ class Call:
 
     async def run(self) -> CallOutcome:
         """Raises AdapterError; CancelledError (ours) after `cancel()` or its deadline, with what had arrived."""
-        self._started_ns = self.scene.clock.monotonic_ns()
+        self.begin()
         first_seq = self.scene.log.next_seq
         terminal: LlmCallCompleted | LlmCallFailed | None = None
         error: AdapterError = self._cancelled_error()
@@ -148,7 +116,7 @@ class Call:
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
                 raise error
-            terminal = self._completed(response, cost)
+            terminal = self.completed(response, cost, response.stop_reason, response.raw_stop_reason)
             return CallOutcome(response=response, cost=cost)
         except AdapterError as failure:
             error = failure
@@ -156,9 +124,9 @@ class Call:
                 raise self._filter_error from None
             raise
         finally:
-            self._over = True
+            self.over = True
             self._close_log(first_seq, error if terminal is None else None)
-            self._publish_terminal(terminal, error)
+            self.publish_terminal(terminal, error)
 
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
@@ -167,7 +135,7 @@ class Call:
             await self._queue()
         try:
             sink = self._take_in if self.streamed else None
-            handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self._on_attempt)
+            handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self.on_attempt)
             response = await self._response(handle)
         finally:
             self.scene.limiter.release()
@@ -185,7 +153,7 @@ class Call:
         if self._waiting.cancelled_caught:
             raise self._cancelled_error()
 
-    async def _response(self, handle: CallHandle) -> CanonicalResponse:
+    async def _response(self, handle: CallHandle[CanonicalResponse]) -> CanonicalResponse:
         """The adapter's response. Once cancelled, it has a grace to end the call in order; then it is left."""
         try:
             with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
@@ -203,7 +171,7 @@ class Call:
         return CancelledError("the call was cancelled", request_id=self.request.request_id)
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
-        if self._over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
+        if self.over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
             return
         if self.scene.filter is not None:
             events = self._through_filter(self.scene.filter, events)
@@ -229,125 +197,6 @@ class Call:
             if isinstance(event, MessageComplete):
                 self._filtered = event.final_content
         return events
-
-    # -- reports of the adapter, synchronous
-
-    def _on_attempt(self, report: AttemptReport) -> None:
-        if not self._over:
-            self._note_attempt(report)
-
-    def _note_attempt(self, report: AttemptReport) -> None:
-        match report:
-            case AttemptStarted():
-                self._attempt, self._attempt_open = report.attempt, True
-                self._attempt_us = self.scene.clock.now_us()
-                self._prices = self.scene.prices()
-                self._publish(self._started(report))
-            case AttemptFirstEvent():
-                if self._first_token_ms is None:
-                    self._first_token_ms = self._elapsed_ms()
-            case AttemptFailed():
-                self._attempt_open = False
-                self._publish(self._failed(report.error, will_retry=True, delay=report.delay_seconds))
-
-    # -- events
-
-    def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
-        scene = self.scene
-        scene.bus.publish(
-            event,
-            session_id=scene.session_id,
-            turn_id=scene.turn_id,
-            request_id=self.request.request_id,
-            attempt=self._attempt,
-            message_id=self.request.message_id,
-            caused_by=scene.caused_by,
-            tags=scene.tags,
-        )
-
-    def _publish_terminal(self, terminal: LlmCallCompleted | LlmCallFailed | None, error: AdapterError) -> None:
-        if terminal is None:
-            terminal = self._failed(error, will_retry=False, delay=0.0)
-        if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
-            self._note_attempt(AttemptStarted(1))
-        if self._attempt_open:
-            self._attempt_open = False
-            self._publish(terminal)
-        elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
-            self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
-            self._attempt_open = False
-            self._publish(terminal)
-
-    def _started(self, report: AttemptStarted) -> LlmCallStarted:
-        routing = self.scene.routing
-        return LlmCallStarted(
-            provider=routing.provider,
-            model=routing.model,
-            requested_model=routing.requested,
-            streamed=self.streamed,
-            reason=report.reason,
-            routing=routing if report.attempt == 1 else None,
-            estimated_input_tokens=self.scene.estimated_input_tokens,
-            priced_as=self.scene.priced_as,
-        )
-
-    def _completed(self, response: CanonicalResponse, cost: Cost) -> LlmCallCompleted:
-        return LlmCallCompleted(
-            provider=self.scene.routing.provider,
-            model=self.scene.routing.model,
-            served_model=response.model,
-            stop_reason=response.stop_reason,
-            raw_stop_reason=response.raw_stop_reason,
-            usage=response.usage,
-            cost=cost,
-            latency_ms=self._elapsed_ms(),
-            first_token_ms=self._first_token_ms,
-            response_id=response.response_id,
-            provider_request_id=response.provider_request_id,
-            warnings=tuple(warning.code for warning in response.warnings),
-        )
-
-    def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
-        routing = self.scene.routing
-        cost = self.price(error.usage) if error.usage is not None else None
-        if not will_retry:
-            self.failure_cost = cost
-        return LlmCallFailed(
-            provider=routing.provider,
-            model=routing.model,
-            error_class=error.error_class,
-            error_type=type(error).__name__,
-            message=str(error)[:2000],
-            will_retry=will_retry,
-            retry_count=max(self._attempt, 1) - 1,
-            delay_seconds=delay,
-            provider_status=error.provider_status,
-            provider_code=error.provider_code,
-            provider_request_id=error.provider_request_id,
-            retry_after_seconds=error.retry_after_seconds,
-            usage=error.usage,
-            cost=cost,
-            latency_ms=self._elapsed_ms(),
-            first_token_ms=self._first_token_ms,
-        )
-
-    def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
-        """What the provider says it cost, else under the table in force when the attempt started.
-
-        What that table gives is kept beside the provider's figure.
-        """
-        prices, scene = self._prices or self.scene.prices(), self.scene
-        computed = prices.price(
-            scene.routing.model, usage, self._attempt_us, served_model=served, priced_as=scene.priced_as
-        )
-        reported = usage.reported_cost_nano_usd
-        if reported is None:
-            return computed
-        version, reason = computed.pricing_version, computed.reason
-        return Cost(reported, CostSource.PROVIDER, version, reason, computed.nano_usd)
-
-    def _elapsed_ms(self) -> int:
-        return (self.scene.clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     # -- the log
 

@@ -17,6 +17,7 @@ FROM_ENVIRONMENT = "the environment (no models.yaml)"
 """`ModelRegistry.source` where nobody listed the adapters: they stand for what could be configured."""
 
 LOCAL_PROTOCOLS = ("chat", "messages", "responses")
+LOCAL_EMBEDDINGS = "local-embed"
 
 
 def home_folder() -> Path:
@@ -39,7 +40,8 @@ def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
     """Anthropic, OpenAI and Gemini if their keys are set, and the local model over its three protocols.
 
-    Gemini's key may also be called GOOGLE_API_KEY. The default provider is the first that has a key.
+    Gemini's key may also be called GOOGLE_API_KEY. The default provider is the first that has a key. To embed
+    there is the local model as well, and Voyage and Cohere if their keys are set.
     """
     adapters: dict[str, AdapterEntry] = {}
     for name, variable in (("openai", "OPENAI"), ("anthropic", "ANTHROPIC"), ("gemini", "GEMINI")):
@@ -50,6 +52,9 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
         missing = None if key else f"{variable}_API_KEY"
         adapters[name] = AdapterEntry(name=name, type=name, config=config, missing_key=missing)
     default = next((name for name, entry in adapters.items() if entry.missing_key is None), None)
+    for name in ("voyage", "cohere"):  # which most have no use for, so they are not listed as missing
+        if key := environ.get(f"{name.upper()}_API_KEY"):
+            adapters[name] = AdapterEntry(name=name, type=name, config=AdapterConfig(api_key=key))
     models: dict[str, ModelEntry] = {}
     for protocol in LOCAL_PROTOCOLS:
         name = f"local-{protocol}"
@@ -57,6 +62,16 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
         adapters[name] = AdapterEntry(name=name, type="local", config=AdapterConfig(options=options))
         model = ModelEntry(id=f"{name}:smollm2", adapter=name, wire_name="smollm2", aliases=(name,))
         models[model.id] = model
+    config = AdapterConfig(options={"embeddings": "mean", "context_tokens": 2048, "slots": 2})
+    adapters[LOCAL_EMBEDDINGS] = AdapterEntry(name=LOCAL_EMBEDDINGS, type="local", config=config)
+    model = ModelEntry(
+        id=f"{LOCAL_EMBEDDINGS}:smollm2",
+        adapter=LOCAL_EMBEDDINGS,
+        wire_name="smollm2",
+        aliases=(LOCAL_EMBEDDINGS,),
+        kind="embedding",
+    )
+    models[model.id] = model
     return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
 
 

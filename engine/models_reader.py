@@ -6,7 +6,7 @@ import stat
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Literal, NoReturn, cast
 
 import msgspec
 
@@ -50,6 +50,8 @@ _MODEL_KEYS = {
     "max_output_tokens",
     "max_retries",
     "fallback",
+    "kind",
+    "embedding_space",
     *_SHARED_KEYS,
 }
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
@@ -151,7 +153,18 @@ class Reader:
             prompt_addendum=self._string(entry, "prompt_addendum", where),
             max_retries=int(self._number(entry, "max_retries", where, 0)) if "max_retries" in entry else None,
             retry=self._retry(entry, where, policy) if "retry" in entry else None,
+            kind=self._kind(entry, where),
+            embedding_space=self._string(entry, "embedding_space", where),
         )
+
+    def _kind(self, entry: JsonObject, where: str) -> Literal["chat", "embedding"]:
+        match self._string(entry, "kind", where):
+            case None | "chat":
+                return "chat"
+            case "embedding":
+                return "embedding"
+            case other:
+                self._fail(f"{where}.kind", "chat or embedding", other)
 
     def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
         where = f"{where}.capabilities"

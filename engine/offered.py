@@ -26,16 +26,17 @@ Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
 class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model that can be asked for under its id, or any of its aliases.
 
-    id: ``provider:name``. provider: the adapter's name. listed: in models.yaml; else in the catalogue, and its
-    provider's key is there. state: as the engine has found it so far, or ``not_configured``, for want of a key or
-    of an adapter that can be made; reason says why it is not available. capabilities: of the model through its
-    adapter, corrected by models.yaml; None if there is no adapter to ask. *_cost_per_million: USD under the
-    engine's prices, now. info: what the catalogue knows of it, if anything.
+    id: ``provider:name``. provider: the adapter's name. kind: what it is for. listed: in models.yaml; else in the
+    catalogue, and its provider's key is there. state: as the engine has found it so far, or ``not_configured``,
+    for want of a key or of an adapter that can be made; reason says why it is not available. capabilities: of the
+    model through its adapter, corrected by models.yaml; None if there is no adapter to ask. *_cost_per_million:
+    USD under the engine's prices, now. info: what the catalogue knows of it, if anything.
     """
 
     id: str
     provider: str
     wire_name: str
+    kind: Literal["chat", "embedding"]
     aliases: tuple[str, ...]
     listed: bool
     state: State | Literal["not_configured"]
@@ -115,6 +116,7 @@ class _Offer:
             id=entry.id,
             provider=adapter.name,
             wire_name=entry.wire_name,
+            kind=entry.kind,
             aliases=aliases,
             listed=listed,
             state=state,

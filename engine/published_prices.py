@@ -6,8 +6,12 @@ from urllib.parse import urlsplit
 
 from .registry import AdapterEntry, ModelEntry
 
-_BY_TYPE = frozenset({"anthropic", "openai", "gemini", "ollama", "local"})
-"""Adapter types that are a provider's own, and stand for it in price tables."""
+_BY_TYPE = {
+    **{name: name for name in ("anthropic", "cohere", "gemini", "local", "ollama", "openai")},
+    "bedrock": "aws",
+    "voyage": "voyageai",
+}
+"""Adapter types that are a provider's own, and the provider's name in price tables."""
 
 _LOCAL_SERVERS = frozenset({"lmstudio"})
 
@@ -27,7 +31,7 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
 
 def published_provider(adapter: AdapterEntry) -> str | None:
     """The provider whose models an adapter serves, by its name in published tables; None if that isn't known."""
-    return adapter.prices_as or _known_server(adapter) or (adapter.type if adapter.type in _BY_TYPE else None)
+    return adapter.prices_as or _known_server(adapter) or _BY_TYPE.get(adapter.type)
 
 
 def _known_server(adapter: AdapterEntry) -> str | None:

@@ -76,6 +76,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     fallback: names of the models to try, in order, when this one fails. capabilities: fields of
     `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
     max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
+    kind: a model that embeds is never chosen for a conversation by itself. embedding_space: models of the same one
+    may stand in for each other; None goes by the name.
     """
 
     id: str
@@ -93,6 +95,8 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     usual_max_output: int | None = None
+    kind: Literal["chat", "embedding"] = "chat"
+    embedding_space: str | None = None
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
         """This entry, with what it leaves open as its adapter has it."""

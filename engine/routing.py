@@ -123,7 +123,8 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
 
 
 def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Sequence[str]) -> Plan:
-    among = tuple(registry.models) if choice.among is None else choice.among
+    listed = tuple(name for name, model in registry.models.items() if model.kind == "chat")
+    among = listed if choice.among is None else choice.among
     named = _distinct(registry, (*among, *fallback))
     if not named:
         raise ConfigurationError(f"{in_words(choice)}: there is none to choose from in {registry.source}")

@@ -21,8 +21,7 @@ from bus.stream_events import TurnEvent
 from .choice import Model, in_words
 from .session_state import SessionState
 from .sessions import exported, fork_of
-from .tools import Answer, Tool, open_calls
-from .tools.tool import require_distinct
+from .tools import Answer, Tool, open_calls, require_distinct
 from .turn import Turn, own
 from .turn_options import TurnArguments, TurnOptions
 

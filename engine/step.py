@@ -1,16 +1,11 @@
 """One reply of the model within a turn: a call, and if it fails before it said anything, its fallbacks.
 
-A fallback is a call of its own: caused by the failed one, and for the same message. The turn keeps what its steps
-share in a `Journey`: which models failed, which one answers, and the adapters that serve it; these stay its own to
-the end of the turn, also when a reload replaces them for everybody else.
+A fallback is a call of its own: caused by the failed one, and for the same message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,24 +21,21 @@ from adapters import (
     TokenUsage,
     UsageSource,
 )
-from bus import CallboardError, ConfigurationError, Cost, CostSource, StreamLog
+from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.errors import CancelledError
 from bus.log import Log
-from bus.stream_events import TurnEvent
 
 from .accumulator import whole_reply_events
-from .availability import Changes
 from .call import Call, CallOutcome, CallScene
-from .capabilities import Asked, check
+from .capabilities import check
 from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
+from .journey import OWN_IDS, Journey
 from .published_prices import published_name
-from .registry import ModelRegistry
 from .routing import (
     NOMINAL_USAGE,
     Named,
     Option,
-    Plan,
     Route,
     choose,
     default_max_output,
@@ -54,65 +46,7 @@ from .routing import (
 from .running_adapter import RunningAdapter
 from .schema_means import answer_as_text, hold_to_schema
 
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .session_state import SessionState
-    from .turn_options import TurnOptions
-
 _log = Log("engine.step")
-
-
-class FirstIds(NamedTuple):
-    """The ids that a caller wants for the first call and its message; an empty one is made up."""
-
-    request_id: str
-    message_id: str
-
-
-OWN_IDS = FirstIds("", "")
-
-
-@dataclass(eq=False, kw_only=True)
-class Journey:
-    """What the steps of one turn share. registry: as it was when the turn began.
-
-    first_ids: of the first call. order, deadline: of the turn, for its calls. hold_time: told when a call begins
-    and ends keeping the time.
-    failed: models that are out of question for this turn, and why. serving: the model that has answered.
-    """
-
-    engine: Engine
-    state: SessionState
-    options: TurnOptions
-    registry: ModelRegistry
-    plan: Plan
-    asked: Asked
-    log: StreamLog[TurnEvent]
-    turn_id: str
-    streamed: bool
-    first_ids: FirstIds
-    order: int
-    deadline: float
-    hold_time: Callable[[bool], None]
-    failed: dict[str, str] = field(default_factory=dict)
-    serving: str | None = None
-    _adapters: dict[str, RunningAdapter] = field(default_factory=dict)
-
-    async def adapter(self, provider: str) -> RunningAdapter:
-        """The adapter of a provider, this turn's until `end()`. Raises AdapterError, ConfigurationError."""
-        mine = self._adapters.get(provider)
-        if mine is not None and mine.ref.running:
-            return mine
-        running = await self.engine.adapters.acquire(provider)
-        if mine is not None:
-            mine.release()
-        self._adapters[provider] = running
-        return running
-
-    def end(self) -> None:
-        """Give the adapters back."""
-        while self._adapters:
-            self._adapters.popitem()[1].release()
 
 
 class Step:
@@ -272,7 +206,7 @@ class Step:
 
     async def _send(self, request: CanonicalRequest, route: Route) -> CallOutcome:
         self._sent, self.partial = route, None
-        running = await self._ready(route, request.request_id)
+        running = await self._journey.adapters.ready(route.decision, request.request_id)
         scene = self._scene(request, route, running)
         call = self._call = Call(request, scene, self._journey.streamed)
         self._caused_by = request.request_id
@@ -297,28 +231,6 @@ class Step:
             refused = self._journey.state.refused_reasoning
             refused.note(route.decision.provider, request.messages, outcome.response.warnings)
         return outcome
-
-    async def _ready(self, route: Route, request_id: str) -> RunningAdapter:
-        """The adapter, started if need be; the availability table knows that a call is on its way."""
-        engine, decision = self._journey.engine, route.decision
-        now_us = engine.clock.now_us
-        self._publish(engine.availability.begin(decision.provider, decision.model, request_id, now_us()))
-        try:
-            return await self._journey.adapter(decision.provider)
-        except BaseException as error:
-            self._publish(engine.availability.abandon(request_id, now_us()))
-            if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
-                raise
-            if isinstance(error, Exception):
-                self._publish(engine.availability.crashed(decision.provider, now_us()))
-                if not isinstance(error, AdapterError):
-                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
-                    raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
-            raise
-
-    def _publish(self, changes: Changes) -> None:
-        for change in changes:
-            self._journey.engine.bus.publish(change)
 
     def _request(self, route: Route) -> CanonicalRequest:
         journey, options, named = self._journey, self._journey.options, route.option.named

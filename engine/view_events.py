@@ -5,8 +5,9 @@
       text.start      text.delta …      text.end      each end carries the whole of it
       tool.use_start  tool.use_input_delta …  tool.use_end
       provider.event                                  a block that we know nothing about
-    message.complete, step.finish
-    tool.started …  tool.finished                     the tools that are run here, and the next message.start
+    message.complete
+    tool.started …  tool.finished                     of the tools that are run here, if it called any
+    step.finish                                       then the next message.start, or the end:
     finish                                            or `error`, which is then raised
 
 The deltas and whatever else stands in a turn's stream are passed on as they are. Every event has a `type`, and the

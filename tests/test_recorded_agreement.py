@@ -64,3 +64,11 @@ def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
     text, good = recorded_costs.report(bills)
     assert not good
     assert recorded_costs.UNEXPLAINED in text
+
+
+def test_recorded_embeddings_are_understood() -> None:
+    """All of them: count, dimensions, values, served model, tokens and errors."""
+    from benchmarks.recorded_embeddings import run
+
+    text, good = run(FOLDER)
+    assert good, text

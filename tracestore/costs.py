@@ -111,24 +111,29 @@ async def _from_sums(
 
 _SUMMANDS = dict(zip(SUMMED, summands("p"), strict=True))
 _LISTED = ", ".join(SUMMED)
+_UNPRICED_THEN = "({0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL)"
 
 # All with the columns of the first. What was repriced differs from the cost at call time by its own sums. The last
 # calls are found by their numbers, and by no index.
-_KEPT = f"SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano FROM call_sums AS c WHERE {{condition}}"
+_KEPT = f"""
+    SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano, unpriced AS then_unpriced
+      FROM call_sums AS c
+     WHERE {{condition}}
+"""
 _REPRICED = f"""
-    SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano
+    SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano, 0
       FROM repriced_sums AS c
      WHERE price_version = coalesce(?, (SELECT version FROM current_version)) AND {{condition}}
 """
 _NOT_YET_KEPT = f"""
-    SELECT day, provider, model, {", ".join(summands("c"))}, coalesce(cost_nano, 0)
+    SELECT day, provider, model, {", ".join(summands("c"))}, coalesce(cost_nano, 0), {_UNPRICED_THEN.format("c")}
       FROM calls AS c NOT INDEXED
      WHERE c.id > (SELECT up_to FROM summed_calls) AND {{condition}}
 """
 _OF_CUT_DAY = f"""
     SELECT day, provider, model,
            {", ".join((_SUMMANDS | {"unpriced": "(p.usage_source IS NOT NULL AND p.now_nano IS NULL)"}).values())},
-           coalesce(now_nano, 0)
+           coalesce(now_nano, 0), {_UNPRICED_THEN.format("p")}
       FROM ({WITH_CURRENT_COST} WHERE {{condition}}) AS p
 """
 
@@ -149,5 +154,5 @@ _SUMS = """
 
 _SUMS_OF_SUMS = ", ".join(
     f"coalesce(sum({name}), 0){' AS cost' if name == 'now_nano' else ''}"
-    for name in ("calls", "total_input_tokens", "output_tokens", "now_nano", *SUMMED[3:])
+    for name in ("calls", "total_input_tokens", "output_tokens", "now_nano", *SUMMED[3:], "then_unpriced")
 )

@@ -12,7 +12,7 @@ from .queries import US_PER_DAY
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
-    *("served_model", "error_class", "stop_reason"),
+    *("served_model", "error_class", "stop_reason", "operation"),
 )
 """Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
 
@@ -47,6 +47,8 @@ def grouping(by: Sequence[str], row: str) -> Grouping:
             # By key, not by path: a tag may be called anything.
             columns.append(f"(SELECT t.value FROM json_each({row}.tags) AS t WHERE t.key = ?) AS g{number}")
             values.append(name.removeprefix(_TAG))
+        elif name == "operation":  # which earlier versions didn't know
+            columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
         elif name in DIMENSIONS:
             columns.append(f"{row}.{name} AS g{number}")
         else:

@@ -1,4 +1,4 @@
-"""How content leaves the file: all that is older than a moment, or that of sessions that were pruned.
+"""How content leaves the file: all that is older than a moment, or that of sessions that were pruned or deleted.
 
 What goes is overwritten in the file. A body is kept once for all sessions that say it, so what was captured of a
 session that is pruned goes in two steps: its rows with it, and then the bodies that no session refers to any more.
@@ -7,8 +7,11 @@ session that is pruned goes in two steps: its rows with it, and then the bodies 
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from .database import Row, Statements
+import msgspec
+
+from .database import Database, Row, Statements
 
 BODIES_AT_ONCE = 500
 
@@ -36,6 +39,33 @@ def forget_content(statements: Statements, before_us: int) -> int:
         return int(gone)
     finally:
         statements.run("PRAGMA secure_delete = OFF")
+
+
+async def delete_session(database: Database, session_id: str, now_us: int) -> bool:
+    """Delete a session and what was captured of it and of no other; False if there is nothing of it.
+
+    Step by step, so that others can write meanwhile. What is said again while this goes on stays.
+    """
+    names = {"names": msgspec.json.encode([session_id]).decode()}
+
+    def rows(statements: Statements) -> bool:
+        statements.run("PRAGMA secure_delete = ON")
+        try:
+            found = [statements.change(sql, names) for sql in (*CONTENT_OF_SESSIONS, _SESSION)]
+        finally:
+            statements.run("PRAGMA secure_delete = OFF")
+        return any(found)
+
+    found = await database.write(rows)
+    needed = await database.look(lambda statements: needed_bodies(statements, now_us))
+    place = 0
+    while True:
+        _, place = await database.write(partial(delete_unneeded, before_us=now_us, needed=needed, after=place))
+        if not place:
+            return found
+
+
+_SESSION = "DELETE FROM sessions WHERE session_id IN (SELECT value FROM json_each(:names))"
 
 
 def needed_bodies(statements: Statements, before_us: int) -> set[bytes]:

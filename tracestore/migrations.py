@@ -295,6 +295,11 @@ _PRUNING = (
     """,
 )
 
+_OPERATIONS = (
+    # What kind of call: chat, embeddings. NULL in what an earlier version wrote, and that is chat.
+    "ALTER TABLE calls ADD COLUMN operation TEXT",
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("price dimensions", _PRICE_DIMENSIONS),
@@ -304,6 +309,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("content", CONTENT_TABLES),
     ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
     ("call sums", CALL_SUMS),
+    ("operations", _OPERATIONS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

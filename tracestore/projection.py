@@ -61,7 +61,7 @@ _IDENTITY = slice(5, 12)  # the columns of an event that go into the row of a ca
 _REQUEST, _ATTEMPT, _RUN, _STATUS = map(_SHARED.index, ("request_id", "attempt", "run", "status"))
 _STARTED = (
     *("started_us", "requested_model", "streamed", "reason", "routing", "estimated_input_tokens"),
-    "priced_as",
+    *("priced_as", "operation"),
 )
 _ENDED = (
     *("finished_us", "first_token_ms", "latency_ms", "provider_request_id", "retry_count"),
@@ -241,7 +241,7 @@ class Batch:
                 start = [
                     *(*shared, ts_us, event.requested_model, int(event.streamed), event.reason),
                     *(None if event.routing is None else _json(event.routing), event.estimated_input_tokens),
-                    event.priced_as,
+                    *(event.priced_as, event.operation),
                 ]
                 if (request_id, attempt) in self._starts:
                     self._more_starts.append(start)

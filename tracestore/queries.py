@@ -31,7 +31,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tags: all of them, with these values.
     turn_id: has no index of its own; in a large file say the session too.
     unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much.
-    Both are about the current cost, or the one under the version that is asked for.
+    Both are about the current cost, or the one under the version that is asked for. operation: ``chat``,
+    ``embeddings``.
     """
 
     since: int | datetime | None = None
@@ -46,6 +47,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error_class: str | None = None
     unpriced: bool = False
     min_cost_nano_usd: int | None = None
+    operation: str | None = None
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
@@ -88,6 +90,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             add("c.turn_id = ?", self.turn_id)
         if self.error_class is not None:
             add("c.error_class = ?", self.error_class)
+        if self.operation is not None:
+            add("coalesce(c.operation, 'chat') = ?", self.operation)
         if self.unpriced:
             add(f"c.usage_source IS NOT NULL AND {nano} IS NULL")
         if self.min_cost_nano_usd is not None:
@@ -102,6 +106,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
     started_us, finished_us: microseconds UTC. first_token_ms, latency_ms: milliseconds from the start.
     model: ``provider:name`` as routed. priced_as: the ``provider:name`` whose prices it has, if another's.
+    operation: ``chat`` or ``embeddings``.
     retry_count: retries before this attempt. usage: None if none is known.
     at_call_time: the cost when it was called; None while the call runs and if it ended without one.
     cost: under the current price version, or the one that was asked for; calls that it doesn't cover keep the
@@ -128,6 +133,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     requested_model: str | None = None
     served_model: str | None = None
     priced_as: str | None = None
+    operation: str = "chat"
     streamed: bool | None = None
     routing: RoutingDecision | None = None
     estimated_input_tokens: int | None = None
@@ -217,8 +223,8 @@ _CALL_COLUMNS = """
     provider_request_id error_class error_type error_message provider_status provider_code
     retry_count will_retry delay_seconds retry_after_seconds input_tokens output_tokens
     cached_input_tokens cache_creation_input_tokens cache_creation_1h_input_tokens reasoning_tokens
-    usage_source usage_raw usage_details service_tier priced_as cost_nano cost_source cost_version cost_reason
-    cost_computed_nano now_nano now_source now_version now_reason now_computed_nano
+    usage_source usage_raw usage_details service_tier priced_as operation cost_nano cost_source cost_version
+    cost_reason cost_computed_nano now_nano now_source now_version now_reason now_computed_nano
 """.split()  # noqa: SIM905 - a list of names, not of strings
 
 _COST_PARTS = ("nano", "source", "version", "reason", "computed_nano")
@@ -269,6 +275,7 @@ def call_row(row: Row) -> CallRow:
         streamed=_flag(named.pop("streamed")),
         will_retry=_flag(named.pop("will_retry")),
         retry_count=named.pop("retry_count") or 0,
+        operation=named.pop("operation") or "chat",
         **named,
     )
 

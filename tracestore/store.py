@@ -31,7 +31,7 @@ from .condition import StoreCondition, condition
 from .content import RESUMABLE, STORED_MESSAGES, SavedSession, load_session
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
-from .expiry import forget_content
+from .expiry import delete_session, forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
 from .migrations import inspect, migrate
@@ -477,6 +477,14 @@ class TraceStore:
         """The messages that are stored of a session, in order; `saved_session` says which are missing."""
         saved = await self.saved_session(session_id)
         return [] if saved is None else list(saved.messages)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Delete a session, and what was captured of it and of no other; False if there is nothing of it.
+
+        Its calls stay, and so does what they cost: they have never had content. Captured bytes are overwritten in
+        the file; those in its log go with the next checkpoint. Raises StoreError.
+        """
+        return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last said before a moment, and return how many bodies went.

@@ -9,8 +9,10 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.embeddings.gemini import GeminiEmbeddings
+from adapters.embeddings.http import EmbedsOverHttp
 from adapters.encoding import encode_json
-from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.http_adapter import WireCall
 from adapters.normaliser import StreamNormaliser
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
@@ -23,8 +25,8 @@ from .stream import GeminiNormaliser
 VERSION = "v1beta"
 
 
-class GeminiAdapter(HttpAdapter):
-    """Google's Gemini API: generateContent, and its stream.
+class GeminiAdapter(EmbedsOverHttp):
+    """Google's Gemini API: generateContent, and its stream; batchEmbedContents.
 
     A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
     `config.options`: ``api_version``, ``v1beta`` if it isn't given. A request's ``provider_options["gemini"]`` (or
@@ -73,6 +75,10 @@ class GeminiAdapter(HttpAdapter):
     def _version(self) -> str:
         given = self.config.options.get("api_version")
         return given if isinstance(given, str) and given else VERSION
+
+    @property
+    def embedding_wire(self) -> GeminiEmbeddings:
+        return GeminiEmbeddings(self._version)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)

@@ -31,6 +31,12 @@ from adapters.contract import (
     CanonicalResponse,
     ProviderAdapter,
 )
+from adapters.embeddings.contract import (
+    EmbeddingAdapter,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
 from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
 from adapters.patience import patient
 from adapters.plain_text import current_turn
@@ -49,7 +55,11 @@ ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "re
 
 
 class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`AdapterConfig.options` of type ``local``; the numbers are those of LocalServerSettings."""
+    """`AdapterConfig.options` of type ``local``; the numbers are those of LocalServerSettings.
+
+    embeddings: the server embeds as well, by chat only: ``model`` for a model that was made for it, and says how
+    its tokens' vectors become one; ``mean``, ``cls`` or ``last`` for one that doesn't say.
+    """
 
     protocol: Literal["chat", "messages", "responses"] = "chat"
     model_path: str | None = None
@@ -58,6 +68,7 @@ class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 0
     threads: int = 0
     tools: Literal["emulate", "native"] | None = None
+    embeddings: Literal["model", "mean", "cls", "last"] | None = None
 
 
 class LocalAdapter:
@@ -78,7 +89,12 @@ class LocalAdapter:
         self.name = name
         self.options = read_options(config, name)
         self._settings = LocalServerSettings(
-            Path(), self.options.context_tokens, self.options.slots, self.options.port, self.options.threads
+            Path(),
+            self.options.context_tokens,
+            self.options.slots,
+            self.options.port,
+            self.options.threads,
+            self.options.embeddings or "",
         )
         self._transport = LocalTransport(self._find_settings, transport)
         self._inner = create_inner(config, self.options, name=name, clock=clock, transport=self._transport)
@@ -143,6 +159,30 @@ class LocalAdapter:
         self._check(request)
         return self._inner.stream(request, on_attempt=on_attempt)
 
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        return await self._embedder(request.request_id).embed(request, on_attempt=on_attempt)
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        """A text has the room that a conversation has. The number of dimensions is not known before the first."""
+        capabilities = self._embedder().get_embedding_capabilities(model)
+        tokens = self.capabilities.max_context_tokens
+        return msgspec.structs.replace(capabilities, max_input_tokens=tokens, supports_dimensions=False)
+
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        return self._embedder().estimate_text_tokens(text, model=model)
+
+    def _embedder(self, request_id: str = "") -> EmbeddingAdapter:
+        if self.options.embeddings is None or not isinstance(self._inner, EmbeddingAdapter):
+            raise CapabilityError(
+                f"{self.name}: the local model's server was started without embeddings; with "
+                "`options: {embeddings: mean}` (and protocol chat) it has them",
+                provider=self.name,
+                request_id=request_id,
+            )
+        return self._inner
+
     async def cancel(self, request_id: str) -> bool:
         return await self._inner.cancel(request_id)
 
@@ -198,6 +238,8 @@ def read_options(config: AdapterConfig, name: str) -> LocalOptions:
             "for one that runs already use type openai_compatible"
         )
     options = settings.read_options(config.options, LocalOptions, name=name, type_name="local")
+    if options.embeddings is not None and options.protocol != "chat":
+        raise ConfigurationError(f"{name}: options.embeddings needs protocol: chat; no other has them")
     if options.tools is not None and options.protocol != "chat":
         raise ConfigurationError(
             f"{name}: options.tools needs protocol: chat, where alone llama.cpp enforces anything"

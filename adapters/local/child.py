@@ -45,6 +45,7 @@ class Child:
             "slots": settings.slots,
             "port": settings.port,
             "threads": settings.threads or default_threads(),
+            "embeddings": settings.embeddings,
             "parent": os.getpid(),
             "import_path": str(Path(origin or "").absolute().parent.parent),
         }

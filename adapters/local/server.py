@@ -25,16 +25,21 @@ import json
 import os
 import select
 import sys
+import time
 from typing import Any, TypedDict
 
 PARENT_CHECK_SECONDS = 1.0
+LAST_WORDS_SECONDS = 0.3
+"""How long a failed start stays: llama.cpp writes why from a thread of its own, which an exit doesn't wait for."""
+
 CACHE_MIB = 256
 
 
 class Configuration(TypedDict):
     """What the parent sends.
 
-    context_tokens: of all slots together. port: 0 lets the system choose. parent: the parent's process id.
+    context_tokens: of all slots together. port: 0 lets the system choose. embeddings: how the vectors of a text's
+    tokens become one, ``model`` for the model's own way; empty to have none. parent: the parent's process id.
     import_path: where xllamacpp was found, for a parent that changed its own import path.
     """
 
@@ -45,6 +50,7 @@ class Configuration(TypedDict):
     slots: int
     port: int
     threads: int
+    embeddings: str
     parent: int
     import_path: str
 
@@ -70,6 +76,13 @@ def start_server(configuration: Configuration) -> Any:
     parameters.n_parallel = configuration["slots"]
     parameters.cpuparams.n_threads = configuration["threads"]  # to generate
     parameters.cpuparams_batch.n_threads = configuration["threads"]  # to read prompts
+    if configuration["embeddings"]:
+        parameters.embedding = True
+        # A text is read in one go, so the largest one is as large as a batch.
+        parameters.n_batch = parameters.n_ubatch = configuration["context_tokens"] // configuration["slots"]
+        if configuration["embeddings"] != "model":
+            pooling = f"LLAMA_POOLING_TYPE_{configuration['embeddings'].upper()}"
+            parameters.pooling_type = getattr(xllamacpp.llama_pooling_type, pooling)
     parameters.use_jinja = True  # the model's own chat template; without it tools are not even rendered
     parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own bound is 8 GiB
     parameters.verbosity = 1
@@ -107,6 +120,7 @@ def main() -> None:
     except Exception as error:
         kind = "import" if isinstance(error, ImportError) else "init"
         tell(answer, {"error": f"{type(error).__name__}: {error}", "kind": kind})
+        time.sleep(LAST_WORDS_SECONDS)
         os._exit(1)
     tell(answer, {"url": server.listening_address})
     wait_for_end(parent)

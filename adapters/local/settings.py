@@ -28,6 +28,7 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
     model_path: a GGUF file. context_tokens: for each request, prompt and reply together; capped by what the model
     was trained for. slots: requests that run side by side; memory grows with context_tokens · slots.
     port: 0 lets the system choose a free one. threads: that compute; 0 takes half of the usable processors.
+    embeddings: how a text's vectors become one, see `server.Configuration`; empty for a server without.
 
     Raises ConfigurationError for a number out of range.
     """
@@ -37,6 +38,7 @@ class LocalServerSettings(msgspec.Struct, frozen=True):
     slots: int = 4
     port: int = 0
     threads: int = 0
+    embeddings: str = ""
 
     def __post_init__(self) -> None:
         for key, low, high in LIMITS:

@@ -11,6 +11,8 @@ import msgspec
 from adapters.assembler import Assembler
 from adapters.classify import read_error
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
+from adapters.embeddings.http import EmbedsOverHttp
+from adapters.embeddings.ollama import OllamaEmbeddings
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.estimate import at_most
 from adapters.http_adapter import WireCall
@@ -55,8 +57,8 @@ class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     discover: bool = True
 
 
-class OllamaAdapter(EmulatingAdapter):
-    """Ollama's `/api/chat`, on this machine or elsewhere; see `OllamaOptions` for its options.
+class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
+    """Ollama's `/api/chat` and `/api/embed`, on this machine or elsewhere; see `OllamaOptions` for its options.
 
     A request's ``provider_options["ollama"]`` (or under the adapter's own name) is merged into the body, its
     ``options`` one by one. Raises ConfigurationError for options that it doesn't understand.
@@ -132,6 +134,15 @@ class OllamaAdapter(EmulatingAdapter):
 
     def health_request(self) -> WireCall:
         return WireCall(wire.TAGS_PATH, b"")
+
+    @property
+    def embedding_wire(self) -> OllamaEmbeddings:
+        defaults: dict[str, Json] = {}
+        if self.options.keep_alive is not None:
+            defaults["keep_alive"] = self.options.keep_alive
+        if self.options.options:
+            defaults["options"] = self.options.options
+        return OllamaEmbeddings(defaults)
 
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         facts = self._catalogue.facts(request.wire_model) or ModelFacts()

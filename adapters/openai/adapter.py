@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
+from adapters.embeddings.http import EmbedsOverHttp
+from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.encoding import encode_json
-from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.http_adapter import WireCall
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
@@ -22,8 +24,8 @@ from .request import build_request
 from .stream import ResponsesNormaliser
 
 
-class OpenAIAdapter(HttpAdapter):
-    """Speaks the Responses API.
+class OpenAIAdapter(EmbedsOverHttp):
+    """Speaks the Responses API, and ``/v1/embeddings``.
 
     `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
     `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
@@ -35,6 +37,7 @@ class OpenAIAdapter(HttpAdapter):
     default_base_url = "https://api.openai.com"
     error_codes = CODES
     repair_rules = REPAIRS
+    embedding_wire = OpenAIEmbeddings()
 
     def __init__(
         self,

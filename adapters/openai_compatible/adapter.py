@@ -15,6 +15,8 @@ from adapters.contract import (
     CanonicalRequest,
     RateLimitInfo,
 )
+from adapters.embeddings.http import EmbedsOverHttp
+from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
@@ -36,8 +38,8 @@ from .stream import ChatNormaliser
 from .wire import decode_reply
 
 
-class OpenAICompatibleAdapter(EmulatingAdapter):
-    """OpenAI's Chat Completions and every server compatible with it.
+class OpenAICompatibleAdapter(EmbedsOverHttp, EmulatingAdapter):
+    """OpenAI's Chat Completions and embeddings, and every server compatible with them.
 
     Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
     ``tools: emulate`` for models that can't call tools. ``path``: of the endpoint, where it is unusual.
@@ -123,8 +125,20 @@ class OpenAICompatibleAdapter(EmulatingAdapter):
 
     def health_request(self) -> WireCall:
         """The models are listed beside the endpoint, wherever that is."""
+        return WireCall(self._beside("/models"), b"")
+
+    @property
+    def embedding_wire(self) -> OpenAIEmbeddings:
+        return OpenAIEmbeddings(
+            path=self._beside("/embeddings"),
+            dimensions_field=self.quirks.dimensions_field,
+            base64=self.quirks.base64_vectors,
+            protocol="openai_compatible",
+        )
+
+    def _beside(self, endpoint: str) -> str:
         path, mark, query = self._path.partition("?")
-        return WireCall(path.removesuffix("/chat/completions") + "/models" + mark + query, b"")
+        return path.removesuffix("/chat/completions") + endpoint + mark + query
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         return read_rate_limit(headers)

@@ -119,5 +119,11 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     empty_error_is_overflow: bool = False
     """A 400 or 413 without a body means that the prompt is too long."""
 
+    base64_vectors: bool = False
+    """Embeddings can be had as base64."""
+
+    dimensions_field: str = "dimensions"
+    """What the dimensions of an embedding are called."""
+
     tools: Literal["native", "emulate"] = "native"
     """How tools are called; ``emulate`` is for models that can't, see `adapters.emulation`."""

@@ -30,14 +30,15 @@ _OPENAI = Quirks(
     fixed_sampling=_OPENAI_REASONING,
     audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
     documents="file",
+    base64_vectors=True,
 )
 
 QUIRKS: Mapping[str, Quirks] = {
     "default": Quirks(),
     "openai": _OPENAI,
     "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
-    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS),
-    "vllm": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "vllm": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True),
     "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
     "ollama": Quirks(
         tool_choices=("auto",),
@@ -86,6 +87,7 @@ QUIRKS: Mapping[str, Quirks] = {
         audio_models=r"voxtral",
         documents="document_url",
         document_urls=True,
+        dimensions_field="output_dimension",
     ),
     "moonshot": Quirks(
         tool_choices=("auto", "none"),

@@ -10,18 +10,38 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import anyio.lowlevel
+
 from adapters.assembler import Assembler
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptStarted,
+    CanonicalRequest,
+)
+from adapters.embeddings.contract import (
+    INPUT_TYPES,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
+from adapters.estimate import estimate_tokens
 from adapters.health import AdapterHealth
 from adapters.http_adapter import HttpAdapter, WireCall
+from adapters.http_call import HttpCall
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
+from bus.usage import TokenUsage
 
 from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
 from .replies import Reply, read_options
+from .vectors import word_vector
 
 REQUESTS_KEPT = 1000
+DIMENSIONS = 64
 
 Script: TypeAlias = Sequence[str | Reply] | Callable[[CanonicalRequest], str | Reply]
 
@@ -81,10 +101,36 @@ class ScriptedAdapter(HttpAdapter):
         return self._script[self._played - 1]
 
     def _choose(self, request_id: str) -> Reply:
-        request = self.running[request_id].request
+        call = self.running[request_id]
+        assert isinstance(call, HttpCall)
+        request = call.request
         self.requests.append(request)
         reply = self.next_reply(request)
         return Reply(reply) if isinstance(reply, str) else reply
+
+    # -- embeddings, which need no script
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        """Vectors of words, see `vectors.word_vector`; 64 dimensions unless others are asked for."""
+        report = on_attempt or (lambda _: None)
+        report(AttemptStarted(1))
+        await anyio.lowlevel.checkpoint()
+        report(AttemptFirstEvent(1))
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model=f"{self.name}:{request.wire_model}",
+            provider=self.name,
+            vectors=tuple(word_vector(text, request.dimensions or DIMENSIONS) for text in request.inputs),
+            usage=TokenUsage(sum(self.estimate_text_tokens(text) for text in request.inputs)),
+        )
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True)
+
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        return estimate_tokens(text, self._token_rates(model))
 
     # -- what HttpAdapter asks
 

@@ -66,7 +66,7 @@ def first_model(registry: ModelRegistry) -> str:
     if registry.default_model:
         return registry.default_model
     for model in registry.models.values():
-        if registry.adapters[model.adapter].state == "configured":
+        if model.kind == "chat" and registry.adapters[model.adapter].state == "configured":
             return model.aliases[0] if model.aliases else model.id
     raise ConfigurationError(f"{registry.source} lists no model that could be called; name one with --model")
 

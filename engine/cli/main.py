@@ -14,6 +14,7 @@ from .chat import add_command as add_chat
 from .cost import add_command as add_cost
 from .demo import add_command as add_demo
 from .doctor import add_command as add_doctor
+from .embed import add_command as add_embed
 from .export import add_command as add_export
 from .logs import configure as configure_logs
 from .models import add_command as add_models
@@ -65,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_command in (
-        *(add_demo, add_chat, add_doctor),
+        *(add_demo, add_chat, add_embed, add_doctor),
         *(add_traces, add_sessions, add_cost, add_stats_command, add_errors_command, add_sql),
         *(add_models, add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
     ):

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
 
-from adapters import ContentBlock, Message
+from adapters import CanonicalRequest, ContentBlock, Message
 from bus import CallboardError, ConfigurationError
 
+from ..abort import AbortController
 from ..choice import Model, ModelChoice
 from ..registry import ModelRegistry
 from ..session_state import SessionState
@@ -73,6 +74,7 @@ def new_turn(
     **arguments: Unpack[Arguments],
 ) -> Turn:
     """The one turn of a conversation of its own. Raises CallboardError, TypeError: what is wrong, what to do."""
+    _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
     meant = of_provider(engine.registry, model, arguments.get("provider"))
@@ -84,6 +86,32 @@ def new_turn(
         dict(arguments.get("tags") or {}),
     )
     return Turn(engine=engine, state=state, new=messages, model=meant, options=options, streamed=streamed)
+
+
+def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
+    """Mistakes that are made easily, and would be met much later. Raises TypeError."""
+    if isinstance(model, CanonicalRequest):
+        raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
+    if model is not None and not isinstance(model, str | Sequence | ModelChoice):
+        raise TypeError(f"model is a name, several names or a ModelChoice, not {_kind(model)}")
+    if isinstance(prompt, Message) or (isinstance(prompt, list | tuple) and Message in map(type, prompt)):
+        raise TypeError("prompt is text or content blocks; say messages=[...] for messages")
+    if prompt is not None and not isinstance(prompt, str | Sequence):
+        raise TypeError(f"prompt is text or content blocks, not {_kind(prompt)}")
+    for message in arguments.get("messages") or ():
+        if not isinstance(message, Message):
+            raise TypeError(f"messages takes Message objects, not {_kind(message)}: Message.user('...') makes one")
+    for tool in arguments.get("tools", ()):
+        if not isinstance(tool, Tool):
+            raise TypeError(f"tools takes Tool objects, not {_kind(tool)}: put @tool above the function")
+    if isinstance(arguments.get("stop_sequences"), str):
+        raise TypeError("stop_sequences takes several texts: stop_sequences=['...']")
+    if isinstance(arguments.get("signal"), AbortController):
+        raise TypeError("signal takes the controller's signal: signal=controller.signal")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def conversation(
@@ -133,25 +161,11 @@ def of_provider(registry: ModelRegistry, model: Model | None, provider: str | No
     """The model that is meant, where its provider is said apart. Raises ConfigurationError."""
     if provider is None:
         return model
-    if provider not in registry.adapters:
-        known = ", ".join(sorted(registry.adapters)) or "none"
-        raise ConfigurationError(f"there is no provider {provider!r} in {registry.source}; there are {known}")
     if isinstance(model, ModelChoice):
         raise CallboardError("provider= goes with names; a ModelChoice says among=(...) which models it may take")
-    if model is None:
-        default = registry.default_model
-        if default is None or registry.resolve(default).model.adapter != provider:
-            raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
-        return default
-    if isinstance(model, str):
-        return _of_provider(registry, model, provider)
-    return tuple(_of_provider(registry, name, provider) for name in model)
-
-
-def _of_provider(registry: ModelRegistry, name: str, provider: str) -> str:
-    if name.startswith(f"{provider}:"):
-        return name
-    listed = [entry for entry in registry.models.values() if entry.adapter == provider]
-    if any(name in entry.aliases for entry in listed):
-        return name
-    return f"{provider}:{name}"
+    name = model or registry.default_model
+    if not name:
+        raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
+    if isinstance(name, str):
+        return registry.resolve(name, provider).model.id
+    return tuple(registry.resolve(each, provider).model.id for each in name)

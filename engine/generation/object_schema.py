@@ -7,10 +7,11 @@ from typing import Generic, TypeVar, cast
 
 import msgspec
 
+from adapters.schema_sanitizer import normalise_schema
 from adapters.strict_schema import without_added_nulls
 from bus.json_types import Json, JsonObject
 
-from ..type_schema import check, check_schema, convert, inline_root, json_schema
+from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
 
 T = TypeVar("T")
 
@@ -27,11 +28,13 @@ class ObjectSchema(Generic[T]):
     """
 
     def __init__(self, of: object) -> None:
-        self._schema = inline_root(json_schema(of))
-        check_schema(self._schema)
+        schema = json_schema(of)
+        check_schema(schema)
+        if not _is_object(schema):
+            schema = inline_root(normalise_schema(schema))
         self._type = None if isinstance(of, Mapping) else of
-        self._is_wrapped = not _is_object(self._schema)
-        self.sent = _wrapped(self._schema) if self._is_wrapped else self._schema
+        self._is_wrapped = not _is_object(schema)
+        self.sent = _wrapped(schema) if self._is_wrapped else schema
 
     def read(self, reply: Json) -> T:
         """What the caller wants, of a whole reply. Raises ValueError with the JSON path of what is wrong.
@@ -64,6 +67,11 @@ def _is_object(schema: JsonObject) -> bool:
 
 
 def _wrapped(schema: JsonObject) -> JsonObject:
+    if refers_to(schema, "#"):
+        raise SchemaError(
+            "this schema refers to itself as '#', which works only for an object at the root: give it a name in "
+            "$defs and refer to that"
+        )
     inner = {name: value for name, value in schema.items() if name != "$defs"}
     wrapped: JsonObject = {
         "type": "object",

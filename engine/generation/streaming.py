@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 import anyio
 
 from adapters import CanonicalResponse, Message, TextDelta, ThinkingDelta, TokenUsage, ToolUseInputDelta
-from bus import CallboardError, StreamReader, StreamReset, TaskHandle
+from bus import CallboardError, StreamReader, StreamReset, TaskHandle, WrongLoop
 from bus.stream_events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
 from ..results import GenerateResult
@@ -54,14 +54,18 @@ class _Run:
 
     async def start(self) -> TaskHandle[Message]:
         if self._task is not None:
+            if self._loop is not asyncio.get_running_loop():
+                raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
             return self._task
         async with self._starting:
             if self._task is None:
                 if self.closed:
                     raise CallboardError("this stream was closed before it began; ask for another one")
-                self._task = await self._engine.start_turn(self.turn)
                 self._loop = asyncio.get_running_loop()
+                self._task = await self._engine.start_turn(self.turn)
                 self.progress = Progress(self.turn)
+                if self.closed:  # meanwhile
+                    self.turn.cancel()
         return self._task
 
     async def result(self) -> GenerateResult:
@@ -93,7 +97,7 @@ class _Run:
             return
         self.turn.cancel()
         with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
-            with contextlib.suppress(CallboardError):  # who leaves early doesn't want it
+            with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
                 await self._task.wait()
 
     def abandon(self) -> None:

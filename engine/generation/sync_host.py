@@ -61,14 +61,12 @@ class _Call(Generic[T]):
         self._context = contextvars.copy_context()
         self._done = threading.Event()
         self._task: asyncio.Task[T] | None = None
-        self._cancelled = False
         self._value: T | None = None
         self._error: BaseException | None = None
 
     def start(self) -> None:
         """On the loop."""
-        if self._cancelled:
-            self._end(CallboardError("the call was interrupted before it began"))
+        if self._done.is_set():
             return
         self._task = asyncio.get_running_loop().create_task(self._make(), context=self._context)
         self._running.add(cast("asyncio.Task[object]", self._task))
@@ -76,9 +74,10 @@ class _Call(Generic[T]):
 
     def cancel(self) -> None:
         """On the loop."""
-        self._cancelled = True
         if self._task is not None:
             self._task.cancel()
+        elif not self._done.is_set():
+            self._end(CallboardError("the call was interrupted before it began"))
 
     def wait(self, seconds: float | None = None) -> bool:
         if seconds is not None or _TICK is None:
@@ -103,7 +102,6 @@ class _Call(Generic[T]):
             self._end(None)
 
     def _end(self, error: BaseException | None) -> None:
-        # without this task's frames, which would keep everything alive that the call used
         self._error, self._task = error, None
         self._done.set()
 
@@ -138,13 +136,15 @@ class SyncHost:
         """
         self._check_thread(name)
         call = _Call(make, self._calls)
-        with self._lock:
-            if self._stopped:
-                raise CallboardError(_ENDING)
-            self._callers.add(threading.current_thread())
-            self._loop.call_soon_threadsafe(call.start)
         try:
+            with self._lock:
+                if self._stopped:
+                    raise CallboardError(_ENDING)
+                self._callers.add(threading.current_thread())
+                self._loop.call_soon_threadsafe(call.start)
             call.wait()
+        except CallboardError:
+            raise
         except BaseException:  # KeyboardInterrupt, above all
             with contextlib.suppress(RuntimeError):  # the loop is closed, and the call has ended with it
                 self._loop.call_soon_threadsafe(call.cancel)
@@ -216,10 +216,14 @@ class SyncHost:
 
     def _watch(self) -> None:
         threading.main_thread().join()
-        while users := [thread for thread in list(self._callers) if thread.is_alive() and not thread.daemon]:
+        while users := self._living_callers():
             for thread in users:
                 thread.join()
         self.stop()
+
+    def _living_callers(self) -> list[threading.Thread]:
+        with self._lock:
+            return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
 
     def stop(self) -> None:
         """Cancel what runs, close the engines, end the loop and the thread. From another thread; idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
 from .define import tool
+from .function_tool import FunctionTool, Tool, require_distinct
 from .handler import ToolHandler
 from .mcp_tools import mcp_tools
 from .open_calls import Answer, answers_to, last_reply, open_calls
@@ -12,7 +13,6 @@ from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
 from .running import ToolRound, ToolScene, run_tools
-from .tool import FunctionTool, Tool, require_distinct
 
 __all__ = [
     "Answer",

@@ -16,6 +16,7 @@ from engine.type_schema import SchemaError, json_schema
 
 from .approval import NeedsApproval
 from .docstrings import read_docstring
+from .function_tool import FunctionTool, P, R_co
 from .handler import Handler
 from .parameters import (
     NOTHING,
@@ -29,7 +30,6 @@ from .parameters import (
     struct_of,
     unwrapped,
 )
-from .tool import FunctionTool, P, R_co
 
 
 @overload
@@ -82,12 +82,14 @@ def tool(
     name, description: instead of the function's own. The rest as in `Tool` and `ToolDefinition`.
     Raises ToolDefinitionError, SchemaError if the function doesn't say enough; ValueError for the name.
     """
-    scope = sys._getframe(1).f_locals  # hints may name what is defined where the tool is
+    caller = sys._getframe(1)
 
     def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
         called = name if name is not None else _name_of(function)
         what = f"tool {called!r}: "
-        parameters = _parameters(function, scope, what)
+        # hints may name what is defined where the tool is
+        here = getattr(unwrapped(function), "__globals__", None) is caller.f_globals
+        parameters = _parameters(function, caller.f_locals if here else {}, what)
         documented = read_docstring(inspect.getdoc(unwrapped(function)))
         struct = struct_of(parameters)
         definition = ToolDefinition(

@@ -27,9 +27,9 @@ from bus.log import Log
 
 from .approval import NeedsApproval
 from .context import ToolContext
+from .function_tool import Tool
 from .mcp_values import content_of, definition_of, legal_names
 from .results import ResultContent, ToolError
-from .tool import Tool
 
 _log = Log("engine.tools.mcp")
 

@@ -14,9 +14,9 @@ from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
 
 from .approval import Approved, Denied
+from .function_tool import Tool
 from .results import ToolError, as_content
 from .running import denial
-from .tool import Tool
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """Approved() runs the call, Denied(...) doesn't; anything else is its result, as a tool would give it back."""

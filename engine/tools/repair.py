@@ -9,7 +9,7 @@ from adapters import ToolUseBlock
 from bus.errors import CallboardError
 from bus.json_types import JsonObject
 
-from .tool import Tool
+from .function_tool import Tool
 
 
 class InvalidToolCallError(CallboardError):

@@ -27,12 +27,12 @@ from engine.abort import AbortController
 
 from .approval import ApprovalRequest, Approve, Approved, Denied, Pending
 from .context import ToolContext
+from .function_tool import Tool
 from .handler import Handler, Ready
 from .parameters import is_async
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError, as_content
 from .threads import run_in_thread
-from .tool import Tool
 
 _log = Log("engine.tools")
 

@@ -71,12 +71,13 @@ def inline_root(schema: JsonObject) -> JsonObject:
         return schema
     beside = {key: value for key, value in schema.items() if key not in ("$ref", "$defs")}
     root: JsonObject = {**definition, **beside}
-    if not any(_refers(value, target) for value in (root, *definitions.values())):
+    if not any(refers_to(value, target) for value in (root, *definitions.values())):
         definitions = {other: value for other, value in definitions.items() if other != name}
     return {**root, "$defs": definitions} if definitions else root
 
 
-def _refers(schema: Json, target: str) -> bool:
+def refers_to(schema: Json, target: str) -> bool:
+    """Whether a schema, or one within it, is a reference to that target. Its ``$defs`` are within it."""
     if not isinstance(schema, dict):
         return False
     if schema.get("$ref") == target:
@@ -85,7 +86,7 @@ def _refers(schema: Json, target: str) -> bool:
 
     def look(inner: JsonObject) -> JsonObject:
         nonlocal found
-        found = found or _refers(inner, target)
+        found = found or refers_to(inner, target)
         return inner
 
     map_subschemas(schema, look)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 
@@ -41,12 +42,28 @@ def json_schema(of: object) -> JsonObject:
     if isinstance(of, Mapping):
         return _given(of)
     try:
+        text = _remembered(of)
+    except SchemaError:
+        raise
+    except TypeError:
+        text = _written(of)  # a hint that can't be hashed
+    return msgspec.json.decode(text, type=JsonObject)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(of: object) -> bytes:
+    """The schema's text. The same types come with every call, and working one out takes milliseconds."""
+    return _written(of)
+
+
+def _written(of: object) -> bytes:
+    try:
         if is_model(of):
-            return _tidied(model_schema(of))
+            return msgspec.json.encode(_tidied(model_schema(of)))
         schema, definitions = _of_hint(of)
     except (TypeError, NameError, RecursionError) as error:
         raise SchemaError(f"no JSON Schema says {_named(of)}: {_reason(error)}; {_ADVICE}") from error
-    return _tidied({**schema, "$defs": definitions} if definitions else schema)
+    return msgspec.json.encode(_tidied({**schema, "$defs": definitions} if definitions else schema))
 
 
 def _of_hint(of: object) -> tuple[JsonObject, JsonObject]:

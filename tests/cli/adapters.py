@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
-from adapters import CanonicalRequest, ServerError
+from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, ServerError
+from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from tests.support.scripted import Say, ScriptedAdapter
 
 
@@ -51,3 +52,17 @@ def _stop_after(steps: int) -> Callable[[], Awaitable[object]]:
         taken += 1
 
     return pause
+
+
+class PoorEmbedder(ScriptedAdapter):
+    """Embeds one text at a time, but for one that it doesn't like."""
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        if request.inputs == ("bad",):
+            raise InvalidRequestError("I don't like it")
+        return await super().embed(request, on_attempt=on_attempt)
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=1)

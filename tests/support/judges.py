@@ -113,6 +113,35 @@ def ollama_faults(body: bytes | JsonObject) -> list[str]:
     return found
 
 
+def embeddings_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for OpenAI's embeddings."""
+    from openai.types.embedding_create_params import EmbeddingCreateParams
+
+    return faults(_decoded(body), EmbeddingCreateParams)
+
+
+def embed_contents_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Gemini's batchEmbedContents."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from google.genai import types as vendor
+    found: list[str] = []
+    for number, one in enumerate(_decoded(body)["requests"]):
+        place = f"$.requests[{number}]"
+        found += _model_faults(one.pop("content"), vendor.Content, place)
+        if not str(one.pop("model")).startswith("models/"):
+            found.append(f"{place}.model: not in the folder of models")
+        found += _model_faults(one, vendor.EmbedContentConfig, place, extra="forbid")
+    return found
+
+
+def ollama_embed_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for Ollama's /api/embed."""
+    from ollama import _types as vendor
+
+    return _model_faults(_decoded(body), vendor.EmbedRequest, "$", extra="forbid")
+
+
 def _model_faults(value: Json, kind: type[pydantic.BaseModel], place: str, **how: Any) -> list[str]:
     try:
         kind.model_validate(value, **how)

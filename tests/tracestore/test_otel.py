@@ -175,6 +175,23 @@ def test_providers_have_the_conventions_names(model: str, provider: str, name: s
     assert attributes["gen_ai.provider.name"] == provider
 
 
+def test_embeddings_are_an_operation_of_their_own() -> None:
+    """Which has no reason to end and no output: neither is made up."""
+    make = Maker()
+    usage = TokenUsage(input_tokens=12)
+    collector = Collector().handle(
+        make.started(model="openai:text-embedding-3-small", operation="embeddings"),
+        make.completed(model="openai:text-embedding-3-small", usage=usage),
+    )
+    span = collector.span("embeddings text-embedding-3-small")
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.operation.name"] == "embeddings"
+    assert span.attributes["gen_ai.usage.input_tokens"] == 12
+    assert "gen_ai.response.finish_reasons" not in span.attributes
+    kinds = [point[0]["gen_ai.token.type"] for point in collector.points("gen_ai.client.token.usage")]
+    assert kinds == ["input"]
+
+
 def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
     """One trace for each turn; the session is the conversation of all of them."""
     make = Maker()

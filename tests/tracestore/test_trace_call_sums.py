@@ -223,7 +223,8 @@ async def test_a_file_of_an_earlier_version_gets_its_sums(
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("ATTACH ? AS new", (str(new.path),))
         for table in ("runs", "events", "calls", "sessions", "price_version", "call_cost", "current_version"):
-            file.execute(f"INSERT INTO {table} SELECT * FROM new.{table}")
+            columns = ", ".join(name for _, name, *_ in file.execute(f"PRAGMA main.table_info({table})"))
+            file.execute(f"INSERT INTO {table} SELECT {columns} FROM new.{table}")
     async with TraceStore(path) as store:
         assert rows(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
         await assert_in_step(store, [CallFilter()])

@@ -42,6 +42,8 @@ def story() -> list[Envelope]:
         second.failed("req_2", "local-chat:smol", error_class="cancelled", usage=usage, **other),
         first.started("req_3"),
         first.completed("req_3"),
+        second.started("req_5", operation="embeddings"),
+        second.completed("req_5"),
         second.started("req_4", **other),
         second(SessionTurnStarted(model="local-chat:smol"), session_id="s2"),
     ]
@@ -158,3 +160,18 @@ async def test_a_value_of_the_wrong_kind_is_the_events_fault(store: TraceStore, 
     assert await store.events() == []
     await store.write([make.started("good")])
     assert [row.request_id for row in await store.calls(CallFilter(status="started"))] == ["good"]
+
+
+async def test_what_kind_of_call_it_was_can_be_asked_and_grouped_by(store: TraceStore, make: Maker) -> None:
+    """A call without a start is taken for a conversation's, as those of earlier versions are."""
+    await store.write([make.completed("b"), make.started("a", operation="embeddings"), make.completed("a")])
+    await store.write([make.started("c"), make.completed("c")])
+    assert {row.request_id: row.operation for row in await store.calls()} == {
+        "a": "embeddings",
+        "b": "chat",
+        "c": "chat",
+    }
+    assert [row.request_id for row in await store.calls(CallFilter(operation="embeddings"))] == ["a"]
+    assert {row.request_id for row in await store.calls(CallFilter(operation="chat"))} == {"b", "c"}
+    costs = await store.costs(by=("operation",))
+    assert sorted((row.key, row.calls) for row in costs) == [(("chat",), 2), (("embeddings",), 1)]

@@ -30,11 +30,17 @@ class Maker:
         attempt: int = 1,
         *,
         priced_as: str | None = None,
+        operation: str = "chat",
         **ids: object,
     ) -> Envelope:
         provider = model.partition(":")[0]
         event = LlmCallStarted(
-            provider=provider, model=model, requested_model="alias", streamed=True, priced_as=priced_as
+            provider=provider,
+            model=model,
+            requested_model="alias",
+            streamed=True,
+            priced_as=priced_as,
+            operation=operation,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
 

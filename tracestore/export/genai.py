@@ -45,7 +45,7 @@ PROVIDERS: Mapping[str, str] = MappingProxyType(
 )
 """The conventions' names of providers, where ours is another. Any other name stays as it is."""
 
-CHAT, INVOKE_AGENT, EXECUTE_TOOL = "chat", "invoke_agent", "execute_tool"
+CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
 
 
 def operation(provider: str) -> str:
@@ -84,7 +84,10 @@ def of_call(
 
 
 def of_start(data: LlmCallStarted) -> Attributes:
+    """What an attempt's start adds, and if it is no conversation's, what stands over `of_call`'s operation."""
     attributes: Attributes = {"callboard.attempt.reason": data.reason}
+    if data.operation != CHAT:
+        attributes["gen_ai.operation.name"] = data.operation
     if data.streamed:
         attributes["gen_ai.request.stream"] = True
     if data.routing is not None:
@@ -93,8 +96,8 @@ def of_start(data: LlmCallStarted) -> Attributes:
     return attributes
 
 
-def of_end(data: LlmCallCompleted | LlmCallFailed) -> Attributes:
-    """What an attempt's end adds."""
+def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> Attributes:
+    """What an attempt's end adds. replies: it is of an operation whose reply comes to an end for some reason."""
     attributes: Attributes = {}
     if data.usage is not None:
         attributes |= of_usage(data.usage)
@@ -107,7 +110,8 @@ def of_end(data: LlmCallCompleted | LlmCallFailed) -> Attributes:
     match data:
         case LlmCallCompleted():
             attributes["gen_ai.response.model"] = data.served_model
-            attributes["gen_ai.response.finish_reasons"] = [data.raw_stop_reason or str(data.stop_reason)]
+            if replies:
+                attributes["gen_ai.response.finish_reasons"] = [data.raw_stop_reason or str(data.stop_reason)]
             if data.response_id is not None:
                 attributes["gen_ai.response.id"] = data.response_id
         case LlmCallFailed():

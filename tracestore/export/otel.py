@@ -151,7 +151,8 @@ class OtelExporter:
             end_ns = envelope.ts_us * 1000
         else:
             end_ns = _end_ns(found.began, envelope)
-        ended = genai.of_end(data)
+        embeds = found.attributes["gen_ai.operation.name"] == genai.EMBEDDINGS
+        ended = genai.of_end(data, replies=not embeds)
         found.span.set_attributes(ended)
         failed = isinstance(data, LlmCallFailed)
         if isinstance(data, LlmCallFailed) and data.error_class != ErrorClass.CANCELLED:
@@ -317,7 +318,10 @@ class _Metrics:
         attributes = genai.for_metrics(span)
         usage = data.usage
         if usage is not None and usage.source is not UsageSource.ESTIMATED:
-            for kind, count in (("input", usage.total_input_tokens), ("output", usage.output_tokens)):
+            counts = {"input": usage.total_input_tokens, "output": usage.output_tokens}
+            if span["gen_ai.operation.name"] == genai.EMBEDDINGS:
+                del counts["output"]  # there is none to count
+            for kind, count in counts.items():
                 self._tokens.record(count, {**attributes, "gen_ai.token.type": kind})
         if span.get("gen_ai.request.stream") and data.first_token_ms is not None:
             self._first_chunk.record(data.first_token_ms / 1000, attributes)

@@ -158,6 +158,7 @@ async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
         "slots": 1,
         "port": 0,
         "threads": 1,
+        "embeddings": "",
         "parent": os.getpid(),
         "import_path": "",
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from adapters import AdapterCapabilities, AdapterConfig, CanonicalRequest, StopReason
 from bus.json_types import JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine.middleware import MiddlewareLike
 from tests.support.scripted import CAPABILITIES, Say, ScriptedAdapter, scripted_type
 from tracestore import PriceTable
 
@@ -52,7 +53,10 @@ def ended(reply: Say, stop: StopReason) -> Say:
 
 @asynccontextmanager
 async def running(
-    *replies: Say, can: AdapterCapabilities = CAPABILITIES, and_then: AdapterCapabilities | None = None
+    *replies: Say,
+    can: AdapterCapabilities = CAPABILITIES,
+    and_then: AdapterCapabilities | None = None,
+    middleware: Sequence[MiddlewareLike] = (),
 ) -> AsyncIterator[tuple[Engine, list[CanonicalRequest]]]:
     """An engine with model `s:m`, and the requests that reach it. and_then: a second model, `t:m`, which plays the
     same replies."""
@@ -72,5 +76,10 @@ async def running(
         for name, capabilities in of.items()
     }
     models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in of}
-    async with Engine(models=ModelRegistry(adapters, models), trace=False, prices=PriceTable.default()) as engine:
+    async with Engine(
+        models=ModelRegistry(adapters, models),
+        trace=False,
+        prices=PriceTable.default(),
+        middleware=middleware,
+    ) as engine:
         yield engine, asked

@@ -8,7 +8,16 @@ import threading
 import msgspec
 import pytest
 
-from adapters import CancelledError, Message, RequestTimeoutError, Role, ServerError, TextBlock, ToolDefinition
+from adapters import (
+    CancelledError,
+    CanonicalRequest,
+    Message,
+    RequestTimeoutError,
+    Role,
+    ServerError,
+    TextBlock,
+    ToolDefinition,
+)
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, TimeoutConfig, Tool, generate
 from tests.support.scripted import Say
@@ -248,10 +257,36 @@ async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: 
             await engine.generate("s:m", "Hi", **{name: 2})  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}]}, r"not dict: Message.user\('...'\) makes one"),
+        ({"messages": "Hi"}, r"not str: Message.user"),
+        ({"prompt": [Message.user("Hi")]}, r"say messages=\[...\]"),
+        ({"prompt": Message.user("Hi")}, r"say messages=\[...\]"),
+        ({"prompt": 3}, "text or content blocks, not int"),
+        ({"prompt": "Hi", "model": 3}, "a name, several names or a ModelChoice, not int"),
+        ({"prompt": "Hi", "tools": [add]}, "not function: put @tool above"),
+        ({"prompt": "Hi", "stop_sequences": "END"}, r"stop_sequences=\['...'\]"),
+        ({"prompt": "Hi", "signal": AbortController()}, r"signal=controller\.signal"),
+        (
+            {"model": CanonicalRequest(request_id="", messages=(), model="s:m", max_output_tokens=1)},
+            r"engine\.complete\(\)",
+        ),
+    ],
+)
+async def test_a_mistake_of_kind_is_met_at_once(arguments: dict[str, object], advice: str) -> None:
+    """Before a turn begins, with what to write."""
+    async with running() as (engine, events):
+        with pytest.raises(TypeError, match=advice):
+            await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]
+        assert topics(events.take(), "session.") == []
+
+
 async def test_a_provider_that_there_is_not_is_named_with_those_there_are() -> None:
     """ConfigurationError, before anything is sent."""
     async with running() as (engine, _):
-        with pytest.raises(ConfigurationError, match=r"no provider 'x'.*there are s"):
+        with pytest.raises(ConfigurationError, match=r"'x' is none of the adapters.*they are s"):
             await engine.generate("m", "Hi", provider="x")
         with pytest.raises(ConfigurationError, match="name one of its models"):
             await engine.generate(prompt="Hi", provider="s")

@@ -9,12 +9,13 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import NetworkError, StopReason
+from adapters import AdapterCapabilities, NetworkError, StopReason
 from bus.errors import CancelledError
 from bus.json_types import Json
 from engine.generation.object_reply import NoObjectGeneratedError
 from engine.generation.object_stream import ObjectStream
-from tests.support.scripted import Say
+from engine.middleware import Cache
+from tests.support.scripted import CAPABILITIES, Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running
 from .test_partial_json import is_prefix
@@ -213,3 +214,17 @@ async def test_the_call_begins_when_something_is_asked_for() -> None:
         assert asked == []
         assert await stream.object() == Person("Ada", 36)
         assert [partial async for partial in stream] == [json.loads(ADA)]
+
+
+@pytest.mark.parametrize("can", [CAPABILITIES, NO_SCHEMA], ids=["native", "forced"])
+async def test_an_object_from_a_cache_grows_at_once(can: AdapterCapabilities) -> None:
+    """Also one that came as a forced call: above the call it is text, as ever."""
+    said = Say(ADA) if can is CAPABILITIES else Say(calls=[("answer", {"name": "Ada", "age": 36})])
+    async with running(said, can=can, middleware=[Cache()]) as (engine, asked):
+        first = await engine.generate_object("s:m", "Who?", schema=Person)
+        second = await engine.generate_object("s:m", "Who?", schema=Person)
+        async with engine.stream_object("s:m", "Who?", schema=Person) as stream:
+            partials = [partial async for partial in stream]
+            assert await stream.object() == first.output == second.output == Person("Ada", 36)
+    assert partials == [json.loads(ADA)]
+    assert len(asked) == 1

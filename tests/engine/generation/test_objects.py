@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
+import anyio
 import msgspec
 import pytest
 
 from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
-from bus import CallboardError, CapabilityError
+from bus import CallboardError, CapabilityError, RequestTimeoutError
 from bus.json_types import Json, JsonObject
 from engine import Tool
 from engine.generation.object_reply import NoObjectGeneratedError
@@ -45,6 +46,12 @@ class Point(msgspec.Struct):
         (Literal["yes", "no"], '{"value": "no"}', "no"),
         (int, '{"value": 3}', 3),
         ({"type": "array", "items": {"type": "integer"}}, '{"value": [1, 2]}', [1, 2]),
+        ({"$ref": "#/definitions/A", "definitions": {"A": {"type": "object"}}}, "{}", {}),
+        (
+            {"type": "array", "items": {"$ref": "#/definitions/A"}, "definitions": {"A": {"type": "integer"}}},
+            '{"value": [1]}',
+            [1],
+        ),
     ],
     ids=lambda value: str(value)[:24],
 )
@@ -248,7 +255,16 @@ async def test_a_failed_call_raises_what_it_failed_with() -> None:
             await engine.generate_object("s:m", "Who?", schema=Person)
 
 
-@pytest.mark.parametrize("schema", [complex, {"name": "string"}, {"type": 3}, {"$ref": "#/$defs/A", "$defs": 1}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        complex,
+        {"name": "string"},
+        {"type": 3},
+        {"$ref": "#/$defs/A", "$defs": 1},
+        {"type": "array", "items": {"$ref": "#"}},
+    ],
+)
 async def test_a_schema_that_is_none_costs_no_call(schema: object) -> None:
     async with running() as (engine, asked):
         with pytest.raises(SchemaError):
@@ -292,7 +308,20 @@ async def test_an_empty_reply_is_asked_for_again_with_the_question() -> None:
     async with running(Say(""), Say(ADA)) as (engine, asked):
         result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
     assert result.output == Person("Ada", 36)
-    assert "Who?" in "".join(message.text for message in asked[1].messages)
+    assert [(message.role, message.text[:4]) for message in asked[1].messages] == [
+        (Role.USER, "Who?"),
+        (Role.USER, "Your"),
+    ]
+
+
+async def test_all_that_is_asked_again_shares_one_time_limit() -> None:
+    async def slowly() -> None:
+        await anyio.sleep(1)
+
+    async with running(*[Say("no", pause=slowly)] * 9) as (engine, asked):
+        with pytest.raises(RequestTimeoutError):
+            await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=8, timeout=5)
+    assert len(asked) == 3
 
 
 async def test_it_is_not_asked_more_often_than_allowed() -> None:

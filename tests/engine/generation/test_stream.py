@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
-from bus import CallboardError, MessageStart, SessionTurnCompleted
+from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
 from engine import (
     AbortController,
     Engine,
@@ -24,11 +24,12 @@ from engine import (
     ViewEvent,
     stream,
 )
+from engine.call import CallOutcome
 from engine.generation.streaming import DELTAS_PER_ESTIMATE
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
-from ..engines import running, topics
+from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 
@@ -106,8 +107,8 @@ async def test_tools_are_run_between_two_messages() -> None:
         plain = await engine.generate("s:m", "1+2?", tools=[ADD])
     assert types == [
         *("message.start", "text.start", "text.delta", "text.end"),
-        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete", "step.finish"),
-        *("tool.started", "tool.finished"),
+        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete"),
+        *("tool.started", "tool.finished", "step.finish"),
         *("message.start", "text.start", "text.delta", "text.end", "message.complete", "step.finish", "finish"),
     ]
     assert [step.text for step in result.steps] == [step.text for step in plain.steps] == ["Let me see.", "3"]
@@ -213,6 +214,20 @@ async def test_one_reader_for_two_tasks_is_refused_with_advice() -> None:
                 await anext(result)
         await asyncio.wait([waiting])
         assert isinstance(waiting.exception(), StopAsyncIteration | CancelledError)
+
+
+async def test_another_loop_can_t_read_it() -> None:
+    """It would wait for ever; the error says where to read."""
+    async with running(Say("Hello")) as (engine, _):
+        result = engine.stream("s:m", "Hi")
+        await result.response()
+
+        def elsewhere() -> None:
+            for ask in (result.response, result.reader().__anext__):
+                with pytest.raises(WrongLoop, match="read it where it was begun"):
+                    asyncio.run(ask())  # type: ignore[arg-type]
+
+        await asyncio.to_thread(elsewhere)
 
 
 # -- failures
@@ -406,6 +421,33 @@ async def test_a_stream_that_is_never_read_never_begins() -> None:
         with pytest.raises(CallboardError, match="closed before it began"):
             await closed.response()
         assert topics(events.take(), "session.") == []
+
+
+async def test_a_stream_that_is_closed_while_it_begins_is_cancelled() -> None:
+    """The engine is still starting; nothing of the call outlives the close."""
+    engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), trace=False)
+    result = engine.stream("s:m", "Hi")
+    beginning = asyncio.create_task(result.response())
+    while engine.hosted is None:  # noqa: ASYNC110 (nothing tells it)
+        await asyncio.sleep(0)
+    await result.aclose()
+    with pytest.raises(CancelledError):
+        await beginning
+    await engine.aclose()
+
+
+async def test_what_a_host_s_own_code_raises_comes_out_once() -> None:
+    """Of middleware, for example: as an event, then raised; leaving the context doesn't raise it again."""
+
+    async def odd(request: CanonicalRequest, next: object) -> CallOutcome:
+        raise LookupError("odd")
+
+    async with running(Say("never"), middleware=[odd]) as (engine, _):
+        async with engine.stream("s:m", "Hi") as result:
+            last = await anext(result)
+            assert isinstance(last, StreamFailed)
+            with pytest.raises(LookupError):
+                await anext(result)
 
 
 # -- what it uses

@@ -58,7 +58,7 @@ async def test_arguments_become_what_the_hints_say() -> None:
     ],
 )
 async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:
-    """Wrong type, missing, unknown: the result says where, and to call again."""
+    """8.7: wrong type, missing, unknown: the result says where, and to call again."""
     ran: list[str] = []
 
     @tool

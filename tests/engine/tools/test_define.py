@@ -260,6 +260,15 @@ def test_types_that_are_defined_where_the_tool_is_are_found() -> None:
     assert "$defs" in use.definition.input_schema
 
 
+def test_a_function_from_elsewhere_is_read_with_its_own_names() -> None:
+    """What its user happens to call the same doesn't matter."""
+    elsewhere: dict[str, Any] = {}
+    exec("def use(kind: 'Kind') -> None: ...\nKind = int", elsewhere)
+    Kind = list[str]  # noqa: F841
+    properties = tool(elsewhere["use"]).definition.input_schema["properties"]
+    assert properties == {"kind": {"type": "integer"}}
+
+
 # -- misuse
 
 

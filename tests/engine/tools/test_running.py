@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -25,6 +28,8 @@ from engine.tools import threads
 from .rounds import Told, call, result_of, run
 
 pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).parents[3]
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO")
 
@@ -98,6 +103,27 @@ async def test_an_abandoned_thread_is_told_and_forgotten() -> None:
     await anyio.lowlevel.checkpoint()
     assert heard.is_set()
     assert [type(event) for event in told] == [ToolStarted, ToolFinished]
+
+
+PROGRAM = """
+import asyncio, threading
+from engine import tool
+from tests.engine.tools.rounds import result_of
+
+@tool(timeout_seconds=0.01)
+def hang() -> None:
+    threading.Event().wait()
+
+print(asyncio.run(result_of(hang)).text)
+"""
+
+
+def test_a_thread_that_hangs_does_not_keep_the_program_from_ending() -> None:
+    """The process ends although its tool never does."""
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
+    )
+    assert "longer than 0.01 s" in ended.stdout
 
 
 async def test_cancelling_the_round_sets_every_signal() -> None:
@@ -218,7 +244,7 @@ async def test_whatever_a_tool_raises_is_an_error_for_the_model(
 
 
 async def test_one_bad_tool_does_not_touch_the_others() -> None:
-    """Every call has a result, in the order of the calls."""
+    """8.7: every call has a result, in the order of the calls; errors and unknown names go to the model."""
 
     @tool
     async def fine(n: int) -> int:

@@ -56,7 +56,7 @@ def pending(session: Session) -> dict[str, str]:
 
 
 async def test_active_calls_run_and_the_others_stay_open() -> None:
-    """In one reply: what has a handler runs; what is passive or not approved waits, and ends the turn."""
+    """8.7: what has a handler runs; what is passive or not approved waits, and ends the turn."""
     async with running(BOTH) as (engine, events):
         session = engine.session("s:m", tools=[add, pay, ASK])
         message = await session.send("go")
@@ -69,7 +69,7 @@ async def test_active_calls_run_and_the_others_stay_open() -> None:
 
 
 async def test_submitting_answers_goes_on_with_the_turn() -> None:
-    """Approved calls run, results are taken, and the model is sent all of them at once."""
+    """8.7: approved calls run, results are taken, and the model is sent all of them at once."""
     async with running(BOTH, Say("done")) as (engine, events):
         session = engine.session("s:m", tools=[add, pay, ASK])
         await session.send("go")
@@ -229,7 +229,7 @@ def again(times: int) -> list[Say]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> None:
-    """It sees the steps with their tools' results; the results stay in the history."""
+    """8.7: it sees the steps with their tools' results; the results stay in the history."""
     seen: list[int] = []
 
     def enough(steps: Sequence[StepResult]) -> bool:
@@ -259,7 +259,7 @@ async def test_a_condition_that_fails_is_the_hosts_error() -> None:
 
 @pytest.mark.parametrize(("rounds", "calls"), [(0, 1), (1, 2), (3, 4)])
 async def test_rounds_are_limited(rounds: int, calls: int) -> None:
-    """N rounds are at most N + 1 calls; none means that no tool runs, and its calls stay open."""
+    """8.7: N rounds are at most N + 1 calls; none means that no tool runs, and its calls stay open."""
     async with running(*again(5)) as (engine, _):
         session = engine.session("s:m", tools=[add])
         async with session.stream("go", max_tool_rounds=rounds) as turn:

@@ -131,6 +131,16 @@ def test_a_schema_says_what_docstrings_and_annotations_say() -> None:
     assert schema["required"] == ["name"]
 
 
+def test_a_types_schema_may_be_changed_by_whoever_got_it() -> None:
+    json_schema(Person)["title"] = "Changed"
+    assert json_schema(Person)["title"] == "Person"
+
+
+def test_a_hint_that_can_not_be_hashed_has_a_schema_too() -> None:
+    hint = Annotated[int, msgspec.Meta(extra_json_schema={"examples": [3]})]
+    assert json_schema(hint) == {"type": "integer", "examples": [3]}
+
+
 def test_a_docstring_is_read_without_its_indentation() -> None:
     class Long(msgspec.Struct):
         """Somebody.

@@ -1,0 +1,221 @@
+"""Many texts as requests of the size that a provider takes: side by side, in order, each retried by itself.
+
+A batch is as many texts in a row as fit by count and by estimated tokens. One that the provider finds too large
+all the same is cut in two, and again, until what fits is embedded and what doesn't stands alone: limits that
+nobody publishes, and estimates that are off, cost a few requests and no result. A failure that any further batch
+would share (the key, the model, spent credit) keeps those from being sent that have not begun.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import anyio
+import msgspec
+
+from adapters.contract import AttemptObserver, CallWarning
+from bus.errors import (
+    AdapterError,
+    AuthError,
+    CancelledError,
+    CapabilityError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    QuotaExceededError,
+)
+from bus.usage import TokenUsage
+
+from .contract import (
+    EmbeddingAdapter,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PartialEmbeddingError,
+    Vector,
+)
+
+AT_ONCE = 4
+"""Batches under way at the same time, if nobody says otherwise."""
+
+SHARE_OF_TOKENS = 0.8
+"""Of a request's token limit is filled, by estimate: so many percent of a guess are its error."""
+
+_TOO_MANY = re.compile(
+    r"batch|array too long|length of the list|tokens per request|too many (?:inputs|items|texts)|"
+    r"at most \d+ (?:inputs|requests|texts)|number of texts",
+    re.IGNORECASE,
+)
+"""How a request with too many texts is refused, in the words of those who have no code for it."""
+
+Batch: TypeAlias = range
+"""Indices of texts that go into one request."""
+
+RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
+
+
+def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
+    """The batches of texts of so many estimated tokens each; together they are all texts, in order.
+
+    A text that is larger than a whole request stands alone.
+    """
+    limit = can.max_request_tokens
+    most = None if limit is None else limit * SHARE_OF_TOKENS
+    batches: list[Batch] = []
+    start = 0
+    tokens = 0
+    for at, size in enumerate(estimates):
+        full = at - start >= can.max_inputs or (most is not None and tokens + size > most)
+        if full and at > start:
+            batches.append(range(start, at))
+            start, tokens = at, 0
+        tokens += size
+    if len(estimates) > start:
+        batches.append(range(start, len(estimates)))
+    return batches
+
+
+@dataclass
+class Gathered:
+    """What all batches came to. responses: by batch, in the order in which they ended."""
+
+    vectors: list[Vector | None]
+    failures: dict[int, AdapterError] = field(default_factory=dict)
+    responses: list[EmbeddingResponse] = field(default_factory=list)
+
+    @property
+    def usage(self) -> TokenUsage:
+        return sum((response.usage for response in self.responses[1:]), self._first_usage)
+
+    @property
+    def _first_usage(self) -> TokenUsage:
+        return self.responses[0].usage if self.responses else TokenUsage()
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        """Each once, however many batches had it."""
+        return tuple(dict.fromkeys(warning for response in self.responses for warning in response.warnings))
+
+    def complete(self) -> tuple[Vector, ...]:
+        """All vectors. Raises PartialEmbeddingError if some are missing; if all are, the first failure."""
+        if not self.failures:
+            return tuple(vector for vector in self.vectors if vector is not None)
+        first = self.failures[min(self.failures)]
+        if not self.responses:
+            raise first
+        raise PartialEmbeddingError(tuple(self.vectors), self.failures, self.usage) from first
+
+
+async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at_once: int = AT_ONCE) -> Gathered:
+    """Run all batches, at most `at_once` side by side. An AdapterError is not raised, but kept: see `Gathered`.
+
+    run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are.
+    """
+    gathered = Gathered([None] * texts)
+    waiting = list(reversed(batches))
+    final: AdapterError | None = None
+    workers = max(1, min(at_once, len(batches)))
+
+    async def work() -> None:
+        nonlocal final, workers
+        while waiting:
+            batch = waiting.pop()
+            if final is not None:
+                _fail(batch, final)
+                continue
+            try:
+                response = await run(batch)
+                _check_space(response, gathered)
+            except AdapterError as error:
+                if len(batch) > 1 and _is_too_large(error):
+                    half = len(batch) // 2
+                    waiting.extend((batch[half:], batch[:half]))
+                    if workers < at_once:
+                        workers += 1
+                        group.start_soon(work)
+                    continue
+                _fail(batch, error)
+                if _concerns_all(error):
+                    final = error
+            else:
+                gathered.responses.append(response)
+                for at, vector in zip(batch, response.vectors, strict=True):
+                    gathered.vectors[at] = vector
+        workers -= 1
+
+    def _fail(batch: Batch, error: AdapterError) -> None:
+        gathered.failures.update(dict.fromkeys(batch, error))
+
+    try:
+        async with anyio.create_task_group() as group:
+            for _ in range(workers):
+                group.start_soon(work)
+    except ExceptionGroup as error:
+        raise _first(error) from None
+    return gathered
+
+
+def _first(error: Exception) -> Exception:
+    """Of several workers that met the same fault, the first's."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _check_space(response: EmbeddingResponse, gathered: Gathered) -> None:
+    """Raise unless the vectors can be compared with those that came before: a mixture would be worthless."""
+    if gathered.responses and response.dimensions != (known := gathered.responses[0].dimensions):
+        raise CapabilityError(f"{response.model} gave {response.dimensions} dimensions where {known} came before")
+
+
+def _is_too_large(error: AdapterError) -> bool:
+    """Whether fewer texts could pass. Servers without a code for it speak of the batch."""
+    if isinstance(error, ContextOverflowError) or error.provider_status == 413:
+        return True
+    return isinstance(error, InvalidRequestError) and _TOO_MANY.search(error.provider_message) is not None
+
+
+def _concerns_all(error: AdapterError) -> bool:
+    return isinstance(error, AuthError | NotFoundError | QuotaExceededError | CapabilityError | CancelledError)
+
+
+async def embed_all(
+    adapter: EmbeddingAdapter,
+    request: EmbeddingRequest,
+    *,
+    at_once: int = AT_ONCE,
+    on_attempt: AttemptObserver | None = None,
+) -> EmbeddingResponse:
+    """The vectors of as many texts as there are, in order. Needs no engine.
+
+    Each batch is a request of its own, with the request's id and a number. Raises PartialEmbeddingError, which has
+    what was embedded; AdapterError if nothing was, or there is nothing to embed.
+    """
+    can = adapter.get_embedding_capabilities(request.model)
+    estimates = [adapter.estimate_text_tokens(text, model=request.model) for text in request.inputs]
+    batches = plan_batches(estimates, can)
+    if len(batches) <= 1:
+        batches = [range(len(request.inputs))]
+
+    async def run(batch: Batch) -> EmbeddingResponse:
+        part = msgspec.structs.replace(
+            request,
+            request_id=f"{request.request_id}.{batch.start}-{batch.stop}",
+            inputs=request.inputs[batch.start : batch.stop],
+        )
+        return await adapter.embed(part, on_attempt=on_attempt)
+
+    gathered = await run_batches(batches, run, texts=len(request.inputs), at_once=at_once)
+    vectors = gathered.complete()
+    first = gathered.responses[0]
+    return msgspec.structs.replace(
+        first,
+        request_id=request.request_id,
+        vectors=vectors,
+        usage=gathered.usage,
+        latency_ms=max(response.latency_ms for response in gathered.responses),
+        warnings=gathered.warnings,
+    )

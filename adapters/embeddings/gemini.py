@@ -1,0 +1,121 @@
+"""Gemini's ``batchEmbedContents``: a list of requests, each with its own text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.settings import own_options
+from bus.errors import StreamError
+from bus.json_types import Json, JsonObject
+
+from .contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
+from .vectors import from_numbers
+from .wire import EmbeddingReply, token_count
+
+_TASKS: Mapping[str, str] = {
+    "query": "RETRIEVAL_QUERY",
+    "document": "RETRIEVAL_DOCUMENT",
+    "classification": "CLASSIFICATION",
+    "clustering": "CLUSTERING",
+    "similarity": "SEMANTIC_SIMILARITY",
+    "question_answering": "QUESTION_ANSWERING",
+    "fact_verification": "FACT_VERIFICATION",
+    "code_query": "CODE_RETRIEVAL_QUERY",
+}
+_PREFIXES: Mapping[str, str] = {
+    "query": "task: search result | query: ",
+    "document": "title: none | text: ",
+    "classification": "task: classification | query: ",
+    "clustering": "task: clustering | query: ",
+    "similarity": "task: sentence similarity | query: ",
+    "question_answering": "task: question answering | query: ",
+    "fact_verification": "task: fact checking | query: ",
+    "code_query": "task: code retrieval | query: ",
+}
+"""How models since gemini-embedding-2 are told what a text is for: they know no task types."""
+
+_PREFIXED = re.compile(r"gemini-embedding-(?!001|exp)")
+_WITHOUT_TASKS = re.compile(r"(?:^|/)embedding-001$")
+
+_COMMON = EmbeddingCapabilities(
+    max_inputs=100,
+    max_input_tokens=2048,
+    dimensions=3072,
+    input_types=INPUT_TYPES,
+    cuts_silently=True,
+)
+
+
+class _Values(msgspec.Struct, gc=False):
+    values: list[float]
+
+
+class _Usage(msgspec.Struct, gc=False):
+    promptTokenCount: float | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    """embedding: of one text, as ``embedContent`` says it."""
+
+    embeddings: list[_Values] | None = None
+    embedding: _Values | None = None
+    usageMetadata: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class GeminiEmbeddings(msgspec.Struct, frozen=True):
+    """version: of the API, as it stands in the path."""
+
+    version: str = "v1beta"
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        if _PREFIXED.search(model):
+            return msgspec.structs.replace(_COMMON, max_input_tokens=8192)
+        if model.rpartition("/")[2].startswith("text-embedding-"):
+            return msgspec.structs.replace(_COMMON, dimensions=768)
+        if _WITHOUT_TASKS.search(model):
+            return msgspec.structs.replace(_COMMON, dimensions=768, supports_dimensions=False, input_types=())
+        return _COMMON
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
+        shared: JsonObject = {"model": name}
+        prefix = ""
+        if request.input_type is not None:
+            if _PREFIXED.search(name):
+                prefix = _PREFIXES[request.input_type]
+            else:
+                shared["taskType"] = _TASKS[request.input_type]
+        if request.dimensions is not None:
+            shared["outputDimensionality"] = request.dimensions
+        for options in own_options(request, "gemini", provider):
+            shared.update(options)
+        texts: list[Json] = [
+            {**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.inputs
+        ]
+        path = f"/{self.version}/{quote(name, safe='/-._~@')}:batchEmbedContents"
+        return WireCall(path, encode_json({"requests": texts}))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        found = reply.embeddings if reply.embedding is None else [reply.embedding]
+        if found is None:
+            raise StreamError("the reply holds no embeddings")
+        counted = _count(reply.usageMetadata)
+        raw = bytes(reply.usageMetadata) if counted is not None else None
+        return EmbeddingReply([from_numbers(item.values) for item in found], counted, usage=raw)
+
+
+def _count(usage: msgspec.Raw) -> int | None:
+    try:
+        return token_count(msgspec.json.decode(usage, type=_Usage).promptTokenCount)
+    except msgspec.ValidationError:
+        return None

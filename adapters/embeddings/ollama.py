@@ -1,0 +1,56 @@
+"""Ollama's ``/api/embed``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.settings import own_options
+from bus.json_types import Json, JsonObject
+
+from .contract import EmbeddingCapabilities, EmbeddingRequest
+from .vectors import from_numbers
+from .wire import EmbeddingReply, token_count
+
+PATH = "/api/embed"
+
+
+class _Reply(msgspec.Struct, gc=False):
+    embeddings: list[list[float]]
+    model: str | None = None
+    prompt_eval_count: float | None = None
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class OllamaEmbeddings(msgspec.Struct, frozen=True):
+    """defaults: further fields of the body, such as how long the model stays loaded."""
+
+    defaults: Mapping[str, Json] = {}
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=128, supports_truncation=True)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        body: JsonObject = {
+            **self.defaults,
+            "model": request.wire_model,
+            "input": list(request.inputs),
+            "truncate": request.truncate,
+        }
+        if request.dimensions is not None:
+            body["dimensions"] = request.dimensions
+        for options in own_options(request, "ollama", provider):
+            body.update(options)
+        return WireCall(PATH, encode_json(body))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        counted = token_count(reply.prompt_eval_count)
+        vectors = [from_numbers(numbers) for numbers in reply.embeddings]
+        usage = msgspec.json.encode({"prompt_eval_count": counted}) if counted is not None else None
+        return EmbeddingReply(vectors, counted, reply.model, usage=usage)

@@ -1,0 +1,115 @@
+"""OpenAI's ``/v1/embeddings``, which many servers speak, with a few differences that are fields below."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.reported_cost import reported_cost
+from adapters.settings import own_options
+from bus.json_types import Json, JsonObject
+
+from .contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
+from .wire import EmbeddingReply, in_order, token_count
+
+PATH = "/v1/embeddings"
+
+_OPENAI = EmbeddingCapabilities(
+    max_inputs=2048, max_input_tokens=8192, max_request_tokens=300_000, encodings=("base64", "float")
+)
+_MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
+    (r"text-embedding-3-small", msgspec.structs.replace(_OPENAI, dimensions=1536)),
+    (r"text-embedding-3-large", msgspec.structs.replace(_OPENAI, dimensions=3072)),
+    (r"text-embedding-ada-002", msgspec.structs.replace(_OPENAI, dimensions=1536, supports_dimensions=False)),
+    (
+        r"mistral-embed",
+        EmbeddingCapabilities(
+            max_inputs=512,
+            max_input_tokens=8192,
+            max_request_tokens=16_384,
+            dimensions=1024,
+            supports_dimensions=False,
+        ),
+    ),
+)
+"""By a regular expression for the model's name, wherever it is served."""
+
+UNKNOWN_MAX_INPUTS = 256
+"""Of servers that don't say; one that takes fewer refuses the request, and it is cut in two."""
+
+
+class _Item(msgspec.Struct, gc=False):
+    embedding: str | list[float]
+    index: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: float | None = None
+    total_tokens: float | None = None
+    cost: Json = None
+    is_byok: Json = None
+    cost_details: Json = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    data: list[_Item]
+    model: str | None = None
+    id: str | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
+    """path: below the base URL. dimensions_field: the wire's name for dimensions. base64: vectors can be had so.
+
+    protocol: under which name `provider_options` are merged into the body.
+    """
+
+    path: str = PATH
+    dimensions_field: str = "dimensions"
+    base64: bool = True
+    protocol: str = "openai"
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        encodings: tuple[Encoding, ...] = ("base64", "float") if self.base64 else ("float",)
+        for pattern, row in _MODELS:
+            if re.search(pattern, model):
+                return msgspec.structs.replace(row, encodings=encodings)
+        return EmbeddingCapabilities(max_inputs=UNKNOWN_MAX_INPUTS, encodings=encodings)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        body: JsonObject = {"model": request.wire_model, "input": list(request.inputs)}
+        if self.base64 or request.encoding == "base64":
+            body["encoding_format"] = request.encoding
+        if request.dimensions is not None:
+            body[self.dimensions_field] = request.dimensions
+        for options in own_options(request, self.protocol, provider):
+            body.update(options)
+        return WireCall(self.path, encode_json(body))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        return read_reply(body)
+
+
+def read_reply(body: bytes) -> EmbeddingReply:
+    """A reply of this protocol, from whichever server."""
+    reply = _decode(body)
+    try:
+        usage = msgspec.json.decode(reply.usage, type=_Usage)
+    except msgspec.ValidationError:
+        usage = _Usage()
+    counted = token_count(usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens)
+    return EmbeddingReply(
+        in_order(reply.data),
+        counted,
+        reply.model,
+        reply.id,
+        usage=bytes(reply.usage) if counted is not None else None,
+        cost_nano_usd=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
+    )

@@ -1,0 +1,46 @@
+"""Vectors from what stands in replies: float32 in base64, or JSON numbers."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from array import array
+from collections.abc import Sequence
+
+from bus.errors import StreamError
+
+from .contract import Vector
+
+_BYTES = 4
+
+
+def read_vector(value: str | Sequence[float]) -> Vector:
+    """A vector from either form, whichever was asked for. Raises StreamError for what is none."""
+    if not isinstance(value, str):
+        return from_numbers(value)
+    try:
+        raw = base64.b64decode(value, validate=True)
+    except ValueError as error:
+        raise StreamError(f"a vector is no base64: {error}") from error
+    return from_bytes(raw)
+
+
+def from_bytes(raw: bytes) -> Vector:
+    """Little-endian float32 numbers."""
+    if not raw or len(raw) % _BYTES:
+        raise StreamError(f"a vector of {len(raw)} bytes is not made of float32 numbers")
+    vector = array("f")
+    vector.frombytes(raw)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector
+
+
+def from_numbers(numbers: Sequence[float]) -> Vector:
+    """JSON's numbers, rounded to the float32 that models compute in."""
+    if not numbers:
+        raise StreamError("a vector is empty")
+    try:
+        return array("f", numbers)
+    except (OverflowError, TypeError) as error:
+        raise StreamError(f"a vector has what is no number: {error}") from error

@@ -1,0 +1,79 @@
+"""Voyage AI: OpenAI's shape of a reply, and a request of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.settings import own_options
+from bus.json_types import JsonObject
+
+from .contract import EmbeddingCapabilities, EmbeddingRequest
+from .http import EmbeddingOnlyAdapter
+from .openai import read_reply
+from .wire import EmbeddingReply
+
+PATH = "/v1/embeddings"
+
+_FIXED = EmbeddingCapabilities(
+    max_inputs=1000,
+    max_input_tokens=32_000,
+    max_request_tokens=120_000,
+    dimensions=1024,
+    supports_dimensions=False,
+    input_types=("query", "document"),
+    supports_truncation=True,
+    encodings=("base64", "float"),
+)
+_CHOSEN = msgspec.structs.replace(_FIXED, supports_dimensions=True, dimension_choices=(256, 512, 1024, 2048))
+_LITE = msgspec.structs.replace(_CHOSEN, max_request_tokens=1_000_000)
+
+_MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
+    (r"voyage-(?:3\.5|\d+)-lite$", _LITE),
+    (r"voyage-(?:3\.5|[4-9])$", msgspec.structs.replace(_CHOSEN, max_request_tokens=320_000)),
+    (r"voyage-(?:\d+-large|code-[3-9])$", _CHOSEN),
+    (r"voyage-2$", msgspec.structs.replace(_FIXED, max_input_tokens=4000, max_request_tokens=320_000)),
+    (r"voyage-(?:law|code)-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000)),
+)
+_OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
+"""What is known of a model that isn't in the table: the tightest of the limits."""
+
+
+class VoyageEmbeddings(msgspec.Struct, frozen=True):
+    """Voyage's ``/v1/embeddings``."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        if model == "voyage-3-lite":
+            return msgspec.structs.replace(_FIXED, dimensions=512)
+        return next((row for pattern, row in _MODELS if re.match(pattern, model)), _OF_TOMORROW)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        body: JsonObject = {
+            "model": request.wire_model,
+            "input": list(request.inputs),
+            "truncation": request.truncate,
+        }
+        if request.encoding == "base64":
+            body["encoding_format"] = "base64"  # there is no name for the other
+        if request.input_type is not None:
+            body["input_type"] = request.input_type
+        if request.dimensions is not None:
+            body["output_dimension"] = request.dimensions
+        for options in own_options(request, "voyage", provider):
+            body.update(options)
+        return WireCall(PATH, encode_json(body))
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        return read_reply(body)
+
+
+class VoyageAdapter(EmbeddingOnlyAdapter):
+    """Voyage AI's embedding models. A request's ``provider_options["voyage"]`` is merged into the body."""
+
+    default_name = "voyage"
+    default_base_url = "https://api.voyageai.com"
+    embedding_wire = VoyageEmbeddings()

@@ -1,0 +1,130 @@
+"""What an embedding protocol is to the code that sends and waits: pure functions over a request and its reply."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from adapters.contract import CallWarning
+from adapters.http_adapter import WireCall
+from adapters.settings import changed, dropped
+from bus.errors import CapabilityError, InvalidRequestError, StreamError
+from bus.json_types import Json
+
+from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
+from .vectors import read_vector
+
+
+class EmbeddingReply(msgspec.Struct):
+    """What a reply says. input_tokens: None if it doesn't. usage: as it came. The rest as in `TokenUsage`."""
+
+    vectors: list[Vector]
+    input_tokens: int | None = None
+    model: str | None = None
+    response_id: str | None = None
+    usage: bytes | None = None
+    details: dict[str, int] | None = None
+    cost_nano_usd: int | None = None
+
+
+class EmbeddingWire(Protocol):
+    """One provider's way to write a request and a reply."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        """What a model can do, by its name on the wire; what is known of any model, if that one isn't known."""
+        ...
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        """The request on the wire. It is one that `fit` gave: it asks for nothing that the model hasn't."""
+        ...
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        """The vectors in the order of the inputs. Raises StreamError, or msgspec's decoding errors."""
+        ...
+
+
+def fit(
+    request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
+) -> tuple[EmbeddingRequest, list[CallWarning]]:
+    """The request without what the model hasn't, and what was left out. estimate: the tokens of a text, about.
+
+    Raises CapabilityError for dimensions that can't be had, and for more inputs than go into one request.
+    """
+    if not request.inputs:
+        raise InvalidRequestError("there is no text to embed")
+    if len(request.inputs) > can.max_inputs:
+        raise CapabilityError(
+            f"{provider} takes {can.max_inputs} texts in one request, not {len(request.inputs)}: use embed_all"
+        )
+    warnings: list[CallWarning] = []
+    dimensions, input_type = request.dimensions, request.input_type
+    if dimensions is not None:
+        refusal = can.refusal(dimensions)
+        if refusal is not None:
+            raise CapabilityError(f"{request.wire_model} has no vectors of {dimensions} dimensions: {refusal}")
+        if not can.supports_dimensions:
+            dimensions = None  # they are what the model has
+    if input_type is not None and input_type not in can.input_types:
+        warnings.append(dropped("input_type", provider, f"{request.wire_model} has no {input_type!r}"))
+        input_type = None
+    if request.truncate and not can.supports_truncation and not can.cuts_silently:
+        warnings.append(dropped("truncate", provider, "it refuses a text that is too long, whatever is asked"))
+    if can.cuts_silently and not request.truncate and can.max_input_tokens is not None:
+        long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
+        if long:
+            most = f"{request.wire_model} reads {can.max_input_tokens} tokens and cuts what is longer"
+            warnings.append(CallWarning("input_may_be_cut", f"text {', '.join(long[:10])}: {most}"))
+    encoding = request.encoding or can.encodings[0]
+    if encoding not in can.encodings:
+        warnings.append(changed("encoding", encoding, can.encodings[0], f"{provider} has no other"))
+        encoding = can.encodings[0]
+    fitted = msgspec.structs.replace(request, dimensions=dimensions, input_type=input_type, encoding=encoding)
+    return fitted, warnings
+
+
+def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
+    """Raise unless there is one vector for each text, all of one length: that which was asked for."""
+    if len(reply.vectors) != len(request.inputs):
+        what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
+        raise StreamError(what, retryable=False)  # it was paid for, and would be again
+    sizes = {len(vector) for vector in reply.vectors}
+    if len(sizes) > 1:
+        what = f"the vectors of one reply have different dimensions: {sorted(sizes)}"
+        raise StreamError(what, retryable=False)
+    if request.dimensions is not None and sizes != {request.dimensions}:
+        raise CapabilityError(
+            f"{request.wire_model} was asked for {request.dimensions} dimensions and gave {sizes.pop()}: "
+            "the server doesn't know the parameter"
+        )
+
+
+class Placed(Protocol):
+    """A vector that says where it belongs."""
+
+    embedding: str | list[float]
+    index: int | None
+
+
+P = TypeVar("P", bound=Placed)
+
+
+def in_order(items: Sequence[P]) -> list[Vector]:
+    """The vectors by their `index`; as they came if all have the same, or none. Else StreamError."""
+    places = [item.index for item in items]
+    if len(set(places)) <= 1:
+        return [read_vector(item.embedding) for item in items]
+    if sorted(-1 if place is None else place for place in places) != list(range(len(items))):
+        what = f"the vectors' indices are {places[:10]}, not each from 0 to {len(items) - 1} once"
+        raise StreamError(what, retryable=False)
+    vectors: dict[int | None, Vector] = {item.index: read_vector(item.embedding) for item in items}
+    return [vectors[place] for place in range(len(items))]
+
+
+def token_count(value: Json | float) -> int | None:
+    """A count, which some proxies send as a float; nonsense is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        return None
+    return int(value)

@@ -1,0 +1,186 @@
+"""How far the embeddings agree with recorded traffic of real providers.
+
+    python benchmarks/recorded_embeddings.py FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+
+The sibling of `recorded_agreement`, for the files ``embeddings_*.jsonl``: each exchange goes through the real
+adapter, its body whole, byte by byte and cut at random. Compared are the number of vectors, their dimensions,
+their first values and their sums, the served model, the tokens and the class of an error. Values are float32: they
+agree when they are those of the wire, rounded to that. Exits with 1 at any disagreement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from adapters import AdapterConfig, AdapterError, create_adapter
+from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
+from adapters.embeddings.http import EmbedsOverHttp
+from benchmarks.recorded_agreement import CountingClock, Recording, Tally, fragments, report
+from bus.json_types import JsonObject
+
+PROTOCOLS = ("openai", "gemini", "voyage", "cohere", "bedrock")
+"""By the ends of the files' names; the adapters' types are called the same."""
+
+MODES = ("whole", "random-1", "random-2", "byte")
+LARGEST_BY_BYTE = 64 * 1024
+SUM_ERROR = 1e-4
+"""A sum of a few thousand float32 numbers is off by less."""
+
+
+@dataclass
+class Outcome:
+    """What an adapter made of an exchange. failure: what no adapter may do."""
+
+    response: EmbeddingResponse | None = None
+    error: AdapterError | None = None
+    failure: str | None = None
+
+
+def texts_of(body: JsonObject) -> tuple[str, ...]:
+    """The texts that a recorded request asks for, wherever its protocol has them."""
+    match body:
+        case {"input": list(texts)} | {"texts": list(texts)}:
+            return tuple(map(str, texts))
+        case {"requests": list(requests)}:
+            return tuple("?" for _ in requests)
+        case _:
+            return ("?",)
+
+
+def model_of(case: Mapping[str, Any]) -> str:
+    """The model that a recorded request names, in its body or in its path."""
+    named: str | None = case["request_body"].get("model")
+    if named is not None:
+        return named
+    path: str = unquote(case["path"])
+    for before, after in (("/models/", ":"), ("/model/", "/invoke")):
+        if before in path:
+            return path.partition(before)[2].rpartition(after)[0]
+    return "unknown"
+
+
+async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
+    config = AdapterConfig(api_key="recorded-traffic-key", base_url="http://127.0.0.1:1", max_retries=0)
+    adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
+    assert isinstance(adapter, EmbedsOverHttp)
+    adapter._transport = Recording(case, fragments(case["response_body"].encode(), mode))
+    request = EmbeddingRequest(
+        request_id="req_1",
+        model=f"{kind}:{model_of(case)}",
+        inputs=texts_of(case["request_body"]),
+        input_type="document",
+    )
+    try:
+        return Outcome(response=await adapter.embed(request))
+    except AdapterError as error:
+        return Outcome(error=error)
+    except Exception as error:
+        return Outcome(failure=f"raised {type(error).__name__}: {error}")
+
+
+def compare(case: Mapping[str, Any], outcome: Outcome) -> Iterator[str]:
+    """Each field in which the outcome differs from what is known to be true."""
+    oracle = case["oracle"]
+    wanted_error = (oracle.get("contract") or {}).get("error_class")
+    found_error = outcome.error.error_class.value if outcome.error is not None else None
+    if found_error != wanted_error:
+        yield f"error class: {found_error} ({outcome.error}), not {wanted_error}"
+    if outcome.error is not None:
+        said = oracle["error"]
+        if said is not None and said["message"] != outcome.error.provider_message:
+            yield f"message: {outcome.error.provider_message}, not {said['message']}"
+        return
+    response, wanted = outcome.response, oracle["embedding"]
+    if response is None:
+        return
+    if len(response.vectors) != wanted["count"]:
+        yield f"count: {len(response.vectors)}, not {wanted['count']}"
+    dimensions = [len(vector) for vector in response.vectors]
+    if dimensions != wanted["dims"]:
+        yield f"dimensions: {dimensions}, not {wanted['dims']}"
+    for vector, first, total in zip(response.vectors, wanted["first4"], wanted["sum"], strict=False):
+        if vector[:4] != array("f", first):
+            yield f"values: {vector[:4].tolist()}, not {first}"
+        if abs(sum(vector) - total) > SUM_ERROR:
+            yield f"sum: {sum(vector)}, not {total}"
+    if oracle["model"] is not None and response.model.partition(":")[2] != oracle["model"]:
+        yield f"model: {response.model}, not {oracle['model']}"
+    tokens = _tokens(oracle["usage"])
+    counted = None if response.usage.estimated else response.usage.input_tokens
+    if counted != tokens:
+        yield f"input tokens: {counted}, not {tokens}"
+
+
+def _tokens(usage: Any) -> int | None:
+    """What the provider says that it will bill; None if it doesn't say."""
+    match usage:
+        case {"billed_units": {"input_tokens": int(tokens)}}:
+            return tokens
+        case {"prompt_tokens": int(tokens)} | {"promptTokenCount": int(tokens)}:
+            return tokens
+        case {"inputTextTokenCount": int(tokens)} | {"total_tokens": int(tokens)}:
+            return tokens
+        case _:
+            return None
+
+
+async def measure(path: Path, kind: str) -> dict[str, Tally]:
+    """The tally of each way to cut the bodies."""
+    with path.open(encoding="utf-8") as lines:
+        cases = [json.loads(line) for line in lines if line.strip()]
+    tallies: dict[str, Tally] = {}
+    for case in cases:
+        if not case["oracle"].get("reliable"):
+            continue
+        for mode in MODES:
+            if mode == "byte" and len(case["response_body"]) > LARGEST_BY_BYTE:
+                continue
+            tally = tallies.setdefault(mode, Tally())
+            tally.exchanges += 1
+            outcome = await play(kind, case, mode)
+            if outcome.failure is not None:
+                tally.failures.append(f"{case['id']}: {outcome.failure}")
+                tally.disagreeing.add(case["id"])
+            for difference in compare(case, outcome):
+                tally.disagreements.append(f"{case['id']}: {difference}")
+                tally.disagreeing.add(case["id"])
+    return tallies
+
+
+def run(folder: Path) -> tuple[str, bool]:
+    """Measure every protocol whose file is in the folder; good is only if all of them agree in all."""
+    results: dict[str, dict[str, Tally]] = {}
+    for kind in PROTOCOLS:
+        path = folder / f"embeddings_{kind}.jsonl"
+        if path.exists():
+            results[f"embed {kind}"] = asyncio.run(measure(path, kind))
+    text, _ = report(results)
+    return text, not any(tally.disagreeing for tallies in results.values() for tally in tallies.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Agreement of the embeddings with recorded traffic.")
+    parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
+    folder = parser.parse_args().folder
+    if folder is None or not Path(folder).is_dir():
+        print(f"skipped: no folder of recorded traffic ({folder}); give one, or set CALLBOARD_RECORDED")
+        return 0
+    text, good = run(Path(folder))
+    print(text)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""What a call publishes: a start for each attempt, and exactly one end for each start, whatever its kind.
+
+Shared by `call` (conversations) and `embedding`. Nothing here waits, so that a `finally` may use all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from adapters import (
+    AdapterError,
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptReport,
+    AttemptStarted,
+    CallWarning,
+    StopReason,
+    TokenUsage,
+)
+from bus import Bus, Clock, Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
+from tracestore import PriceTable
+
+
+class EventScene(msgspec.Struct, frozen=True, kw_only=True):
+    """What the events of a call say besides what happens in it.
+
+    prices: asked when an attempt starts. priced_as: whose published prices the model has, see
+    `engine.published_prices`.
+    """
+
+    bus: Bus
+    clock: Clock
+    prices: Callable[[], PriceTable]
+    routing: RoutingDecision
+    session_id: str | None = None
+    turn_id: str | None = None
+    caused_by: str | None = None
+    tags: dict[str, str] | None = None
+    estimated_input_tokens: int | None = None
+    priced_as: str | None = None
+
+
+class Served(Protocol):
+    """A response of any kind, as far as its event tells of it."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def usage(self) -> TokenUsage: ...
+    @property
+    def response_id(self) -> str | None: ...
+    @property
+    def provider_request_id(self) -> str | None: ...
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]: ...
+
+
+class CallEvents:
+    """The events of one call. operation: what kind of call, in OpenTelemetry's word for it.
+
+    failure_cost: of what a failed or cancelled call had used, if that is known. Nothing is heard of attempts once
+    `over` is set.
+    """
+
+    operation = "chat"
+
+    def __init__(self, scene: EventScene, request_id: str, message_id: str | None, *, streamed: bool) -> None:
+        self.failure_cost: Cost | None = None
+        self.over = False
+        self.streamed = streamed
+        self._events = scene
+        self._request_id = request_id
+        self._message_id = message_id
+        self._attempt = 0
+        self._attempt_open = False
+        self._started_ns = 0
+        self._attempt_us = 0
+        self._first_token_ms: int | None = None
+        self._prices: PriceTable | None = None
+
+    def begin(self) -> None:
+        """The call's time counts from here."""
+        self._started_ns = self._events.clock.monotonic_ns()
+
+    # -- reports of the adapter, synchronous
+
+    def on_attempt(self, report: AttemptReport) -> None:
+        if not self.over:
+            self._note_attempt(report)
+
+    def _note_attempt(self, report: AttemptReport) -> None:
+        match report:
+            case AttemptStarted():
+                self._attempt, self._attempt_open = report.attempt, True
+                self._attempt_us = self._events.clock.now_us()
+                self._prices = self._events.prices()
+                self._publish(self._started(report))
+            case AttemptFirstEvent():
+                if self._first_token_ms is None:
+                    self._first_token_ms = self._elapsed_ms()
+            case AttemptFailed():
+                self._attempt_open = False
+                self._publish(self._failed(report.error, will_retry=True, delay=report.delay_seconds))
+
+    # -- events
+
+    def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
+        scene = self._events
+        scene.bus.publish(
+            event,
+            session_id=scene.session_id,
+            turn_id=scene.turn_id,
+            request_id=self._request_id,
+            attempt=self._attempt,
+            message_id=self._message_id,
+            caused_by=scene.caused_by,
+            tags=scene.tags,
+        )
+
+    def publish_terminal(self, terminal: LlmCallCompleted | LlmCallFailed | None, error: AdapterError) -> None:
+        """The end that is missing. terminal: None if the call failed, with this error."""
+        if terminal is None:
+            terminal = self._failed(error, will_retry=False, delay=0.0)
+        if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
+            self._note_attempt(AttemptStarted(1))
+        if self._attempt_open:
+            self._attempt_open = False
+            self._publish(terminal)
+        elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
+            self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
+            self._attempt_open = False
+            self._publish(terminal)
+
+    def _started(self, report: AttemptStarted) -> LlmCallStarted:
+        routing = self._events.routing
+        return LlmCallStarted(
+            provider=routing.provider,
+            model=routing.model,
+            requested_model=routing.requested,
+            streamed=self.streamed,
+            operation=self.operation,
+            reason=report.reason,
+            routing=routing if report.attempt == 1 else None,
+            estimated_input_tokens=self._events.estimated_input_tokens,
+            priced_as=self._events.priced_as,
+        )
+
+    def completed(
+        self, response: Served, cost: Cost, stop_reason: StopReason, raw_stop_reason: str | None = None
+    ) -> LlmCallCompleted:
+        return LlmCallCompleted(
+            provider=self._events.routing.provider,
+            model=self._events.routing.model,
+            served_model=response.model,
+            stop_reason=stop_reason,
+            raw_stop_reason=raw_stop_reason,
+            usage=response.usage,
+            cost=cost,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self._first_token_ms,
+            response_id=response.response_id,
+            provider_request_id=response.provider_request_id,
+            warnings=tuple(warning.code for warning in response.warnings),
+        )
+
+    def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
+        routing = self._events.routing
+        cost = self.price(error.usage) if error.usage is not None else None
+        if not will_retry:
+            self.failure_cost = cost
+        return LlmCallFailed(
+            provider=routing.provider,
+            model=routing.model,
+            error_class=error.error_class,
+            error_type=type(error).__name__,
+            message=str(error)[:2000],
+            will_retry=will_retry,
+            retry_count=max(self._attempt, 1) - 1,
+            delay_seconds=delay,
+            provider_status=error.provider_status,
+            provider_code=error.provider_code,
+            provider_request_id=error.provider_request_id,
+            retry_after_seconds=error.retry_after_seconds,
+            usage=error.usage,
+            cost=cost,
+            latency_ms=self._elapsed_ms(),
+            first_token_ms=self._first_token_ms,
+        )
+
+    def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
+        """What the provider says it cost, else under the table in force when the attempt started.
+
+        What that table gives is kept beside the provider's figure.
+        """
+        prices, scene = self._prices or self._events.prices(), self._events
+        computed = prices.price(
+            scene.routing.model, usage, self._attempt_us, served_model=served, priced_as=scene.priced_as
+        )
+        reported = usage.reported_cost_nano_usd
+        if reported is None:
+            return computed
+        version, reason = computed.pricing_version, computed.reason
+        return Cost(reported, CostSource.PROVIDER, version, reason, computed.nano_usd)
+
+    def _elapsed_ms(self) -> int:
+        return (self._events.clock.monotonic_ns() - self._started_ns) // 1_000_000

@@ -1,0 +1,213 @@
+"""Many texts become requests of the right size, side by side; each batch stands or falls by itself."""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Callable
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters import (
+    AdapterError,
+    AttemptObserver,
+    AuthError,
+    ContextOverflowError,
+    InvalidRequestError,
+    TokenUsage,
+)
+from adapters.embeddings import (
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PartialEmbeddingError,
+    embed_all,
+    plan_batches,
+)
+from adapters.embeddings.batching import SHARE_OF_TOKENS
+from bus.errors import ServerError
+
+pytestmark = pytest.mark.anyio
+
+Fault = Callable[[tuple[str, ...]], AdapterError | None]
+
+
+class Embedder:
+    """Embeds a text as its number, ten texts at once at most. fault: of a batch; pause: of each, in seconds."""
+
+    name = "toy"
+
+    def __init__(
+        self, fault: Fault = lambda texts: None, *, pause: Callable[[int], float] = lambda _: 1.0
+    ) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self._fault = fault
+        self._pause = pause
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        self.asked.append(request.inputs)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await anyio.sleep(self._pause(len(self.asked)))
+        finally:
+            self.at_once -= 1
+        if (error := self._fault(request.inputs)) is not None:
+            raise error
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model="toy:m",
+            provider="toy",
+            vectors=tuple(array("f", [float(text)]) for text in request.inputs),
+            usage=TokenUsage(len(request.inputs)),
+        )
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=10)
+
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        return 1
+
+    async def cancel(self, request_id: str) -> bool:
+        return False
+
+    async def close(self) -> None:
+        pass
+
+
+def asking(count: int) -> EmbeddingRequest:
+    return EmbeddingRequest(request_id="req", model="toy:m", inputs=tuple(map(str, range(count))))
+
+
+def numbers(vectors: tuple[array[float] | None, ...]) -> list[float | None]:
+    return [None if vector is None else vector[0] for vector in vectors]
+
+
+# -- how texts are cut into batches
+
+
+@given(
+    st.lists(st.integers(0, 100), max_size=60),
+    st.integers(1, 12),
+    st.one_of(st.none(), st.integers(1, 300)),
+)
+def test_batches_are_all_texts_in_order_and_as_large_as_the_limits_allow(
+    estimates: list[int], most: int, limit: int | None
+) -> None:
+    can = EmbeddingCapabilities(max_inputs=most, max_request_tokens=limit)
+    batches = plan_batches(estimates, can)
+    assert [at for batch in batches for at in batch] == list(range(len(estimates)))
+    allowed = float("inf") if limit is None else limit * SHARE_OF_TOKENS
+    for batch in batches:
+        tokens = sum(estimates[at] for at in batch)
+        assert 1 <= len(batch) <= most
+        assert len(batch) == 1 or tokens <= allowed
+    for batch, after in itertools.pairwise(batches):
+        with_next = sum(estimates[at] for at in batch) + estimates[after.start]
+        assert len(batch) == most or with_next > allowed, "it had room for one more"
+
+
+# -- how they run
+
+
+async def test_vectors_come_in_the_order_of_the_texts_whichever_batch_ends_first() -> None:
+    adapter = Embedder(pause=lambda n: 10.0 - n)
+    response = await embed_all(adapter, asking(35), at_once=3)
+    assert numbers(response.vectors) == [float(n) for n in range(35)]
+    assert [len(texts) for texts in adapter.asked] == [10, 10, 10, 5]
+    assert adapter.most_at_once == 3
+    assert response.usage.input_tokens == 35
+    assert response.request_id == "req"
+
+
+async def test_one_batch_that_fails_costs_only_its_own_texts() -> None:
+    """The error has the vectors of the others, what they used, and the reason by the text's index."""
+    adapter = Embedder(lambda texts: ServerError("broken", provider="toy") if "12" in texts else None)
+    with pytest.raises(
+        PartialEmbeddingError, match=r"10 of 30 texts were not embedded \(number 10, 11, "
+    ) as caught:
+        await embed_all(adapter, asking(30))
+    error = caught.value
+    assert sorted(error.failures) == list(range(10, 20))
+    assert numbers(error.vectors) == [*map(float, range(10)), *[None] * 10, *map(float, range(20, 30))]
+    assert error.usage.input_tokens == 20
+    assert error.retryable
+    assert error.provider == "toy"
+    assert len(adapter.asked) == 3, "the others were sent once"
+
+
+async def test_if_nothing_was_embedded_it_is_the_first_failure_that_is_raised() -> None:
+    adapter = Embedder(lambda texts: ServerError(f"broken at {texts[0]}"))
+    with pytest.raises(ServerError, match="broken at 0"):
+        await embed_all(adapter, asking(30))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ContextOverflowError("too long"),
+        InvalidRequestError("400: Your batch has 300 tokens"),
+        InvalidRequestError("at most 4 requests can be in one batch"),
+        InvalidRequestError("too big", provider_status=413),
+    ],
+)
+async def test_a_batch_that_the_provider_finds_too_large_is_halved_until_it_fits(refusal: AdapterError) -> None:
+    """A limit that nobody published costs a few requests and no text."""
+    adapter = Embedder(lambda texts: refusal if len(texts) > 4 else None)
+    response = await embed_all(adapter, asking(20))
+    assert numbers(response.vectors) == [float(n) for n in range(20)]
+
+
+async def test_a_text_that_is_too_long_by_itself_is_found_among_the_others() -> None:
+    adapter = Embedder(lambda texts: ContextOverflowError("too long") if "13" in texts else None)
+    with pytest.raises(PartialEmbeddingError) as caught:
+        await embed_all(adapter, asking(20))
+    assert list(caught.value.failures) == [13]
+    assert isinstance(caught.value.failures[13], ContextOverflowError)
+
+
+async def test_another_refusal_is_not_taken_for_a_matter_of_size() -> None:
+    adapter = Embedder(lambda texts: InvalidRequestError("no such input_type"))
+    with pytest.raises(InvalidRequestError):
+        await embed_all(adapter, asking(10))
+    assert len(adapter.asked) == 1
+
+
+async def test_what_would_refuse_every_batch_keeps_the_rest_from_being_sent() -> None:
+    """A bad key is tried once by those under way, not once a batch."""
+    adapter = Embedder(lambda texts: AuthError("bad key"))
+    with pytest.raises(AuthError):
+        await embed_all(adapter, asking(500), at_once=2)
+    assert len(adapter.asked) == 2
+
+
+async def test_vectors_of_different_lengths_are_never_mixed() -> None:
+    class Changing(Embedder):
+        async def embed(
+            self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+        ) -> EmbeddingResponse:
+            response = await super().embed(request)
+            if "15" in request.inputs:
+                longer = tuple(array("f", [0.0, 1.0]) for _ in request.inputs)
+                return EmbeddingResponse(
+                    request_id="r", model="toy:m", provider="toy", vectors=longer, usage=response.usage
+                )
+            return response
+
+    with pytest.raises(PartialEmbeddingError, match="2 dimensions where 1 came before"):
+        await embed_all(Changing(), asking(20), at_once=1)
+
+
+async def test_cancelling_ends_all_batches() -> None:
+    adapter = Embedder(pause=lambda _: 100.0)
+    with anyio.move_on_after(1.0):
+        await embed_all(adapter, asking(100))
+    assert adapter.at_once == 0
+    assert len(adapter.asked) == 4

@@ -1,0 +1,90 @@
+"""Requests and scripted replies for every wire of embeddings."""
+
+from __future__ import annotations
+
+from array import array
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from adapters import AdapterConfig, create_adapter
+from adapters.conformance.fake_http import FakeReply, FakeTransport
+from adapters.embeddings import EmbeddingRequest
+from adapters.embeddings.http import EmbedsOverHttp
+from bus.clock import Clock
+from bus.json_types import Json, JsonObject
+
+from ...support.virtual_time import FakeClock
+
+MODELS: Mapping[str, str] = {
+    "openai": "text-embedding-3-small",
+    "openai_compatible": "all-minilm",
+    "gemini": "gemini-embedding-001",
+    "ollama": "nomic-embed-text",
+    "voyage": "voyage-3.5",
+    "cohere": "embed-v4.0",
+    "bedrock": "amazon.titan-embed-text-v2:0",
+}
+"""A model for each type of adapter."""
+
+
+def embedder(
+    kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
+) -> tuple[EmbedsOverHttp, FakeTransport]:
+    """An adapter of that type whose network is a script."""
+    transport = FakeTransport(*replies)
+    settings = AdapterConfig(**{"api_key": "a-secret-key", **config})  # type: ignore[arg-type]
+    adapter = create_adapter(kind, settings, name=kind, clock=clock or FakeClock(), transport=transport)
+    assert isinstance(adapter, EmbedsOverHttp)
+    return adapter, transport
+
+
+def request(kind: str, *texts: str, **changes: object) -> EmbeddingRequest:
+    fields: dict[str, object] = {
+        "request_id": "req_1",
+        "model": f"{kind}:{MODELS[kind]}",
+        "inputs": texts or ("hello", "world"),
+        **changes,
+    }
+    return EmbeddingRequest(**fields)  # type: ignore[arg-type]
+
+
+def reply(value: Json, **headers: str) -> FakeReply:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(msgspec.json.encode(value), headers={"content-type": "application/json", **named})
+
+
+def packed(*numbers: float) -> str:
+    """A vector as base64 has it."""
+    return b64encode(array("f", numbers).tobytes()).decode()
+
+
+def answer(kind: str, vectors: Sequence[Sequence[float]], tokens: int | None = 7) -> FakeReply:
+    """A good reply of that protocol with these vectors; tokens: as it counts them, None if it doesn't."""
+    lists: list[Json] = [list(vector) for vector in vectors]
+    items: list[Json] = [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(lists)]
+    match kind:
+        case "openai" | "openai_compatible" | "voyage":
+            usage: JsonObject = {} if tokens is None else {"usage": {"total_tokens": tokens}}
+            return reply({"object": "list", "model": MODELS[kind], "data": items, **usage})
+        case "gemini":
+            usage = {} if tokens is None else {"usageMetadata": {"promptTokenCount": tokens}}
+            return reply({"embeddings": [{"values": one} for one in lists], **usage})
+        case "ollama":
+            usage = {} if tokens is None else {"prompt_eval_count": tokens}
+            return reply({"model": MODELS[kind], "embeddings": lists, **usage})
+        case "cohere":
+            usage = {} if tokens is None else {"meta": {"billed_units": {"input_tokens": tokens}}}
+            return reply(
+                {"id": "i", "embeddings": {"float": lists}, "response_type": "embeddings_by_type", **usage}
+            )
+        case _:
+            usage = {} if tokens is None else {"inputTextTokenCount": tokens}
+            return reply({"embedding": lists[0], **usage})
+
+
+def sent(transport: FakeTransport, number: int = 0) -> JsonObject:
+    """The body of a request."""
+    body: JsonObject = msgspec.json.decode(transport.requests[number].body)
+    return body

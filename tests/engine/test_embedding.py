@@ -1,0 +1,376 @@
+"""`Engine.embed`: the same registry, availability, slots, prices and trace as conversations have."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import pytest
+
+from adapters import (
+    AdapterConfig,
+    AdapterError,
+    AttemptObserver,
+    CapabilityError,
+    ContextOverflowError,
+    ServerError,
+    TokenUsage,
+)
+from adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptStarted
+from adapters.embeddings import (
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PartialEmbeddingError,
+)
+from bus import (
+    AuthError,
+    ConfigurationError,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    Lossless,
+    Subscription,
+)
+from bus.clock import SYSTEM_CLOCK, Clock
+from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry
+from engine.config import read_models_yaml
+from engine.routing import expand
+from tests.support.scripted import Say, ScriptedAdapter, scripted_type
+from tracestore import CallFilter, PriceTable
+
+from ..support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+
+PRICES = """
+label: test
+prices:
+  - {model: "a:small", input: 1.00, output: 0}
+"""
+
+
+class Embedder(ScriptedAdapter):
+    """Embeds a text as its length, three texts at once at most.
+
+    faults: what the next calls fail with, one each, over restarts; pause: before each answer.
+    """
+
+    faults: ClassVar[list[AdapterError | None]] = []
+    pause: Callable[[], Awaitable[object]] | None = None
+    dimensions = 1
+    at_once = 0
+    most_at_once = 0
+
+    def __init__(self, config: AdapterConfig, *, name: str = "e", clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(config, name=name, clock=clock)
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        assert on_attempt is not None
+        kind = type(self)
+        on_attempt(AttemptStarted(1))
+        kind.at_once += 1
+        kind.most_at_once = max(kind.most_at_once, kind.at_once)
+        try:
+            if kind.pause is not None:
+                await kind.pause()
+        finally:
+            kind.at_once -= 1
+        error = kind.faults.pop(0) if kind.faults else None
+        if error is not None and error.retryable and (request.max_retries or 0) > 0:
+            on_attempt(AttemptFailed(1, error, 0.0))
+            on_attempt(AttemptStarted(2, "retry"))
+        elif error is not None:
+            raise error
+        on_attempt(AttemptFirstEvent(1))
+        size = request.dimensions or kind.dimensions
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model=request.model,
+            provider=self.name,
+            vectors=tuple(array("f", [len(text)] * size) for text in request.inputs),
+            usage=TokenUsage(1000 * len(request.inputs)),
+        )
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=3, dimensions=type(self).dimensions, dimension_choices=(1, 2))
+
+
+def embedder_type(name: str, **fields: object) -> str:
+    """A type for models.yaml, of its own class. fields: of that class."""
+    kind = type(name, (Embedder,), {"script": [], "faults": [], "at_once": 0, "most_at_once": 0, **fields})
+    globals()[name] = kind
+    return f"{__name__}:{name}"
+
+
+def entry(name: str, kind: str) -> AdapterEntry:
+    return AdapterEntry(name=name, type=kind, config=AdapterConfig())
+
+
+def registry(*models: ModelEntry, **types: str) -> ModelRegistry:
+    return ModelRegistry({name: entry(name, kind) for name, kind in types.items()}, {m.id: m for m in models})
+
+
+@asynccontextmanager
+async def engine_of(
+    models: ModelRegistry, *, store: Path | None = None, prices: PriceTable | None = None
+) -> AsyncIterator[tuple[Engine, Subscription]]:
+    engine = Engine(models=models, store=store, trace=store is not None, prices=prices or PriceTable.default())
+    events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
+    async with engine:
+        yield engine, events
+
+
+async def seen(events: Subscription, engine: Engine) -> list[object]:
+    """What was published by now."""
+    await engine.aclose()
+    return [envelope.data async for envelope in events]
+
+
+def small(adapter: str, **fields: object) -> ModelEntry:
+    given: dict[str, object] = {"id": f"{adapter}:small", "adapter": adapter, "wire_name": "small", **fields}
+    return ModelEntry(**given)  # type: ignore[arg-type]
+
+
+async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
+    texts = ["x" * n for n in range(1, 9)]
+    async with engine_of(registry(small("a"), a=embedder_type("Plain"))) as (engine, events):
+        result = await engine.embed(texts, model="a:small")
+        assert [vector[0] for vector in result.vectors] == [float(n) for n in range(1, 9)]
+        assert result.usage.input_tokens == 8000
+        assert result.model == "a:small"
+        assert result.dimensions == 1
+        assert result.matrix() == array("f", range(1, 9))
+        assert len(result.calls) == len(set(result.calls)) == 3
+        said = await seen(events, engine)
+    started = [event for event in said if isinstance(event, LlmCallStarted)]
+    assert [event.operation for event in started] == ["embeddings"] * 3
+    assert [event.streamed for event in started] == [False] * 3
+    assert len([event for event in said if isinstance(event, LlmCallCompleted)]) == 3
+
+
+async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
+    async with engine_of(registry(small("a"), a=embedder_type("Alone"))) as (engine, events):
+        assert [vector[0] for vector in (await engine.embed("four", model="a:small")).vectors] == [4.0]
+        nothing = await engine.embed([], model="a:small")
+        assert (nothing.vectors, nothing.cost.nano_usd, nothing.calls) == ((), 0, ())
+        assert len(await seen(events, engine)) == 2
+
+
+async def test_an_adapter_without_embeddings_is_refused_before_any_call() -> None:
+    async with engine_of(registry(small("a"), a=f"{__name__}:Talker")) as (engine, events):
+        with pytest.raises(CapabilityError, match="a:small can't embed: its adapter has conversations only"):
+            await engine.embed(["x"], model="a:small")
+        assert await seen(events, engine) == []
+
+
+async def test_dimensions_that_a_model_has_not_are_refused_before_any_call() -> None:
+    async with engine_of(registry(small("a"), a=embedder_type("Two"))) as (engine, events):
+        assert (await engine.embed(["x"], model="a:small", dimensions=2)).dimensions == 2
+        with pytest.raises(CapabilityError, match="no vectors of 3 dimensions: it offers 1, 2"):
+            await engine.embed(["x"], model="a:small", dimensions=3)
+        assert len(await seen(events, engine)) == 2
+
+
+async def test_a_missing_key_is_a_configuration_error() -> None:
+    locked = AdapterEntry(name="a", type=embedder_type("Locked"), config=AdapterConfig(), missing_key="A_KEY")
+    async with engine_of(ModelRegistry({"a": locked}, {"a:small": small("a")})) as (engine, _):
+        with pytest.raises(ConfigurationError, match="A_KEY"):
+            await engine.embed(["x"], model="a:small")
+
+
+# -- failures
+
+
+async def test_a_batch_that_fails_is_one_failed_call_and_the_others_stand() -> None:
+    faults = [None, ServerError("broken"), None]
+    async with engine_of(registry(small("a"), a=embedder_type("Partly", faults=faults))) as (engine, events):
+        with pytest.raises(PartialEmbeddingError) as caught:
+            await engine.embed(["x"] * 9, model="a:small", at_once=1)
+        assert sorted(caught.value.failures) == [3, 4, 5]
+        assert [vector is None for vector in caught.value.vectors] == [n in (3, 4, 5) for n in range(9)]
+        said = await seen(events, engine)
+    ends = [type(event) for event in said if not isinstance(event, LlmCallStarted)]
+    assert ends == [LlmCallCompleted, LlmCallFailed, LlmCallCompleted]
+
+
+async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
+    models = registry(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
+    async with engine_of(models) as (engine, events):
+        await engine.embed(["x"], model="a:small", max_retries=1)
+        said = await seen(events, engine)
+    assert [type(event).__name__ for event in said] == [
+        *("LlmCallStarted", "LlmCallFailed", "LlmCallStarted", "LlmCallCompleted")
+    ]
+    assert isinstance(said[1], LlmCallFailed)
+    assert said[1].will_retry
+
+
+async def test_cancelling_who_embeds_ends_every_call_under_way() -> None:
+    kind = embedder_type("Slow", pause=staticmethod(anyio.sleep_forever))
+    async with engine_of(registry(small("a"), a=kind)) as (engine, events):
+        with anyio.move_on_after(1.0):
+            await engine.embed(["x"] * 9, model="a:small")
+        said = await seen(events, engine)
+    ends = [event for event in said if isinstance(event, LlmCallFailed)]
+    assert [event.error_class for event in ends] == ["cancelled"] * 3
+    assert len(said) == 6
+
+
+async def test_batches_keep_to_the_provider_s_slots() -> None:
+    kind = embedder_type("Bounded", pause=staticmethod(lambda: anyio.sleep(1)))
+    bounded = AdapterEntry(name="a", type=kind, config=AdapterConfig(), max_concurrency=2)
+    async with engine_of(ModelRegistry({"a": bounded}, {"a:small": small("a")})) as (engine, _):
+        await engine.embed(["x"] * 30, model="a:small", at_once=8)
+    assert globals()["Bounded"].most_at_once == 2
+
+
+# -- fallbacks
+
+
+async def test_a_fallback_is_another_way_to_the_same_model() -> None:
+    """The failed call and the one that it caused are two calls; the vectors are complete."""
+    models = registry(
+        small("a", fallback=("b:small",)),
+        small("b"),
+        a=embedder_type("Down", faults=[ServerError("down")] * 2),
+        b=embedder_type("Up"),
+    )
+    async with engine_of(models) as (engine, events):
+        envelopes = engine.bus.subscribe("llm.call_started", policy=Lossless(), name="causes")
+        result = await engine.embed(["x"] * 6, model="a:small", at_once=1)
+        assert [vector[0] for vector in result.vectors] == [1.0] * 6
+        said = await seen(events, engine)
+        causes = [(envelope.data.model, envelope.caused_by) async for envelope in envelopes]  # type: ignore[attr-defined]
+    assert [model for model, _ in causes] == ["a:small", "b:small"] * 2
+    assert [caused_by is None for _, caused_by in causes] == [True, False] * 2
+    assert len([event for event in said if isinstance(event, LlmCallFailed)]) == 2
+
+
+async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> None:
+    """The same model has the same window at every provider."""
+    models = registry(
+        small("a", fallback=("b:small",)),
+        small("b"),
+        a=embedder_type("Narrow", faults=[ContextOverflowError("too long")]),
+        b=embedder_type("Spare"),
+    )
+    async with engine_of(models) as (engine, events):
+        result = await engine.embed(["x"] * 3, model="a:small", at_once=1)
+        assert len(result.vectors) == 3
+        said = await seen(events, engine)
+    assert [event.model for event in said if isinstance(event, LlmCallStarted)] == ["a:small"] * 3
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) -> None:
+    """Not by models.yaml, and not if the caller says so."""
+    other = small("b", id="b:large", wire_name="large")
+    models = registry(
+        small("a", fallback=("b:large",) if listed else ()),
+        other,
+        a=embedder_type("First"),
+        b=embedder_type("Other"),
+    )
+    async with engine_of(models) as (engine, events):
+        with pytest.raises(ConfigurationError, match="b:large can't stand in for a:small"):
+            await engine.embed(["x"], model="a:small", fallback=None if listed else ["b:large"])
+        assert await seen(events, engine) == []
+
+
+async def test_models_yaml_says_which_names_are_one_space(tmp_path: Path) -> None:
+    """A deployment's name says nothing of its model."""
+    down = embedder_type("Broken", faults=[ServerError("down")])
+    (tmp_path / "models.yaml").write_text(
+        f"""
+        adapters:
+          a: {{type: "{down}"}}
+          b: {{type: "{embedder_type("Deployed")}"}}
+        models:
+          "a:small": {{adapter: a, kind: embedding, embedding_space: s1, fallback: ["b:mine"]}}
+          "b:mine": {{adapter: b, kind: embedding, embedding_space: s1}}
+        """,
+        encoding="utf-8",
+    )
+    async with engine_of(read_models_yaml(tmp_path / "models.yaml", {})) as (engine, _):
+        assert (await engine.embed(["x"], model="a:small")).model == "b:mine"
+
+
+async def test_an_organisation_before_a_model_s_name_is_no_other_space() -> None:
+    """As gateways write it."""
+    models = registry(
+        small("a", fallback=("b:org/small",)),
+        small("b", id="b:org/small", wire_name="org/Small:latest"),
+        a=embedder_type("Gone", faults=[ServerError("down")]),
+        b=embedder_type("Gateway"),
+    )
+    async with engine_of(models) as (engine, _):
+        assert (await engine.embed(["x"], model="a:small")).model == "b:org/Small:latest"
+
+
+async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
+    models = registry(
+        small("a", kind="embedding"),
+        small("b"),
+        a=embedder_type("Never"),
+        b=scripted_type(Say("hello")),
+    )
+    assert [named.model for named in expand(models, ModelChoice()).named] == ["b:small"]
+
+
+def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: image}}\n")
+    with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat or embedding"):
+        read_models_yaml(path, {})
+
+
+async def test_a_refused_key_sets_the_provider_back_as_by_any_call() -> None:
+    models = registry(small("a"), a=embedder_type("Refused", faults=[AuthError("bad key")]))
+    async with engine_of(models) as (engine, _):
+        with pytest.raises(AuthError):
+            await engine.embed(["x"], model="a:small")
+        await anyio.wait_all_tasks_blocked()
+        (record,) = [each for each in engine.statistics().availability if each.model is None]
+        assert record.state == "unavailable"
+
+
+class TestOnDisk:
+    """With a store, so on a real loop."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> Backend:
+        return backend("asyncio")
+
+    async def test_every_batch_is_a_row_with_its_price(self, tmp_path: Path) -> None:
+        prices = tmp_path / "prices.yaml"
+        prices.write_text(PRICES)
+        models = registry(small("a"), a=embedder_type("Stored"), t=scripted_type(Say("hi")))
+        table = PriceTable.from_yaml(prices)
+        async with engine_of(models, store=tmp_path / "trace.db", prices=table) as (engine, _):
+            result = await engine.embed(["x"] * 5, model="a:small", tags={"job": "index"})
+            await engine.session("t:m").send("Hello")
+            await engine.flush()
+            assert engine.store is not None
+            rows = await engine.store.calls(CallFilter(operation="embeddings"))
+            assert sorted(row.request_id for row in rows) == sorted(result.calls)
+            assert {row.tags["job"] for row in rows} == {"index"}
+            assert sorted(row.cost.nano_usd for row in rows if row.cost is not None) == [2_000_000, 3_000_000]
+            assert result.cost.nano_usd == 5_000_000
+            (chat,) = await engine.store.calls(CallFilter(operation="chat"))
+            assert (chat.operation, chat.model) == ("chat", "t:m")
+            (line,) = await engine.store.costs(by=("operation",), where=CallFilter(model="a:small"))
+            assert line.key == ("embeddings",)
+
+
+class Talker(ScriptedAdapter):
+    """An adapter of conversations that knows nothing of embeddings."""
+
+    script: ClassVar[list[Say]] = []
+    embed = None  # type: ignore[assignment]
