@@ -1,4 +1,4 @@
-"""The README's programs run as they stand."""
+"""The programs of the README, and of the pages that say more, run as they stand."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
+import anyio
 import msgspec
 import pytest
 
 from adapters.local.settings import find_model
-from engine import Engine, ModelRegistry
+from engine import Engine, ModelRegistry, set_default_engine
 from tests.book.snippets import definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
@@ -19,6 +20,7 @@ from tests.support.virtual_time import Backend, backend
 pytestmark = pytest.mark.anyio
 
 README = Path(__file__).parents[1] / "README.md"
+PAGES = [README, *(README.parent / "docs" / name for name in ("sessions.md", "trace.md", "routing.md"))]
 
 
 @pytest.fixture
@@ -28,10 +30,11 @@ def anyio_backend() -> Backend:
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Callable[..., Awaitable[None]]]:
-    """Everything that the README's Python blocks define; what they would run at once is left to the test."""
+    """Everything that the pages' Python blocks define; what they would run at once is left to the test."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
     monkeypatch.chdir(README.parent)
-    return cast("dict[str, Callable[..., Awaitable[None]]]", definitions(README))
+    found = {name: value for page in PAGES for name, value in definitions(page).items()}
+    return cast("dict[str, Callable[..., Awaitable[None]]]", found)
 
 
 async def test_the_first_program_talks_to_the_local_model(
@@ -43,6 +46,33 @@ async def test_the_first_program_talks_to_the_local_model(
     pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
     await programs["main"]()
     assert "TokenUsage(" in capsys.readouterr().out
+
+
+async def test_the_functions_ask_the_local_model(
+    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reply, a streamed one, and a checked object."""
+    if find_model() is None:
+        pytest.skip("the local model's weights are not installed")
+    pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
+    async with Engine() as engine:
+        set_default_engine(engine)
+        try:
+            await programs["functions"]()
+        finally:
+            set_default_engine(None)
+    assert capsys.readouterr().out.splitlines()[-1] == "Alice, 30"
+
+
+async def test_a_session_changes_its_tools_and_its_model_and_is_forked(
+    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On scripted models of the page's names."""
+    async with Engine(models=named_like_the_local_ones(), trace=False) as engine:
+        await programs["talk"](engine)
+    said, forked = capsys.readouterr().out.splitlines()
+    assert said == "1 0", "local models cost nothing"
+    assert forked.endswith(" 2")
 
 
 async def test_costs_and_repricing_are_printed(
@@ -59,7 +89,13 @@ async def test_costs_and_repricing_are_printed(
 async def test_the_router_chooses_and_reloads(
     programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Fallback, a choice and a reload on scripted models of the README's names."""
+    """Fallback, a choice and a reload on scripted models of the page's names."""
+    async with Engine(models=named_like_the_local_ones(), trace=False) as engine:
+        await programs["elsewhere"](engine)
+    assert "Candidate(model='local-chat:m', rejected=None," in capsys.readouterr().out
+
+
+def named_like_the_local_ones() -> ModelRegistry:
     scripted = {name: [Say("1"), Say("2")] for name in ("local-chat", "local-messages", "local-responses")}
     plain = registry(**scripted)
     models = {
@@ -67,6 +103,25 @@ async def test_the_router_chooses_and_reloads(
         for name, model in plain.models.items()
         if model.adapter != "s"
     }
-    async with Engine(models=ModelRegistry(plain.adapters, models), trace=False) as engine:
-        await programs["elsewhere"](engine)
-    assert "Candidate(model='local-chat:m', rejected=None," in capsys.readouterr().out
+    return ModelRegistry(plain.adapters, models)
+
+
+async def test_calls_are_watched_live_and_again(
+    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A subscription sees the call as it happens, and a replay of the trace the same once more."""
+    async with Engine(models=registry(Say("Hello")), store=tmp_path / "trace.db") as engine:
+        async with anyio.create_task_group() as group:
+            group.start_soon(programs["watch"], engine)
+            await anyio.wait_all_tasks_blocked()
+            session = engine.session("s:m")
+            await session.send("Hi")
+            await anyio.wait_all_tasks_blocked()
+            group.cancel_scope.cancel()
+        live = capsys.readouterr().out
+        await engine.flush()
+        await programs["again"](engine, session.id)
+    again = capsys.readouterr().out
+    for topic in ("llm.call_started", "llm.call_completed"):
+        assert topic in live
+        assert topic in again

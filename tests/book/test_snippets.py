@@ -25,7 +25,10 @@ CALLED_ELSEWHERE = {
     "embeddings.md": "tests/test_embeddings_page.py",
     "generate.md": "tests/test_generate_page.py",
     "objects.md": "tests/test_objects_page.py",
+    "routing.md": "tests/test_readme.py",
+    "sessions.md": "tests/test_readme.py",
     "tools.md": "tests/test_tools_docs.py",
+    "trace.md": "tests/test_readme.py",
 }
 """Pages whose functions are called by tests of their own, and where."""
 
