@@ -97,7 +97,9 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Engine(ObjectMethods):
-    """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
+    """Sessions and calls over the configured models: `async with Engine(...) as engine`.
+
+    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
     keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: keep what is said,

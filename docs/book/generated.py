@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
@@ -116,7 +116,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
     return f"{getattr(field.default_factory, '__name__', 'made')}()"
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

@@ -13,6 +13,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from types import CodeType
 
 from tests.book.snippets import Block, blocks
 
@@ -55,10 +56,11 @@ def run_page(page: Path) -> dict[str, object]:
     return {"printed": printed, "uncalled": sorted(noting.defined - called)}
 
 
-def _compiled(page: Path, block: Block, noting: _Noting) -> object:
+def _compiled(page: Path, block: Block, noting: _Noting) -> CodeType:
     """With the page's own line numbers, for tracebacks."""
     tree = ast.parse("\n" * (block.line - 1) + block.code, str(page))
-    return compile(ast.fix_missing_locations(noting.visit(tree)), str(page), "exec")
+    code: CodeType = compile(ast.fix_missing_locations(noting.visit(tree)), str(page), "exec")
+    return code
 
 
 if __name__ == "__main__":

@@ -149,6 +149,16 @@ def test_every_alias_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_what_a_docstring_says_of_fields_becomes_a_list() -> None:
+    """Only of names that there are, at the beginning of a sentence; what is raised stays apart."""
+    fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
+    text = "Bounds of it: two. calls: at once;\nmore wait. a, b: how far. Note: this.\nRaises ValueError for none."
+    assert fields.listed(text, ["a", "b", "calls", "it"]) == (
+        "Bounds of it: two.\n\n* `calls`: at once; more wait.\n* `a`, `b`: how far. Note: this.\n\n"
+        "Raises ValueError for none."
+    )
+
+
 def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
     """As the reader knows them."""
     text = (DOCS / "reference" / "models-yaml.md").read_text()
