@@ -55,7 +55,7 @@ from bus.errors import (
     StreamError,
     UnsupportedToolChoiceError,
 )
-from bus.messages import Message, MessageMetadata, Role, ToolChoice, ToolDefinition
+from bus.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
 from bus.stream_events import (
     MessageComplete,
     MessageStart,
@@ -187,6 +187,7 @@ __all__ = [
     "ThinkingBlock",
     "ThinkingDelta",
     "TokenUsage",
+    "ToolAnnotations",
     "ToolChoice",
     "ToolDefinition",
     "ToolResultBlock",

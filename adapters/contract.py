@@ -12,6 +12,7 @@ from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.stream_events import CallWarning as CallWarning
 from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
 
@@ -137,13 +138,6 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     def wire_model(self) -> str:
         """The model's name without a ``provider:`` prefix."""
         return self.model.partition(":")[2] or self.model
-
-
-class CallWarning(msgspec.Struct, frozen=True):
-    """Something about a call that its caller should know. code: for programs; message: for people."""
-
-    code: str
-    message: str
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 
 from .contract import AdapterConfig, ProviderAdapter
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .model_table import ModelRow, ModelTable
 
 ADAPTER_TYPES: dict[str, str] = {
     "anthropic": "adapters.anthropic:AnthropicAdapter",
@@ -27,6 +30,26 @@ ADAPTER_TYPES: dict[str, str] = {
     "tgi": "adapters.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""
+
+
+MODEL_TABLES: dict[str, str] = {
+    "anthropic": "adapters.anthropic.data",
+    "openai": "adapters.openai.data",
+    "gemini": "adapters.gemini.data",
+}
+"""Of which providers there is a table of models, and the module that has it as `TABLE`, with its `find_model`."""
+
+
+def model_table(provider: str) -> ModelTable[ModelRow] | None:
+    """What is known of a provider's models; None if there is no table of them."""
+    module = MODEL_TABLES.get(provider)
+    return None if module is None else cast("ModelTable[ModelRow]", import_module(module).TABLE)
+
+
+def is_named_like(provider: str, model: str) -> bool:
+    """Whether a name is of one of a provider's models, or is taken for one that is to come."""
+    module = MODEL_TABLES.get(provider)
+    return module is not None and import_module(module).find_model(model) is not None
 
 
 def create_adapter(

@@ -22,8 +22,6 @@ from tracestore import PriceTable
 PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
 """The name of the adapter here, and its type."""
 
-structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-
 JSON = msgspec.json.Decoder()
 
 
@@ -42,7 +40,8 @@ def registry(url: str, headers: Mapping[str, str] | None = None) -> ModelRegistr
 async def engine_on(
     url: str, headers: Mapping[str, str] | None = None, *, calls: int = 256, keep_streams: bool = True
 ) -> AsyncIterator[Engine]:
-    """A whole engine, its trace in a file."""
+    """A whole engine, its trace in a file, and a quiet log."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     keep = Limits(calls_per_provider=calls)
     limits = (
         keep

@@ -81,7 +81,7 @@ def call() -> list[Publication]:
     ]
 
 
-def _envelopes(published: Iterable[Publication], seqs: Iterator[int]) -> list[Envelope]:
+def envelopes_of(published: Iterable[Publication], seqs: Iterator[int]) -> list[Envelope]:
     """The same in envelopes, as the bus makes them."""
     now_us, now_ns = SYSTEM_CLOCK.now_us(), SYSTEM_CLOCK.monotonic_ns()
     return [
@@ -90,7 +90,7 @@ def _envelopes(published: Iterable[Publication], seqs: Iterator[int]) -> list[En
     ]
 
 
-def _stored_rows(path: Path, calls: int) -> list[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]]:
+def stored_rows(path: Path, calls: int) -> list[tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]]:
     """Rows of events and of calls as they stand in a trace file, in batches of so many calls."""
     with contextlib.closing(sqlite3.connect(path)) as database:
         events = database.execute("SELECT * FROM events ORDER BY id").fetchall()
@@ -99,7 +99,7 @@ def _stored_rows(path: Path, calls: int) -> list[tuple[list[tuple[Any, ...]], li
     return [(events[index * each :][:each], rows[index * calls :][:calls]) for index in range(len(rows) // calls)]
 
 
-def _bare_copy(path: Path, like: Path) -> sqlite3.Connection:
+def bare_copy(path: Path, like: Path) -> sqlite3.Connection:
     """A database with the tables and indexes of a trace file, and its settings, for sqlite3 in this thread."""
     with contextlib.closing(sqlite3.connect(like)) as model:
         schema = [sql for (sql,) in model.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")]
@@ -116,12 +116,12 @@ async def _of_size(folder: Path, calls: int, batches: int, repetitions: int) -> 
     rounds = batches * (repetitions + 1)
     seqs = count(1)
     published = [[one for _ in range(calls) for one in call()] for _ in range(rounds)]
-    written = [_envelopes(batch, seqs) for batch in published]
+    written = [envelopes_of(batch, seqs) for batch in published]
     async with TraceStore(folder / "rows.db") as scratch:
         for batch in written:
             await scratch.write(batch)
-    rows = _stored_rows(scratch.path, calls)
-    bare = _bare_copy(folder / "bare.db", scratch.path)
+    rows = stored_rows(scratch.path, calls)
+    bare = bare_copy(folder / "bare.db", scratch.path)
 
     async def floor() -> None:
         for _ in range(batches):
@@ -167,4 +167,6 @@ async def _rows(quick: bool) -> list[Row]:
 
 
 def rows(quick: bool) -> list[Row]:
-    return run(_rows(quick))
+    from .store_money import CALLS, money_rows  # which uses what is above
+
+    return [*run(_rows(quick)), *run(money_rows(CALLS // 50 if quick else CALLS))]

@@ -24,18 +24,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal, TypeAlias, TypeVar, TypeVarTuple, cast
+from typing import Literal, TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
-import anyio.abc
 import anyio.lowlevel
 import msgspec
 
+from .backend import Signal, new_signal
 from .clock import Clock
 from .errors import ActorStopped, DeadlineExceeded, MailboxFull
 from .event_bus import Bus
 from .log import Log
 from .task import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
+from .tasks import Tasks
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -144,7 +145,7 @@ class ActorRef:
         self.name = name
         self._bus = bus
         self._mailbox: deque[_Letter] = deque()
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._open = False
         self._life: Incarnation | None = None
         self._received = 0
@@ -236,7 +237,7 @@ class ActorRef:
             signal.set()
 
     async def _arrival(self) -> None:
-        self._signal = anyio.Event()
+        self._signal = new_signal()
         await self._signal.wait()
 
     def _close(self) -> int:
@@ -260,7 +261,7 @@ class Incarnation:
         self.ref = ref
         self.actor: Actor | None = None
         self.phase: Phase = "starting"
-        self.tasks: set[TaskHandle[object]] = set()
+        self.tasks = Tasks()
         self.error: Exception | None = None
         self.cancelled = False  # by the event loop itself, as a whole
         self.was_started = False
@@ -276,7 +277,6 @@ class Incarnation:
         self._factory = factory
         self._bus = bus
         self._clock = clock
-        self._group: anyio.abc.TaskGroup | None = None
         self._stop_asked = False
         self._coroutine: object = None
 
@@ -286,14 +286,7 @@ class Incarnation:
         self.ref._wake()
 
     def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
-        assert self._group is not None
-        handle: TaskHandle[T] = TaskHandle(f"{self.ref.name}/{name}")
-        entry = cast("TaskHandle[object]", handle)
-        self.tasks.add(entry)
-        body = handle._run(call, lambda _: self.tasks.discard(entry))
-        handle._body = body
-        self._group.start_soon(lambda: body, name=handle.name)
-        return handle
+        return self.tasks.spawn(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
         """Live. Never raises, but for KeyboardInterrupt and SystemExit; `error` says whether it was a crash."""
@@ -312,13 +305,12 @@ class Incarnation:
         finally:
             self.phase = "ended"
             self._coroutine = None
-            for task in self.tasks:  # those that have run have taken themselves out
-                task._never_ran()
+            self.tasks.settle()
             self.up.set()
 
     def stacks(self) -> dict[str, list[str]]:
         """Where everything that still runs stands, by name."""
-        found = {task.name: task.stack() for task in self.tasks}
+        found = {task.name: task.stack() for task in self.tasks.running}
         if self._coroutine is not None:
             found[self.ref.name] = stack_of(self._coroutine)
         return found
@@ -326,8 +318,7 @@ class Incarnation:
     async def _live(self) -> None:
         context = ActorContext(self.ref, self._bus, self._clock, self.ask_to_stop)
         try:
-            async with anyio.create_task_group() as group:
-                self._group = group
+            async with self.tasks:
                 try:
                     self.actor = actor = self._factory()
                     await unleaked(actor.started(context))
@@ -342,9 +333,7 @@ class Incarnation:
                     self.phase = "closing"
                     if self.on_closing is not None:
                         self.on_closing()
-                group.cancel_scope.cancel()
         finally:
-            self._group = None
             if self.was_started:
                 await self._stopping()
 

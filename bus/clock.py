@@ -44,7 +44,7 @@ class SystemClock:
         return time.monotonic_ns()
 
     def new_id(self, prefix: str) -> str:
-        return f"{prefix}_{_ulid()()}"
+        return f"{prefix}_{ulid_text(_ulid()().bytes)}"
 
     def random(self) -> float:
         return random.random()
@@ -56,5 +56,17 @@ def _ulid() -> type[ULID]:
 
     return ULID
 
+
+_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+_PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
+
+
+def ulid_text(ulid: bytes) -> str:
+    """What `str` makes of a ULID, two letters at a time: 1 µs instead of 3, and a call has four identifiers."""
+    number, pairs = int.from_bytes(ulid, "big"), _PAIRS
+    return "".join([pairs[number >> shift & 1023] for shift in _SHIFTS])
+
+
+_SHIFTS = range(120, -1, -10)  # 26 letters of 5 bits, the first two bits are zero
 
 SYSTEM_CLOCK: Clock = SystemClock()

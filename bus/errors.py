@@ -62,8 +62,23 @@ class SessionBusy(CallboardError):
     """More than 16 sends wait for one session."""
 
 
+class SessionTakenOver(CallboardError):
+    """Another engine has resumed this session since, and goes on with it; the text says how to go on here."""
+
+
 class StoreError(CallboardError):
     """A trace file can't be opened or used; the text names it and says what to do."""
+
+
+class StoreUnavailable(StoreError):
+    """A trace file can't be used now: no room, no right, locked, damaged, gone. It may be tried again later.
+
+    reopen: by then, the file has to be opened anew.
+    """
+
+    def __init__(self, message: str, *, reopen: bool = True) -> None:
+        super().__init__(message)
+        self.reopen = reopen
 
 
 class WrongLoop(CallboardError):

@@ -176,9 +176,11 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
     """What a session is made of, from now on; published only where content is captured.
 
     history: how many messages it has by now. setup: by reference, for the store; None in an event that was stored.
+    begins: it is a new session, and not the one that may be stored under its id.
     """
 
     history: int
+    begins: bool = False
     setup: SessionSetup | None = None
 
 
@@ -213,6 +215,18 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
     tool_use_id: str
     tool_name: str
+
+
+class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
+    """What a tool that runs says of itself. fraction: from 0 to 1, None if it can't tell.
+
+    The message is the tool's own words and may quote content: the trace store keeps the event without it.
+    """
+
+    tool_use_id: str
+    tool_name: str
+    message: str | None = None
+    fraction: float | None = None
 
 
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
@@ -276,6 +290,7 @@ CatalogueEvent: TypeAlias = (
     | SessionTurnCompleted
     | SessionMessageAppended
     | ToolStarted
+    | ToolProgress
     | ToolFinished
     | PricingTableLoaded
     | PricingRepriced

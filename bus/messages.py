@@ -65,7 +65,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched.
+    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched: id, alias,
+    native_name, catalogue, passthrough or choice.
 
     candidates: all that were considered, in the order in which they would be tried.
     """
@@ -180,6 +181,20 @@ def as_blocks(content: str | Sequence[ContentBlock]) -> tuple[ContentBlock, ...]
 _TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
+class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
+    """Hints on what a tool does, for whoever approves its calls; None is unknown. Never sent to a model.
+
+    read_only: it changes nothing. destructive: it may delete or overwrite. idempotent: doing it twice is doing it
+    once. open_world: it reaches beyond this system, as a web search does. title: its name for people.
+    """
+
+    read_only: bool | None = None
+    destructive: bool | None = None
+    idempotent: bool | None = None
+    open_world: bool | None = None
+    title: str | None = None
+
+
 class ToolDefinition(msgspec.Struct, frozen=True):
     """A tool that the model may call. input_schema: JSON Schema with an object at its root.
 
@@ -191,6 +206,7 @@ class ToolDefinition(msgspec.Struct, frozen=True):
     description: str = ""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool | None = None
+    annotations: ToolAnnotations | None = None
 
     def __post_init__(self) -> None:
         if not _TOOL_NAME.fullmatch(self.name):

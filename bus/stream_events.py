@@ -19,17 +19,28 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from .content import ContentBlock
-from .events import ToolFinished, ToolStarted
+from .events import ToolFinished, ToolProgress, ToolStarted
 from .json_types import Json, JsonObject
 from .usage import Cost, StopReason, TokenUsage
 
 
+class CallWarning(msgspec.Struct, frozen=True):
+    """Something about a call that its caller should know. code: for programs; message: for people."""
+
+    code: str
+    message: str
+
+
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
-    """The reply begins. model: as the provider names the one that serves the call."""
+    """The reply begins. model: as the provider names the one that serves the call.
+
+    warnings: what was known before the call; those of the response are all.
+    """
 
     message_id: str = ""
     model: str = ""
     provider: str = ""
+    warnings: tuple[CallWarning, ...] = ()
     type: ClassVar[str] = "message.start"
 
 
@@ -41,6 +52,11 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
     message_id: str = ""
     type: ClassVar[str] = "text.delta"
 
+    @property
+    def segment_id(self) -> str:
+        """Of the block that it belongs to: the same for all its deltas."""
+        return f"{self.message_id}:{self.content_block_index}"
+
 
 class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
     """More reasoning; `signature` stands on the block's last delta, if the provider signs."""
@@ -50,6 +66,11 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
     content_block_index: int = 0
     message_id: str = ""
     type: ClassVar[str] = "thinking.delta"
+
+    @property
+    def segment_id(self) -> str:
+        """Of the block that it belongs to: the same for all its deltas."""
+        return f"{self.message_id}:{self.content_block_index}"
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
@@ -134,5 +155,5 @@ StreamEvent: TypeAlias = (
     | MessageComplete
 )
 
-TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolFinished | StepFinish | TurnComplete
+TurnEvent: TypeAlias = StreamEvent | ToolStarted | ToolProgress | ToolFinished | StepFinish | TurnComplete
 """What a turn's stream log holds: each message's events, tools and steps between them, one TurnComplete last."""

@@ -7,7 +7,7 @@ who reads or how fast. A cursor is a sequence number:
            [ snapshot ) [ events .......)
 
 * `append` gives the event the number `next_seq`, counted from 0, and wakes the idle readers, who all wait on one
-  shared `anyio.Event`; with nobody idle it is a list append.
+  shared signal; with nobody idle it is a list append.
 * A reader takes what is there, at most 256 at a time, from its cursor on. It has let others run between any two
   such batches. When it has everything it waits; when it has everything and the log is closed, it ends.
 * Memory is bounded by folding the oldest part into `snapshot`, events that say the same as all before `base`. A
@@ -29,6 +29,7 @@ import anyio.lowlevel
 import msgspec
 
 from . import stream_fold
+from .backend import Signal, new_signal
 from .log import Log
 
 _log = Log("bus.stream")
@@ -74,9 +75,9 @@ class StreamLog(Generic[T]):
         self._bytes = 0
         self._weighed = 0
         self._weigh_at = _WEIGH_EVERY
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._closed = False
-        self._readers: WeakSet[StreamReader[T]] = WeakSet()
+        self._readers: WeakSet[StreamReader[T]] | None = None  # made for the first: 2 µs for a call that has none
 
     def append(self, event: T) -> int:
         """Add an event and return its seq. Never waits. Raises anyio.ClosedResourceError after `close`."""
@@ -123,6 +124,11 @@ class StreamLog(Generic[T]):
         return self._base + len(self._events)
 
     @property
+    def first_seq(self) -> int:
+        """The seq of the oldest event that is not folded; what is before it is in `snapshot`."""
+        return self._base
+
+    @property
     def size(self) -> int:
         """Roughly how many bytes of memory the log keeps alive; up to 512 events behind while it is open."""
         return self._bytes + self._snapshot_bytes
@@ -140,7 +146,7 @@ class StreamLog(Generic[T]):
     @property
     def readers(self) -> tuple[StreamReader[T], ...]:
         """The readers that are attached."""
-        return tuple(self._readers)
+        return tuple(self._readers or ())
 
     def reader(
         self, from_seq: int | Literal["tail"] = 0, *, coalesce: bool = False, min_interval: float = 0.0
@@ -156,6 +162,8 @@ class StreamLog(Generic[T]):
         if not 0 <= start <= self.next_seq:
             raise ValueError(f"stream {self.stream_id} has events 0 to {self.next_seq - 1}; from_seq={from_seq}")
         reader = StreamReader(self, start, coalesce=coalesce, min_interval=min_interval)
+        if self._readers is None:
+            self._readers = WeakSet()
         self._readers.add(reader)
         return reader
 
@@ -179,7 +187,7 @@ class StreamLog(Generic[T]):
     async def _changed(self) -> None:
         """Wait for the next append, the close, or the going of a reader."""
         if self._signal is None:
-            self._signal = anyio.Event()
+            self._signal = new_signal()
         await self._signal.wait()
 
     def _weigh(self) -> None:
@@ -301,7 +309,8 @@ class StreamReader(Generic[T]):
         if not self._closed:
             self._closed = True
             self._batch, self._seqs, self._index = (), (), 0
-            self._log._readers.discard(self)
+            if self._log._readers is not None:
+                self._log._readers.discard(self)
             self._log._wake()
 
     async def aclose(self) -> None:

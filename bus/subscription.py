@@ -11,7 +11,7 @@ buffer, and the policy says what the buffer does when the reader is slow:
 Whatever the policy, the sequence numbers that a reader sees strictly increase. A drop always takes the oldest, so
 the dropped numbers are smaller than everything that waits, and one gap at the head of the buffer says it all.
 
-A reader that waits has left one `anyio.Event`; the next envelope sets it and forgets it. A reader that is busy has
+A reader that waits has left one signal; the next envelope sets it and forgets it. A reader that is busy has
 left none, and costs the publisher one append.
 """
 
@@ -26,6 +26,7 @@ import anyio
 import anyio.lowlevel
 import msgspec
 
+from .backend import Signal, new_signal
 from .events import Envelope, Event
 from .log import Log
 
@@ -228,7 +229,7 @@ class Subscription:
         self._detach = detach
         self._buffer = _buffer(policy)
         self._push = self._buffer.push
-        self._waiter: anyio.Event | None = None
+        self._waiter: Signal | None = None
         self._closed = False
         self._delivered = 0
         self._burst = 0
@@ -265,7 +266,7 @@ class Subscription:
             return
         while not self._buffer and not self._closed:
             if self._waiter is None:
-                self._waiter = anyio.Event()
+                self._waiter = new_signal()
             await self._waiter.wait()
 
     def __aiter__(self) -> Subscription:

@@ -15,6 +15,7 @@ from typing import Generic, TypeVar, cast
 import anyio
 import anyio.lowlevel
 
+from .backend import Signal, new_signal
 from .errors import ActorStopped, CallboardError, TaskCancelled
 from .log import Log
 
@@ -104,9 +105,10 @@ class TaskHandle(Generic[T]):
         self._done = False
         self._value: T | None = None
         self._error: Exception | None = None
-        self._signal: anyio.Event | None = None
+        self._signal: Signal | None = None
         self._coroutine: object = None
         self._body: Coroutine[object, object, None] | None = None  # until it runs
+        self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
 
     @property
     def done(self) -> bool:
@@ -129,8 +131,13 @@ class TaskHandle(Generic[T]):
             await anyio.lowlevel.checkpoint()
         while not self._done:
             if self._signal is None:
-                self._signal = anyio.Event()
+                self._signal = new_signal()
             await self._signal.wait()
+        return self.result()
+
+    def result(self) -> T:
+        """What `wait` gives or raises, at once. Only of a task that is done."""
+        assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
         return cast("T", self._value)

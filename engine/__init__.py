@@ -18,13 +18,34 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from .abort import AbortController, AbortSignal
+from .accumulator import StreamAccumulator
 from .availability import Availability
+from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
 from .embedding import EmbeddingOptions, EmbeddingResult
 from .engine import Engine, Limits, Timeouts
+from .generation.asking import TimeoutConfig
+from .generation.default import default_engine, set_default_engine
+from .generation.functions import generate, generate_sync, stream, stream_sync
+from .generation.object_functions import (
+    generate_object,
+    generate_object_sync,
+    stream_object,
+    stream_object_sync,
+)
+from .generation.object_reply import NoObjectGeneratedError
+from .generation.object_stream import ObjectStream
+from .generation.objects import ObjectResult
+from .generation.progress import UsageSoFar
+from .generation.streaming import StreamResult, ViewReader
+from .generation.sync_host import run_sync
+from .generation.sync_object_stream import SyncObjectStream
+from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
+from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
     ModelDefaults,
@@ -35,32 +56,104 @@ from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
 from .sessions import SessionInfo
 from .statistics import EngineStatistics
-from .tools import Tool
+from .tools import (
+    ApprovalRequest,
+    Approved,
+    Denied,
+    FunctionTool,
+    InvalidToolCallError,
+    Pending,
+    Tool,
+    ToolContext,
+    ToolDefinitionError,
+    ToolError,
+    mcp_tools,
+    tool,
+)
 from .turn_options import TurnOptions
+from .type_schema import SchemaError
+from .view_events import (
+    Finish,
+    ProviderEvent,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
 
 __all__ = [
+    "AbortController",
+    "AbortSignal",
     "AdapterEntry",
+    "ApprovalRequest",
+    "Approved",
     "Availability",
     "Check",
+    "ConfiguredModel",
+    "Denied",
     "EmbeddingOptions",
     "EmbeddingResult",
     "Engine",
     "EngineStatistics",
+    "Finish",
+    "FunctionTool",
     "GenerateResult",
     "HealthReport",
+    "InvalidToolCallError",
     "Limits",
     "ModelChoice",
     "ModelDefaults",
     "ModelEntry",
+    "ModelInfo",
     "ModelRegistry",
+    "NoObjectGeneratedError",
+    "ObjectResult",
+    "ObjectStream",
+    "Pending",
+    "ProviderEvent",
     "Requirements",
+    "SchemaError",
     "Session",
     "SessionInfo",
     "StepResult",
+    "StreamAccumulator",
+    "StreamFailed",
+    "StreamResult",
+    "SyncObjectStream",
+    "SyncStreamResult",
+    "TextEnd",
+    "TextStart",
+    "ThinkingEnd",
+    "ThinkingStart",
+    "TimeoutConfig",
     "Timeouts",
     "Tool",
+    "ToolContext",
+    "ToolDefinitionError",
+    "ToolError",
     "ToolSettings",
     "TurnOptions",
     "TurnStream",
+    "UsageSoFar",
+    "ViewEvent",
+    "ViewReader",
+    "default_engine",
+    "generate",
+    "generate_object",
+    "generate_object_sync",
+    "generate_sync",
+    "get_latest_model",
+    "get_model_info",
+    "list_models",
     "load_registry",
+    "mcp_tools",
+    "run_sync",
+    "set_default_engine",
+    "stream",
+    "stream_object",
+    "stream_object_sync",
+    "stream_sync",
+    "tool",
 ]

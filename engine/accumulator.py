@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import assert_never
+
 import msgspec
 
 from adapters import CanonicalResponse
+from bus import CallboardError, StreamReset
 from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.json_types import JsonObject
 from bus.stream_events import (
@@ -17,66 +21,133 @@ from bus.stream_events import (
     ToolUseEnd,
     ToolUseInputDelta,
     ToolUseStart,
+    TurnEvent,
 )
-from bus.usage import StopReason, TokenUsage
+from bus.usage import StopReason, TokenUsage, UsageSource
+
+from .view_events import Finish, ProviderEvent, ViewEvent
 
 
 class StreamAccumulator:
-    """`process(event)` in order; `content` is what has arrived, `closing_events()` what would end it now."""
+    """`process(event)` in order, and `response()` is what `complete()` would have returned.
 
-    def __init__(self) -> None:
+    It takes the events of an adapter's stream, of a turn's log and of `stream()`. Where several messages follow
+    each other, it is about the last one. request_id: the response's, which no event carries.
+
+    `content` is what has arrived, `closing_events()` what would end it now.
+    """
+
+    def __init__(self, *, request_id: str = "") -> None:
         self.message_id = ""
         self.started = False
         self.complete: MessageComplete | None = None
-        self._blocks: dict[int, ContentBlock] = {}
-        self._open_tool: ToolUseStart | None = None
+        self._request_id = request_id
+        self._start = MessageStart()
+        self._done: list[ContentBlock] = []
+        self._open: ToolUseStart | TextDelta | ThinkingDelta | None = None  # the last block, while it may grow
+        self._pieces: list[str] = []
+        self._response: CanonicalResponse | None = None
 
-    def process(self, event: StreamEvent) -> None:
+    def process(self, event: TurnEvent | ViewEvent | StreamReset[TurnEvent]) -> None:
         match event:
+            case TextDelta() | ThinkingDelta():
+                if type(event) is not type(self._open) or self._index_of_open != event.content_block_index:
+                    self._close_block()
+                self._open = event
+                self._pieces.append(event.text)
             case MessageStart():
-                self.started = True
-                self.message_id = event.message_id
-            case TextDelta():
-                known = self._blocks.get(event.content_block_index)
-                before = known.text if isinstance(known, TextBlock) else ""
-                self._blocks[event.content_block_index] = TextBlock(before + event.text)
-            case ThinkingDelta():
-                known = self._blocks.get(event.content_block_index)
-                before = known.text if isinstance(known, ThinkingBlock) else ""
-                self._blocks[event.content_block_index] = ThinkingBlock(before + event.text, event.signature)
+                self._begin(event)
             case ToolUseStart():
-                self._open_tool = event
-                self._blocks[event.content_block_index] = ToolUseBlock(
-                    event.tool_use_id, event.tool_name, {}, incomplete=True
-                )
-            case ToolUseInputDelta():
-                pass  # the arguments count once they are whole
+                self._close_block()
+                self._open = event
             case ToolUseEnd():
-                self._open_tool = None
-                call = self._blocks.get(event.content_block_index)
-                if isinstance(call, ToolUseBlock):
-                    self._blocks[event.content_block_index] = msgspec.structs.replace(
-                        call, input=event.final_input, incomplete=event.incomplete
+                if isinstance(start := self._open, ToolUseStart):
+                    self._open = None
+                    self._done.append(
+                        ToolUseBlock(
+                            start.tool_use_id, start.tool_name, event.final_input, incomplete=event.incomplete
+                        )
                     )
-            case ProviderBlock():
+            case ProviderBlock() | ProviderEvent():
+                self._close_block()
                 raw: JsonObject = event.raw if isinstance(event.raw, dict) else {"value": event.raw}
-                self._blocks[event.content_block_index] = OpaqueBlock(event.kind, ProviderRaw("", raw))
+                self._done.append(OpaqueBlock(event.kind, ProviderRaw("", raw)))
             case MessageComplete():
                 self.complete = event
+            case Finish():
+                self._response = event.response
+            case StreamReset():
+                self._begin(MessageStart())
+                self.started = False
+                for earlier in event.snapshot:
+                    self.process(earlier)
+            case _:
+                pass  # arguments count once they are whole; what is between messages is of no message
+
+    def response(self) -> CanonicalResponse:
+        """The reply. While it still comes: as if it were cut off now. Raises CallboardError before it has begun.
+
+        Of the events of an adapter or a log it lacks what they don't carry, such as latency and warnings.
+        """
+        if self._response is not None:
+            return self._response
+        if not self.started:
+            raise CallboardError("no message has begun yet, so there is no response")
+        complete = self.complete or MessageComplete(
+            self.content, StopReason.CANCELLED, None, TokenUsage(source=UsageSource.PARTIAL), self.message_id
+        )
+        return CanonicalResponse(
+            request_id=self._request_id,
+            model=f"{self._start.provider}:{self._start.model}",
+            provider=self._start.provider,
+            content=complete.final_content,
+            stop_reason=complete.stop_reason,
+            raw_stop_reason=complete.raw_stop_reason,
+            usage=complete.usage,
+            warnings=self._start.warnings,
+        )
 
     @property
     def content(self) -> tuple[ContentBlock, ...]:
         if self.complete is not None:
             return self.complete.final_content
-        return tuple(self._blocks[index] for index in sorted(self._blocks))
+        growing = self._growing()
+        return (*self._done, growing) if growing is not None else tuple(self._done)
+
+    def _begin(self, start: MessageStart) -> None:
+        self.started, self.message_id, self._start = True, start.message_id, start
+        self.complete = self._response = self._open = None
+        self._done, self._pieces = [], []
+
+    @property
+    def _index_of_open(self) -> int:
+        return self._open.content_block_index if self._open is not None else -1
+
+    def _growing(self) -> ContentBlock | None:
+        match self._open:
+            case TextDelta():
+                return TextBlock("".join(self._pieces))
+            case ThinkingDelta(signature=signature):
+                return ThinkingBlock("".join(self._pieces), signature)
+            case ToolUseStart(tool_use_id=tool_use_id, tool_name=name):
+                return ToolUseBlock(tool_use_id, name, {}, incomplete=True)
+            case None:
+                return None
+            case _:
+                assert_never(self._open)
+
+    def _close_block(self) -> None:
+        growing = self._growing()
+        if growing is not None:
+            self._done.append(growing)
+        self._open, self._pieces = None, []
 
     def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
         """What keeps the stream invariants when nothing more will come; empty if the message has its end."""
         if self.complete is not None or not self.started:
             return []
         events: list[StreamEvent] = []
-        if self._open_tool is not None:
-            start = self._open_tool
+        if isinstance(start := self._open, ToolUseStart):
             events.append(ToolUseEnd(start.tool_use_id, {}, True, start.content_block_index, self.message_id))
         events.append(MessageComplete(self.content, stop_reason, None, usage, self.message_id))
         return events
@@ -84,25 +155,30 @@ class StreamAccumulator:
 
 def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
     """A reply that was not streamed, as the events of a stream in whole pieces."""
-    events: list[StreamEvent] = [MessageStart(message_id, response.model.partition(":")[2], response.provider)]
-    for index, block in enumerate(response.content):
-        match block:
-            case TextBlock():
-                events.append(TextDelta(block.text, index, message_id))
-            case ThinkingBlock():
-                events.append(ThinkingDelta(block.text, block.signature, index, message_id))
-            case ToolUseBlock():
-                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
-                events.append(ToolUseStart(block.id, block.name, index, message_id))
-                events.append(ToolUseInputDelta(block.id, text, index, message_id))
-                events.append(ToolUseEnd(block.id, block.input, block.incomplete, index, message_id))
-            case OpaqueBlock():
-                events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
-            case _:
-                events.append(ProviderBlock(type(block).__name__, None, index, message_id))
-    events.append(
+    model = response.model.partition(":")[2]
+    return [
+        MessageStart(message_id, model, response.provider, response.warnings),
+        *content_events(message_id, response.content),
         MessageComplete(
             response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
-        )
-    )
-    return events
+        ),
+    ]
+
+
+def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
+    """The events of a message's blocks, each in one piece."""
+    for index, block in enumerate(content):
+        match block:
+            case TextBlock():
+                yield TextDelta(block.text, index, message_id)
+            case ThinkingBlock():
+                yield ThinkingDelta(block.text, block.signature, index, message_id)
+            case ToolUseBlock():
+                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
+                yield ToolUseStart(block.id, block.name, index, message_id)
+                yield ToolUseInputDelta(block.id, text, index, message_id)
+                yield ToolUseEnd(block.id, block.input, block.incomplete, index, message_id)
+            case OpaqueBlock():
+                yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
+            case _:
+                yield ProviderBlock(type(block).__name__, None, index, message_id)

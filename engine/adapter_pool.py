@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import anyio
 
-from adapters import ProviderAdapter, create_adapter
+from adapters import ProviderAdapter
 from adapters.actor import AdapterActor
 from bus import Clock, ConfigurationError
 
@@ -18,7 +18,7 @@ from .running_adapter import RunningAdapter, come_up
 def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
     """An adapter that is never started. Raises ConfigurationError if none can be made as configured."""
     try:
-        return create_adapter(entry.type, entry.config, name=entry.name, clock=clock)
+        return entry.create(clock)
     except ConfigurationError:
         raise
     except Exception as error:

@@ -21,6 +21,7 @@ from adapters import (
     CanonicalResponse,
     ContentBlock,
     MessageComplete,
+    MessageStart,
     StopReason,
     StreamEvent,
     TokenUsage,
@@ -174,7 +175,15 @@ class Call(CallEvents):
             return
         if self.scene.filter is not None:
             events = self._through_filter(self.scene.filter, events)
-        self.scene.log.extend(events)
+        self.scene.log.extend(self._warned(events) if self.scene.warnings else events)
+
+    def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
+        """The same events, where a message begins with what is known to be amiss."""
+        warnings = self.scene.warnings
+        return [
+            msgspec.structs.replace(event, warnings=warnings) if isinstance(event, MessageStart) else event
+            for event in events
+        ]
 
     def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
         """What a filter raises ends the call; the adapter, in whose task this runs, is not at fault."""
@@ -198,9 +207,9 @@ class Call(CallEvents):
         accumulator = StreamAccumulator()
         for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
             if getattr(event, "message_id", None) == self.request.message_id:
-                accumulator.process(event)  # type: ignore[arg-type]
+                accumulator.process(event)
         for event in self.scene.log.since(first_seq):
-            accumulator.process(event)  # type: ignore[arg-type]  # while a call runs, only its events are appended
+            accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)

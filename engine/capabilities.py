@@ -27,6 +27,7 @@ from bus import PromptTooLongError
 from bus.json_types import JsonObject
 
 from .choice import Requirements
+from .schema_means import SchemaMode
 
 _FORCING = ("required", "named")
 
@@ -39,6 +40,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     output_schema: JsonObject | None = None
+    schema_mode: SchemaMode = "native"
     reasoning_effort: str | None = None
     max_output_tokens: int | None = None
     requires: tuple[Requirements, ...] = ()
@@ -94,7 +96,8 @@ def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> 
         yield "can't be made to call a tool"
     if asked.tools and asked.parallel_tool_calls and not capabilities.supports_parallel_tool_calls:
         yield "can't call tools in parallel"
-    if asked.output_schema is not None and not capabilities.supports_structured_output:
+    held = asked.output_schema is None or capabilities.supports_structured_output
+    if not held and asked.schema_mode == "native":
         yield "can't be held to a schema"
     if asked.reasoning_effort not in (None, "none") and not capabilities.supports_thinking and listed:
         yield f"has no reasoning to put effort {asked.reasoning_effort!r} into"

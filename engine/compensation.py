@@ -12,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from adapters import AdapterCapabilities, CallWarning, Message, Role, ToolChoice, ToolDefinition
+from bus.json_types import JsonObject
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -35,11 +36,16 @@ NO_TOOL_SETTINGS = ToolSettings()
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """What of a turn is sent to one model."""
+    """What of a turn is sent to one model.
+
+    schema: what the model itself is held to. forced: the call that stands for a reply after a schema.
+    """
 
     tools: tuple[ToolDefinition, ...]
     system_prompt: str | None
     warnings: tuple[CallWarning, ...] = ()
+    schema: JsonObject | None = None
+    forced: ToolChoice | None = None
 
 
 def over(upper: S, lower: S) -> S:

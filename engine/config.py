@@ -40,17 +40,18 @@ def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
     """Anthropic, OpenAI and Gemini if their keys are set, and the local model over its three protocols.
 
-    Gemini's key may also be called GOOGLE_API_KEY. To embed there is the local model as well, and Voyage and
-    Cohere if their keys are set.
+    Gemini's key may also be called GOOGLE_API_KEY. The default provider is the first that has a key. To embed
+    there is the local model as well, and Voyage and Cohere if their keys are set.
     """
     adapters: dict[str, AdapterEntry] = {}
-    for name, variable in (("anthropic", "ANTHROPIC"), ("openai", "OPENAI"), ("gemini", "GEMINI")):
+    for name, variable in (("openai", "OPENAI"), ("anthropic", "ANTHROPIC"), ("gemini", "GEMINI")):
         key = environ.get(f"{variable}_API_KEY")
         if not key and name == "gemini":
             key = environ.get("GOOGLE_API_KEY")
         config = AdapterConfig(api_key=key, base_url=environ.get(f"{variable}_BASE_URL"))
         missing = None if key else f"{variable}_API_KEY"
         adapters[name] = AdapterEntry(name=name, type=name, config=config, missing_key=missing)
+    default = next((name for name, entry in adapters.items() if entry.missing_key is None), None)
     for name in ("voyage", "cohere"):  # which most have no use for, so they are not listed as missing
         if key := environ.get(f"{name.upper()}_API_KEY"):
             adapters[name] = AdapterEntry(name=name, type=name, config=AdapterConfig(api_key=key))
@@ -71,7 +72,7 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
         kind="embedding",
     )
     models[model.id] = model
-    return ModelRegistry(adapters, models, source=FROM_ENVIRONMENT)
+    return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> ModelRegistry:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import CanonicalRequest, CanonicalResponse, Message
+from adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -25,6 +26,7 @@ from bus import (
     PricingRepriced,
     SessionCreated,
     SessionModelChanged,
+    SessionTakenOver,
     ShutdownReport,
     StreamChannel,
     StreamReader,
@@ -41,23 +43,30 @@ from .choice import Model, Requirements, in_words
 from .config import home_folder, load_registry
 from .context import ContextPolicy
 from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
-from .generation import complete
+from .generation.asking import Arguments, new_turn
+from .generation.generating import generate_on
+from .generation.low_level import complete, turn_of
+from .generation.object_methods import ObjectMethods
+from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .middleware.chain import Chain, MiddlewareLike
+from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
+from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
-from .resuming import configured, costs_of, require_capture, resumed
+from .results import GenerateResult
+from .resuming import configured, costs_of, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import ApplyCosts, start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
-from .tools import Tool
+from .tools import Approve, Tool
 from .turn import Turn
 
 
@@ -89,7 +98,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine:
+class Engine(ObjectMethods):
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
@@ -99,7 +108,8 @@ class Engine:
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
-    `engine.middleware`. Raises ConfigurationError.
+    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    Raises ConfigurationError.
     """
 
     def __init__(
@@ -115,11 +125,13 @@ class Engine:
         limits: Limits = Limits(),  # noqa: B008 (frozen)
         timeouts: Timeouts = Timeouts(),  # noqa: B008 (frozen)
         clock: Clock = SYSTEM_CLOCK,
+        providers: Mapping[str, Provider] | None = None,
     ) -> None:
         require_capture(capture_content, trace, redact)
         self.clock = clock
         self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
         self._models = models
+        self._registered: list[AdapterEntry] = []
         self.bus = Bus(clock=clock)
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
@@ -135,11 +147,36 @@ class Engine:
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
         self._hosted: Hosted | None = None
+        for name, adapter in (providers or {}).items():
+            self.register(name, adapter)
 
     @classmethod
     def from_env(cls) -> Engine:
         """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
         return cls()
+
+    # -- providers
+
+    @property
+    def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
+        """The adapters by name, registered ones included; what isn't configured lacks its key."""
+        return {name: entry.state for name, entry in self.registry.adapters.items()}
+
+    @property
+    def default_provider(self) -> str | None:
+        """The provider of names that say no other, if there is one: models.yaml's, or the first with a key."""
+        return self.registry.default_provider
+
+    def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
+        """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
+
+        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
+        what makes one each time. prices_as: the provider whose published prices its models have, where its class
+        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        """
+        entry = entry_of(name, adapter, prices_as)
+        self.registry = self.registry.with_adapter(entry)
+        self._registered.append(entry)
 
     # -- sessions
 
@@ -153,15 +190,16 @@ class Engine:
         tags: dict[str, str] | None = None,
         fallback: Sequence[str] | None = None,
         requires: Requirements | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
         name: str | None = None,
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. context: what to send of a history that has
-        grown too long, see `engine.context`; None always sends all of it. name: for people. Raises
-        ConfigurationError.
+        model must be able to do, besides what the requests show. approve: decides about each call of a tool before
+        it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
+        sends all of it. name: for people. Raises ConfigurationError.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -172,6 +210,7 @@ class Engine:
             tags or {},
             fallback=fallback,
             requires=requires,
+            approve=approve,
             policy=context,
             name=name,
         )
@@ -192,18 +231,24 @@ class Engine:
         model: Model | None = None,
         system_prompt: str | None = None,
         fallback: Sequence[str] | None = None,
+        approve: Approve | None = None,
         context: ContextPolicy | None = None,
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
         tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. Raises CallboardError if the session is open,
-        is not stored, or not as a whole; ConfigurationError if its model is not known here; StoreError.
+        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
+        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
+        here; StoreError.
+
+        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
+        so with its next turn, which raises SessionTakenOver.
         """
         hosted = await self.start()
         await hosted.settle()
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         state.policy = context
+        state.approve = approve
         session = self.open_session(state)
         if model is not None:
             self.change_model(state, model)
@@ -212,6 +257,14 @@ class Engine:
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
         """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
         return await listed(self, limit)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and what is stored of it; False if there was none.
+
+        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
+        next turn. Raises SessionBusy while a turn runs, StoreError.
+        """
+        return await deleted(self, session_id)
 
     async def import_session(
         self,
@@ -260,6 +313,8 @@ class Engine:
             fresh = source
         else:
             fresh = await anyio.to_thread.run_sync(load_registry, source)
+        for entry in self._registered:
+            fresh = fresh.with_adapter(entry)
         change = difference(self.registry, fresh)
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
@@ -280,6 +335,56 @@ class Engine:
         The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
+
+    # -- without a session
+
+    async def generate(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> GenerateResult:
+        """See `engine.generate`."""
+        return await generate_on(self, model, prompt, **arguments)
+
+    @overload
+    def stream(
+        self,
+        model: CanonicalRequest,
+        /,
+        *,
+        tags: Mapping[str, str] | None = None,
+        on_usage: OnUsage | None = None,
+    ) -> StreamResult: ...
+
+    @overload
+    def stream(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult: ...
+
+    def stream(
+        self,
+        model: CanonicalRequest | Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult:
+        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run."""
+        if isinstance(model, CanonicalRequest):
+            if prompt is not None or arguments.keys() - {"tags"}:
+                raise TypeError(
+                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                )
+            turn = turn_of(self, model, tags=arguments.get("tags"), streamed=True)
+        else:
+            turn = new_turn(self, model, prompt, streamed=True, **arguments)
+        return StreamResult(self, turn, on_usage=on_usage)
 
     # -- embeddings
 
@@ -389,7 +494,10 @@ class Engine:
         await self.aclose()
 
     async def start(self) -> Hosted:
-        """Start, if it isn't running. Raises StoreError; WrongLoop from another loop than its first."""
+        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        """
         if self._hosted is None:
             _require_asyncio()
             self._hosted = Hosted(self)
@@ -420,6 +528,14 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""
         return collect(self)
+
+    def models(self) -> list[ConfiguredModel]:
+        """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
+
+        First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
+        ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+        """
+        return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
@@ -452,13 +568,25 @@ class Engine:
                     model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
                 )
                 self.bus.publish(created, session_id=state.id)
-            self.publish_setup(state)
+            self.publish_setup(state, begins=not state.resumed)
             if self.capture is not None and not state.resumed:
                 publish_history(self, state)
 
-    def publish_setup(self, state: SessionState) -> None:
+    def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
+        """Have kept what the session is made of by now. begins: and that it is a new one."""
         if self.capture is not None:
-            self.bus.publish(configured(state), session_id=state.id)
+            seq = self.bus.publish(configured(state, begins=begins), session_id=state.id)
+            if state.claimed is None:
+                state.claimed = seq
+
+    async def require_ownership(self, state: SessionState) -> None:
+        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
+        try:
+            await require_ownership(self, state)
+        except SessionTakenOver:
+            if self._sessions.get(state.id) is state:
+                del self._sessions[state.id]  # so that it can be resumed here, too
+            raise
 
     async def admit(self) -> None:
         """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
@@ -468,18 +596,25 @@ class Engine:
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
             return
-        limits, give_up = self._limits, anyio.current_time() + self._limits.admit_seconds
+        limits, give_up = self._limits, math.inf
         while writer.state == "ok":
             behind = writer.statistics()
             if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
                 return
-            if anyio.current_time() >= give_up:
+            now = anyio.current_time()
+            give_up = min(give_up, now + limits.admit_seconds)
+            if now >= give_up:
                 raise AdmissionError(
                     f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
                     f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "
                     f"{limits.admit_seconds:g} s. Calls under way are not affected."
                 )
             await anyio.sleep(0.01)
+
+    @property
+    def closed(self) -> bool:
+        """True when it has been stopped, or has ended of itself: then another one is needed."""
+        return self._hosted is not None and self._hosted.state == "closed"
 
     @property
     def hosted(self) -> Hosted | None:

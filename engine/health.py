@@ -15,7 +15,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from adapters import ProviderAdapter, create_adapter
+from adapters import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
@@ -144,14 +144,14 @@ class Providers:
             return [key]
         live = self._live.get(entry.name)
         try:
-            adapter = live or create_adapter(entry.type, entry.config, name=entry.name, clock=self._clock)
+            adapter = live or entry.create(self._clock)
         except Exception as error:  # a host's own adapter may raise anything
             where = f"adapters.{entry.name} in {self._registry.source}"
             return [key, Check(f"adapter:{entry.name}", False, _said(error), f"Correct {where}.")]
         try:
             return [key, *await self._provider(entry, adapter)]
         finally:
-            if adapter is not live:
+            if adapter is not live and not entry.shared:
                 with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _CLOSE_SECONDS):
                     await adapter.close()
 
@@ -337,4 +337,9 @@ def _writer(writer: WriterStatistics) -> Check:
     if writer.state == "ok" and not writer.lost:
         return Check("store:writer", True, detail)
     reason = f" ({writer.reason})" if writer.reason else ""
-    return Check("store:writer", False, detail + reason, "Make the trace file writable; the rest goes by itself.")
+    return Check(
+        "store:writer",
+        False,
+        detail + reason,
+        "Mend what the reason names; what is kept is then written by itself.",
+    )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import anyio.abc
 
-from adapters import create_adapter
 from adapters.actor import AdapterActor
 from bus import (
     ActorRef,
@@ -25,6 +24,7 @@ from bus import (
     ProviderAvailabilityChanged,
     ShutdownReport,
     StoreError,
+    StoreUnavailable,
     Supervisor,
 )
 from bus.log import Log
@@ -138,13 +138,17 @@ class Hosted:
         if store is None:
             await self._supervise()
             return
-        async with store:
-            try:
-                await self._supervise()
-            finally:
+        try:
+            await store.open()
+        except StoreUnavailable as error:
+            _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
+        try:
+            await self._supervise()
+        finally:
+            with anyio.CancelScope(shield=True):
                 if self.writer is not None:
-                    with anyio.CancelScope(shield=True):
-                        await self.writer.close()  # what was published while the actors stopped
+                    await self.writer.close()  # what was published while the actors stopped
+                await store.close()
 
     async def _supervise(self) -> None:
         engine = self._engine
@@ -194,7 +198,7 @@ class Hosted:
             actor = f"{entry.name}, reload {self._started}"
 
         def make() -> AdapterActor:
-            return AdapterActor(lambda: create_adapter(entry.type, entry.config, name=entry.name, clock=clock))
+            return AdapterActor(lambda: entry.create(clock))
 
         self._providers[actor] = entry.name
         try:

@@ -56,7 +56,7 @@ _MODEL_KEYS = {
 }
 _DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
 _TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
-_TOP_KEYS = {"adapters", "models", "default_model"}
+_TOP_KEYS = {"adapters", "models", "default_model", "default_provider"}
 
 
 class Reader:
@@ -76,6 +76,7 @@ class Reader:
             adapters,
             {name: self._model(name, entry, adapters) for name, entry in models.items()},
             default_model=self._string(top, "default_model", ""),
+            default_provider=self._string(top, "default_provider", ""),
             source=str(self.path),
         )
 

@@ -22,11 +22,16 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
     The provider is the adapter's `prices_as`; else the server that its address belongs to; else its type, if that
     is a provider's own. The name is what the provider calls the model.
     """
-    provider = adapter.prices_as or _known_server(adapter) or _BY_TYPE.get(adapter.type)
+    provider = published_provider(adapter)
     if provider is None:
         return None
     name = f"{provider}:{model.wire_name}"
     return None if name == f"{adapter.name}:{model.wire_name}" else name
+
+
+def published_provider(adapter: AdapterEntry) -> str | None:
+    """The provider whose models an adapter serves, by its name in published tables; None if that isn't known."""
+    return adapter.prices_as or _known_server(adapter) or _BY_TYPE.get(adapter.type)
 
 
 def _known_server(adapter: AdapterEntry) -> str | None:

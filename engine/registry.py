@@ -1,19 +1,21 @@
 """Which models there are, under which names, and which adapter serves each.
 
-Names resolve in this order: ``provider:name`` as listed; an alias; a provider's own name for a model; and, with
-an explicit provider that is configured, any name at all (such a model is passed through unlisted, with the
-adapter's default capabilities and without a price of its own).
+Names resolve in this order: ``provider:name`` as listed; an alias; a provider's own name for a model, listed here
+or in the catalogue (where it also may be a short name, such as ``sonnet``); and, with an explicit provider that is
+configured, or with a default one, any name at all. What the catalogue doesn't know either is passed through as it
+is: nothing is known of what it can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import copy
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 import msgspec
 
-from adapters import AdapterConfig, RetryPolicy
-from bus import ConfigurationError
+from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from bus import Clock, ConfigurationError
 
 from .compensation import NO_TOOL_SETTINGS, ToolSettings, over
 
@@ -28,6 +30,9 @@ class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
 
 NO_DEFAULTS = ModelDefaults()
 
+_MOST_FOUND = 1024
+"""Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
+
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One configured adapter.
@@ -36,6 +41,9 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
     more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
     otherwise themselves; see `ModelEntry`.
+
+    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
+    the same one, which is the host's own.
     """
 
     name: str
@@ -48,10 +56,18 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     defaults: ModelDefaults = NO_DEFAULTS
     tools: ToolSettings = NO_TOOL_SETTINGS
     prompt_addendum: str | None = None
+    make: Callable[[], ProviderAdapter] | None = None
+    shared: bool = False
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
         return "configured" if self.missing_key is None else "not_configured"
+
+    def create(self, clock: Clock) -> ProviderAdapter:
+        """An adapter as configured. Raises ConfigurationError, and what a host's own raises."""
+        if self.make is not None:
+            return self.make()
+        return create_adapter(self.type, self.config, name=self.name, clock=clock)
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +112,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """What a name means. resolved_by: id, alias, native_name or passthrough."""
+    """What a name means. resolved_by: id, alias, native_name, catalogue or passthrough."""
 
     model: ModelEntry
     resolved_by: str
@@ -105,7 +121,8 @@ class Resolved(msgspec.Struct, frozen=True):
 class ModelRegistry:
     """The adapters and models of a configuration; immutable. default_model: for callers that name none.
 
-    models: as given, and completed by the settings of their adapters.
+    default_provider: the adapter that names go to which mean nothing else; None makes them errors. models: as
+    given, and completed by the settings of their adapters.
 
     removed: names that an earlier configuration of the same engine had; they are errors, never passed through.
     Raises ConfigurationError if a name is taken twice, or leads nowhere.
@@ -117,6 +134,7 @@ class ModelRegistry:
         models: Mapping[str, ModelEntry],
         *,
         default_model: str | None = None,
+        default_provider: str | None = None,
         source: str = "code",
         removed: Collection[str] = (),
     ) -> None:
@@ -126,8 +144,12 @@ class ModelRegistry:
             for name, model in models.items()
         }
         self.default_model = default_model
+        self.default_provider = default_provider
         self.source = source
+        if default_provider is not None and default_provider not in self.adapters:
+            raise ConfigurationError(f"{source}: default_provider: {self._no_adapter(default_provider)}")
         self._aliases = self._index_aliases()
+        self._found: dict[str, Resolved] = {}
         self.removed = frozenset(removed) - self.names
         self._check_fallbacks()
 
@@ -142,6 +164,7 @@ class ModelRegistry:
             self.adapters,
             self.models,
             default_model=self.default_model,
+            default_provider=self.default_provider,
             source=self.source,
             removed=previous.removed | previous.names,
         )
@@ -170,8 +193,13 @@ class ModelRegistry:
                 aliases[alias] = model.id
         return aliases
 
-    def resolve(self, name: str) -> Resolved:
-        """The model of a name. Raises ConfigurationError: unknown (with the nearest), or ambiguous."""
+    def resolve(self, name: str, provider: str | None = None) -> Resolved:
+        """The model of a name. provider: the adapter that it must be a model of, by name.
+
+        Raises ConfigurationError: unknown (with the nearest), ambiguous, or another provider's.
+        """
+        if provider is not None:
+            return self._at(name, provider)
         if name in self.models:
             return Resolved(self.models[name], "id")
         if name in self._aliases:
@@ -181,13 +209,18 @@ class ModelRegistry:
                 f"model {name!r} is no longer in {self.source}: a reload removed it. Known are "
                 f"{', '.join(sorted(self.names)) or 'none'}."
             )
-        provider, colon, rest = name.partition(":")
-        if colon and provider in self.adapters:
-            listed = [m for m in self.models.values() if m.adapter == provider and rest in (m.wire_name, m.tier)]
-            if len(listed) == 1:
-                return Resolved(listed[0], "native_name")
-            entry = ModelEntry(id=name, adapter=provider, wire_name=rest).on(self.adapters[provider])
-            return Resolved(entry, "passthrough")
+        found = self._found.get(name)
+        if found is None:
+            found = self._look_for(name)
+            if len(self._found) < _MOST_FOUND:
+                self._found[name] = found
+        return found
+
+    def _look_for(self, name: str) -> Resolved:
+        """A name that is neither an id nor an alias here."""
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in self.adapters:
+            return self._listed_at(prefix, rest) or self._unlisted_at(prefix, rest)
         native = [model for model in self.models.values() if model.wire_name == name]
         if len(native) == 1:
             return Resolved(native[0], "native_name")
@@ -195,15 +228,70 @@ class ModelRegistry:
             raise ConfigurationError(
                 f"model {name!r} is ambiguous: say one of {', '.join(sorted(model.id for model in native))}"
             )
-        raise ConfigurationError(self._unknown(name))
+        return self._not_listed(name)
+
+    def _at(self, name: str, provider: str) -> Resolved:
+        """The model of a name that one adapter serves."""
+        if provider not in self.adapters:
+            raise ConfigurationError(self._no_adapter(provider))
+        prefix, colon, rest = name.partition(":")
+        known = self.models.get(name) or self.models.get(self._aliases.get(name, ""))
+        owner = known.adapter if known is not None else prefix if colon and prefix in self.adapters else provider
+        if owner != provider:
+            raise ConfigurationError(f"model {name!r} is one of {owner}'s, not of provider={provider!r}")
+        if known is not None:
+            return Resolved(known, "id" if name in self.models else "alias")
+        local = rest if colon and prefix == provider else name
+        return self._listed_at(provider, local) or self._unlisted_at(provider, local)
+
+    def _listed_at(self, adapter: str, name: str) -> Resolved | None:
+        """An adapter's listed model by its provider's name, or by its tier."""
+        listed = [m for m in self.models.values() if m.adapter == adapter and name in (m.wire_name, m.tier)]
+        return Resolved(listed[0], "native_name") if len(listed) == 1 else None
+
+    def _unlisted_at(self, adapter: str, name: str) -> Resolved:
+        """A model of an adapter by a name of the catalogue, or by any."""
+        from .unlisted import name_at
+
+        wire_name, known = name_at(self.adapters[adapter], name)
+        listed = self._listed_at(adapter, wire_name)
+        if listed is not None:
+            return listed
+        entry = ModelEntry(id=f"{adapter}:{wire_name}", adapter=adapter, wire_name=wire_name)
+        return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
+
+    def _not_listed(self, name: str) -> Resolved:
+        """A bare name that is in the catalogue, or that the default provider may know."""
+        from .unlisted import place_in_catalogue, refuse_foreign
+
+        placed = place_in_catalogue(self.adapters, name, self.default_provider)
+        if placed is not None:
+            adapter, local = placed
+            return self._listed_at(adapter, local) or self._unlisted_at(adapter, local)
+        if self.default_provider is None:
+            raise ConfigurationError(self._unknown(name))
+        refuse_foreign(self.adapters[self.default_provider], name)
+        return self._unlisted_at(self.default_provider, name)
+
+    def _no_adapter(self, name: str) -> str:
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, self.adapters, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(sorted(self.adapters)) or 'none'}."
+        return f"{name!r} is none of the adapters in {self.source}: {hint}"
 
     def _unknown(self, name: str) -> str:
         from difflib import get_close_matches  # only ever needed on the way to an error
 
-        known = sorted([*self.models, *self._aliases])
-        near = get_close_matches(name, known, n=3, cutoff=0.5)
+        from .unlisted import names_at
+
+        known = sorted(self.names)
+        near = get_close_matches(name, {*known, *names_at(self.adapters.values())}, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
-        return f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any."
+        return (
+            f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any, and "
+            "so does any name with a default_provider."
+        )
 
     def adapter_of(self, model: ModelEntry) -> AdapterEntry:
         """The adapter that serves a model. Raises ConfigurationError if its key is missing."""
@@ -214,3 +302,13 @@ class ModelRegistry:
                 f"variable {entry.missing_key}, which is not set ({self.source})"
             )
         return entry
+
+    def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
+        """This registry and one more adapter. Raises ConfigurationError if there is one of that name."""
+        if entry.name in self.adapters:
+            raise ConfigurationError(
+                f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"
+            )
+        fuller = copy.copy(self)
+        fuller.adapters = {**self.adapters, entry.name: entry}
+        return fuller

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bus import CallboardError, ConfigurationError, Cost, SessionConfigured, SessionSetup
+from bus import (
+    CallboardError,
+    ConfigurationError,
+    Cost,
+    Log,
+    SessionConfigured,
+    SessionSetup,
+    SessionTakenOver,
+    StoreError,
+    StoreUnavailable,
+)
 from bus.json_types import Json
 from tracestore import CallFilter, Redact, SavedSession, TraceStore
 
@@ -22,6 +32,9 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
+_log = Log("engine.resuming")
+
+
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
     """Raises ConfigurationError for what can't be together."""
     if capture_content and not trace:
@@ -32,9 +45,9 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
 
 
-def configured(state: SessionState) -> SessionConfigured:
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
     """What the store must know to make this session again, besides its messages."""
-    return SessionConfigured(history=len(state.messages), setup=setup_of(state))
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
 
 
 def setup_of(state: SessionState) -> SessionSetup:
@@ -78,9 +91,42 @@ async def resumed(
     expand(engine.registry, state.model if model is None else model, state.fallback)
     state.messages.extend(saved.messages)
     state.resumed = True
+    if engine.capture is not None:
+        await _claim(engine, store, state)
     if await store.current_version() is not None:
         reprice_messages(state.messages, await costs_of(store, session_id))
     return state
+
+
+async def _claim(engine: Engine, store: TraceStore, state: SessionState) -> None:
+    """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
+    bus = engine.bus
+    try:
+        if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
+            raise CallboardError(
+                f"session {state.id!r} is being continued by another engine just now: resume it again"
+            )
+    except StoreUnavailable as error:
+        # It can be read and not written: what is said here is kept under another name, once it can be.
+        _log.warning("session_not_claimed", session_id=state.id, error=str(error))
+    else:
+        state.claimed = 0
+
+
+async def require_ownership(engine: Engine, state: SessionState) -> None:
+    """Raises SessionTakenOver if another run goes on with this session. A store that fails keeps nobody up."""
+    if engine.capture is None or engine.store is None or state.claimed is None:
+        return
+    own = engine.bus.run_id
+    try:
+        owner, committed = await engine.store.session_owner(state.id, own)
+    except StoreError:
+        return  # the writer says so; what is said here meanwhile is not mixed into the other's
+    if owner is not None and owner != own and committed >= state.claimed:
+        raise SessionTakenOver(
+            f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
+            f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
+        )
 
 
 def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:

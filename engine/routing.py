@@ -110,7 +110,10 @@ def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str]
     """
     requested = model or registry.default_model
     if not requested:
-        raise ConfigurationError(f"no model named, and {registry.source} has no default_model")
+        raise ConfigurationError(
+            f"no model named, and {registry.source} has no default_model: name one, as provider:name or as "
+            "`callboard models` lists it, or set default_model in models.yaml"
+        )
     if isinstance(requested, ModelChoice):
         return _expand_choice(registry, requested, fallback or ())
     names = (requested,) if isinstance(requested, str) else tuple(requested)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import anyio
 
-from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta
+from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolUseBlock
 from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
 from .choice import Model, in_words
 from .session_state import SessionState
 from .sessions import exported, fork_of
-from .tools import Tool
+from .tools import Answer, Tool, open_calls, require_distinct
 from .turn import Turn, own
 from .turn_options import TurnArguments, TurnOptions
 
@@ -74,11 +74,12 @@ class Session:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Of the next turn."""
+        """Of the next turn. Assigning two of one name raises ConfigurationError."""
         return self._state.tools
 
     @tools.setter
     def tools(self, tools: Sequence[Tool]) -> None:
+        require_distinct(tools)
         self._state.tools = tuple(tools)
         self._changed()
 
@@ -138,6 +139,34 @@ class Session:
         if self._state.announced:
             self._engine.publish_setup(self._state)
 
+    @property
+    def pending_calls(self) -> tuple[ToolUseBlock, ...]:
+        """Calls of the last reply that wait for an answer: of passive tools, and such as nobody has approved.
+
+        Empty while a turn runs.
+        """
+        return () if self._state.running is not None else open_calls(self._state.messages)
+
+    async def submit(
+        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
+    ) -> Message:
+        """Answer open calls, and go on with the turn; the assistant's last message.
+
+        answers: by the calls' ids, `Approved()` to run one, `Denied(reason)`, or its result: what the tool would
+        give back, a `ToolError`, or a ToolResultBlock. While some are left open, nothing is asked of the model. An
+        empty mapping goes on after a turn that failed when all was answered. options, and what is raised: as in
+        `send`, and CallboardError for what is no answer to an open call; then nothing has been run.
+        """
+        turn = self._continued(answers, model, streamed=False, options=options)
+        task = await self._engine.start_turn(turn)
+        return await own(turn, task)
+
+    def submit_stream(
+        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
+    ) -> TurnStream:
+        """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
+        return TurnStream(self._engine, self._continued(answers, model, streamed=True, options=options))
+
     async def cancel(self) -> bool:
         """Cancel the running turn. False if none is running. Idempotent."""
         turn = self._state.running
@@ -158,6 +187,19 @@ class Session:
             model=model,
             options=TurnOptions(**options),
             streamed=streamed,
+        )
+
+    def _continued(
+        self, answers: Mapping[str, Answer], model: Model | None, *, streamed: bool, options: TurnArguments
+    ) -> Turn:
+        return Turn(
+            engine=self._engine,
+            state=self._state,
+            new=(),
+            model=model,
+            options=TurnOptions(**options),
+            streamed=streamed,
+            answers=dict(answers),
         )
 
 

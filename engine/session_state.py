@@ -12,7 +12,7 @@ from adapters import Message
 from .choice import Model, Requirements
 from .context import WHOLE, ContextPolicy
 from .refused_reasoning import RefusedReasoning
-from .tools import Tool
+from .tools import Approve, Tool, require_distinct
 
 if TYPE_CHECKING:
     from .turn import Turn
@@ -25,6 +25,8 @@ class SessionState:
     policy, context: what decides what is sent of the history, and what it has decided.
     name: for people. forked_from: the session whose history it began with.
     waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
+    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
+    the store isn't told.
     """
 
     def __init__(
@@ -40,13 +42,16 @@ class SessionState:
         policy: ContextPolicy | None = None,
         name: str | None = None,
         forked_from: str | None = None,
+        approve: Approve | None = None,
     ) -> None:
+        require_distinct(tools)
         self.id = session_id
         self.model = model
         self.fallback = fallback
         self.requires = requires
         self.system_prompt = system_prompt
         self.tools = tuple(tools)
+        self.approve = approve
         self.tags = tags
         self.messages: list[Message] = []
         self.name = name
@@ -59,3 +64,4 @@ class SessionState:
         self.running: Turn | None = None
         self.announced = False
         self.resumed = False
+        self.claimed: int | None = None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from adapters import Message
-from bus import CallboardError, ConfigurationError, SessionMessageAppended, SessionSetup
-from tracestore import SessionRow, decode_json, encode_json
+from bus import CallboardError, ConfigurationError, SessionBusy, SessionMessageAppended, SessionSetup
+from tracestore import SavedSession, SessionRow, decode_json, encode_json
 
 from .choice import Requirements, in_words
+from .context import WHOLE
 from .resuming import model_of, setup_of
 from .routing import expand
 from .session_state import SessionState
@@ -40,14 +41,21 @@ class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="form
 
 def exported(state: SessionState) -> bytes:
     """A session as JSON, UTF-8."""
-    document = ExportedSession(
-        session_id=state.id,
-        setup=setup_of(state),
-        messages=tuple(_without_raw_usage(message) for message in state.messages),
-        tags=state.tags,
-        name=state.name,
-    )
-    return encode_json(document)
+    return _document(state.id, setup_of(state), state.messages, state.tags, state.name)
+
+
+def document_of(saved: SavedSession) -> bytes:
+    """The same of a stored session. Raises CallboardError if it isn't stored as a whole."""
+    if saved.setup is None or saved.missing:
+        raise CallboardError(f"session {saved.session_id!r} can't be exported: {', '.join(saved.missing[:3])}")
+    return _document(saved.session_id, saved.setup, saved.messages, saved.tags, saved.name)
+
+
+def _document(
+    session_id: str, setup: SessionSetup, messages: Iterable[Message], tags: dict[str, str], name: str | None
+) -> bytes:
+    whole = tuple(_without_raw_usage(message) for message in messages)
+    return encode_json(ExportedSession(session_id=session_id, setup=setup, messages=whole, tags=tags, name=name))
 
 
 def _without_raw_usage(message: Message) -> Message:
@@ -109,6 +117,7 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         fallback=state.fallback,
         requires=state.requires,
         policy=state.policy,
+        approve=state.approve,
         name=state.name,
         forked_from=state.id,
     )
@@ -165,3 +174,21 @@ async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
         for row in rows.values()
     ]
     return found[:limit]
+
+
+async def deleted(engine: Engine, session_id: str) -> bool:
+    """See `Engine.delete_session`."""
+    await engine.start()
+    state = engine.live_sessions.get(session_id)
+    if state is not None:
+        if state.running is not None or state.waiting:
+            raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
+        del engine.live_sessions[session_id]
+        state.messages.clear()
+        state.announced = state.resumed = False
+        state.context, state.claimed = WHOLE, None
+    stored = False
+    if engine.store is not None:
+        await engine.flush()
+        stored = await engine.store.delete_session(session_id)
+    return state is not None or stored

@@ -24,7 +24,6 @@ from adapters import (
     Role,
     StopReason,
     TokenUsage,
-    ToolChoice,
     UsageSource,
 )
 from bus import CallboardError, ConfigurationError, Cost, CostSource, StreamLog
@@ -53,6 +52,7 @@ from .routing import (
     may_fall_back,
 )
 from .running_adapter import RunningAdapter
+from .schema_means import answer_as_text, hold_to_schema
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -122,6 +122,11 @@ class Step:
         self._sent: Route | None = None
         self._first_seq = journey.log.next_seq
 
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._call
+
     def cancel(self) -> bool:
         """Ask the call under way to end. False if there is none."""
         self._cancelled = True
@@ -173,6 +178,15 @@ class Step:
             system_prompt=self._journey.state.system_prompt,
             messages=self._messages,
             choice=asked.tool_choice,
+        )
+        shaped = hold_to_schema(
+            shaped,
+            asked.output_schema,
+            asked.schema_mode,
+            capabilities,
+            choice=asked.tool_choice,
+            reasons=capabilities.supports_thinking
+            and (asked.reasoning_effort or entry.defaults.effort) not in (None, "none"),
         )
         estimate = adapter.estimate_input_tokens(
             self._messages, shaped.tools, shaped.system_prompt, model=entry.wire_name
@@ -260,6 +274,8 @@ class Step:
         finally:
             self._journey.hold_time(False)
             self._call = None
+        if route.option.shape is not None and route.option.shape.forced is not None:
+            outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
         self.costs.append(outcome.cost)
         if outcome.response.warnings:
             refused = self._journey.state.refused_reasoning
@@ -272,8 +288,8 @@ class Step:
         defaults, shaped = entry.defaults, route.option.shape
         assert capabilities is not None  # an option without them is never taken
         assert shaped is not None
-        choice: ToolChoice | None = None  # forcing again after the first reply would never end
-        if self._first:
+        choice = shaped.forced  # of the caller's, forcing again after the first reply would never end
+        if self._first and choice is None:
             choice = first_choice(
                 entry.tools,
                 options.tool_choice,
@@ -300,7 +316,7 @@ class Step:
             seed=options.seed,
             verbosity=options.verbosity,
             user=options.user,
-            output_schema=options.output_schema,
+            output_schema=shaped.schema,
             tool_choice=choice,
             parallel_tool_calls=parallel_calls(
                 entry.tools, options.parallel_tool_calls, tools=shaped.tools, capabilities=capabilities

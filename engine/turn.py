@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import TYPE_CHECKING
@@ -22,7 +22,6 @@ from adapters import (
     Message,
     Role,
     StopReason,
-    ToolUseBlock,
 )
 from bus import (
     CallboardError,
@@ -37,14 +36,13 @@ from bus import (
     StreamLog,
     TaskCancelled,
     TaskHandle,
-    ToolFinished,
-    ToolStarted,
 )
 from bus.errors import CancelledError, RequestTimeoutError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
+from .abort import AbortSignal
 from .borrowing import BorrowedAdapters
-from .call import CallOutcome
+from .call import Call, CallOutcome
 from .capabilities import Asked, check_tool_choice
 from .choice import Model, in_words
 from .results import StepResult
@@ -53,8 +51,9 @@ from .session_state import SessionState
 from .shortening import ADVICE, shortened
 from .slots import arrival
 from .step import OWN_IDS, FirstIds, Journey, Step
-from .tools import run_tools
+from .tools import Answer, ToolRound, last_reply
 from .turn_options import TurnOptions
+from .turn_tools import TurnTools
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -71,9 +70,10 @@ NOTHING = Cost(0, CostSource.COMPUTED)
 class Turn:
     """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once.
 
-    new: what it says, at least one message. steps: the replies so far, each with its tools' results. status: how
-    it ended, once it is over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of
-    its calls, the failed ones included. max_pauses: how often a reply that paused is continued.
+    new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
+    them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
+    over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of its calls, the failed
+    ones included. max_pauses: how often a reply that paused is continued.
     """
 
     def __init__(
@@ -87,6 +87,7 @@ class Turn:
         streamed: bool,
         first_ids: FirstIds = OWN_IDS,
         max_pauses: int = MAX_PAUSES,
+        answers: Mapping[str, Answer] | None = None,
     ) -> None:
         self.id = engine.clock.new_id("trn")
         self.new = tuple(new)
@@ -102,6 +103,7 @@ class Turn:
         self._streamed = streamed
         self._first_ids = first_ids
         self._max_pauses = max_pauses
+        self._answers = answers
         self._cancelled = False
         self._over = False
         self._step: Step | None = None
@@ -115,6 +117,36 @@ class Turn:
     def cost(self) -> Cost:
         """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
         return reduce(add, self.costs) if self.costs else NOTHING
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, with all that this turn has added to it so far."""
+        return (*self._state.messages, *self._pending)
+
+    def followed_by(self, *new: Message) -> Turn:
+        """The next turn of the same conversation, asked in the same way and within the same time.
+
+        What this turn didn't bring into the history, because the reply was empty, the next one says again.
+        """
+        options, timeout = self._options, self._timeout
+        if timeout is not None:
+            options = msgspec.structs.replace(
+                options, timeout_seconds=max(0.0, self._deadline - anyio.current_time())
+            )
+        return Turn(
+            engine=self._engine,
+            state=self._state,
+            new=(*(message for message in self._pending if message.content), *new),
+            model=self._model,
+            options=options,
+            streamed=self._streamed,
+            max_pauses=self._max_pauses,
+        )
+
+    @property
+    def call(self) -> Call | None:
+        """The call under way."""
+        return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
         """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
@@ -143,6 +175,8 @@ class Turn:
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
+        signal = self._options.signal
+        forget = signal.watch_from_loop(self.cancel) if signal is not None else None
         if self._timeout is not None:
             self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
@@ -151,6 +185,8 @@ class Turn:
                     return await self._in_turn()
                 raise CancelledError("the turn was cancelled")
             except CancelledError as cancelled:
+                if signal is not None and signal.aborted:
+                    raise _aborted(signal, cancelled) from cancelled
                 if self._cancelled or anyio.current_time() < self._deadline:
                     raise
                 raise self._out_of_time(cancelled) from cancelled
@@ -162,6 +198,8 @@ class Turn:
             error = failure
             raise
         finally:
+            if forget is not None:
+                forget()
             self._finish(error)
 
     def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
@@ -179,7 +217,10 @@ class Turn:
             state.waiting -= 1
         try:
             state.running = self
+            if self._options.signal is not None:
+                self._options.signal.raise_if_aborted()
             await self._engine.admit()
+            await self._engine.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
@@ -195,56 +236,55 @@ class Turn:
             for message in self.new
         ]
         journey = self._journey()
+        tools = TurnTools(engine, state, self._options, self.id, self.log)
         try:
-            return await self._converse(journey)
+            if self._answers is not None:
+                made = await tools.take(self._answers, self._history())
+                self._append_results(made)
+                if made.waiting:
+                    self.status = "awaiting_tools"
+                    return last_reply(state.messages)
+            return await self._converse(journey, tools)
         finally:
             journey.adapters.end()
 
-    async def _converse(self, journey: Journey) -> Message:
-        rounds = pauses = 0
+    async def _converse(self, journey: Journey, tools: TurnTools) -> Message:
+        pauses = 0
         caused_by: str | None = None
         while True:
             message, outcome = await self._reply(journey, first=not self.steps, caused_by=caused_by)
             response = outcome.response
             caused_by = response.request_id
-            self.log.append(
-                StepFinish(len(self.steps), response.stop_reason, response.usage, outcome.cost, message.id or "")
-            )
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
-            calls = message.tool_uses
             if response.stop_reason is StopReason.PAUSE_TURN and pauses < self._max_pauses:
                 pauses += 1
+                self._finish_step()
                 continue
-            if not calls or not self._runnable(calls):
-                self.status = "awaiting_tools" if calls else "completed"
+            status = tools.ends_before(message)
+            if status is None:
+                if self._cancelled:  # too late for the call, not for what would follow
+                    raise CancelledError("the turn was cancelled; its tools were not run")
+                made = await tools.run(message, response.stop_reason, self._history())
+                self._append_results(made)
+                self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=made.results)
+                if made.waiting:
+                    status = "awaiting_tools"
+                elif await tools.stops(self.steps):
+                    status = "stopped"
+            self._finish_step()
+            if status is not None:
+                self.status = status
                 return message
-            if rounds >= self._options.max_tool_rounds:
-                self.status = "max_tool_rounds"
-                return message
-            if self._cancelled:  # too late for the call, not for what would follow
-                raise CancelledError("the turn was cancelled; its tools were not run")
-            rounds += 1
-            await self._tool_round(calls)
 
-    def _runnable(self, calls: Sequence[ToolUseBlock]) -> bool:
-        """False if a call is for a passive tool: then the host answers."""
-        passive = {tool.name for tool in self._state.tools if tool.execute is None}
-        return not any(call.name in passive for call in calls)
-
-    async def _tool_round(self, calls: Sequence[ToolUseBlock]) -> None:
-        def tell(event: ToolStarted | ToolFinished) -> None:
-            self.log.append(event)
-            self._engine.bus.publish(event, session_id=self._state.id or None, turn_id=self.id)
-
-        results = await run_tools(
-            calls,
-            self._state.tools,
-            clock=self._engine.clock,
-            tell=tell,
-            timeout_seconds=self._engine.timeouts.tool,
+    def _finish_step(self) -> None:
+        step = self.steps[-1]
+        self.log.append(
+            StepFinish(len(self.steps) - 1, step.stop_reason, step.usage, step.cost, step.message.id or "")
         )
-        self._append(Message(Role.TOOL, results, id=self._engine.clock.new_id("msg")))
-        self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
+
+    def _append_results(self, made: ToolRound) -> None:
+        if made.results:
+            self._append(Message(Role.TOOL, made.results, id=self._engine.clock.new_id("msg")))
 
     # -- one reply
 
@@ -266,9 +306,6 @@ class Turn:
             )
         self._append(message)
         return message, outcome
-
-    def _history(self) -> tuple[Message, ...]:
-        return (*self._state.messages, *self._pending)
 
     async def _ask(self, text: str) -> str:
         """A call beside the conversation, for its sake: paid with the turn."""
@@ -320,6 +357,7 @@ class Turn:
             tool_choice=options.tool_choice,
             parallel_tool_calls=options.parallel_tool_calls,
             output_schema=options.output_schema,
+            schema_mode=options.schema_mode,
             reasoning_effort=options.reasoning_effort,
             max_output_tokens=options.max_output_tokens,
             requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),
@@ -343,6 +381,10 @@ class Turn:
         )
 
     # -- history
+
+    def _history(self) -> tuple[Message, ...]:
+        """All that was said, with what may not be committed yet."""
+        return (*self._state.messages, *self._pending)
 
     def _append(self, message: Message) -> None:
         """Add to the turn; with the assistant's first content the whole turn enters the history."""
@@ -382,6 +424,12 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+
+def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
+    error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
+    error.content, error.usage = cancelled.content, cancelled.usage
+    return error
 
 
 def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:

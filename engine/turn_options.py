@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TypeAlias, TypedDict
 
 import msgspec
 
 from adapters import RetryPolicy, ToolChoice
 from bus.json_types import Json, JsonObject
 
+from .abort import AbortSignal
 from .choice import Requirements
 from .context import ContextPolicy
+from .results import StepResult
+from .schema_means import SchemaMode
+from .tools import Approve, RepairToolCall
+
+StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
+"""Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn may ask of the model; None leaves it to the model's defaults.
 
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. timeout_seconds: of the whole
-    turn, None is the engine's `Timeouts.turn`. call_timeout_seconds: of each call with its attempts, None is the
-    adapter's. drain_for_usage: see AdapterConfig.
+    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. stop_when: ends it earlier.
+    approve: decides about each call of a tool before it runs; None leaves it to the session. repair_tool_call:
+    mends arguments that don't fit. timeout_seconds: of the whole turn, None is the engine's `Timeouts.turn`.
+    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: see
+    AdapterConfig.
+    schema_mode: how the reply is held to `output_schema`: by the model itself, or else CapabilityError
+    (``native``), or, by a model that takes no schema, through a tool call that is forced and comes back as text,
+    or an instruction (``auto``, see `schema_means`). Only `generate_object` checks the reply.
     context: what of a long conversation is sent; None is the session's policy, or all of it.
     fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
     an empty one wants none. requires: what the model must be able to do, besides what the request shows.
+    signal: ends the turn when it is aborted, from whatever thread; the turn then raises CancelledError.
     """
 
     max_output_tokens: int | None = None
@@ -35,11 +48,15 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     stop_sequences: Sequence[str] = ()
     output_schema: JsonObject | None = None
+    schema_mode: SchemaMode = "native"
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     provider_options: Mapping[str, Json] = {}
     max_tool_rounds: int = 1
+    stop_when: StopWhen | None = None
+    approve: Approve | None = None
+    repair_tool_call: RepairToolCall | None = None
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     timeout_seconds: float | None = None
@@ -48,6 +65,7 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     fallback: Sequence[str] | None = None
     requires: Requirements | None = None
     context: ContextPolicy | None = None
+    signal: AbortSignal | None = None
 
 
 class TurnArguments(TypedDict, total=False):
@@ -63,11 +81,15 @@ class TurnArguments(TypedDict, total=False):
     user: str | None
     stop_sequences: Sequence[str]
     output_schema: JsonObject | None
+    schema_mode: SchemaMode
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
     reasoning_effort: str | None
     provider_options: Mapping[str, Json]
     max_tool_rounds: int
+    stop_when: StopWhen | None
+    approve: Approve | None
+    repair_tool_call: RepairToolCall | None
     max_retries: int | None
     retry: RetryPolicy | None
     timeout_seconds: float | None
@@ -76,3 +98,4 @@ class TurnArguments(TypedDict, total=False):
     fallback: Sequence[str] | None
     requires: Requirements | None
     context: ContextPolicy | None
+    signal: AbortSignal | None

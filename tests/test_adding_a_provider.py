@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from adapters import create_adapter
 from adapters.conformance import CHECKS, SECTIONS
+from engine import Engine, ModelRegistry
 from engine.config import read_models_yaml
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +74,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
     assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
     assert "[ ] Streaming adapter implemented and tested" in done.stdout
     (elsewhere / "test_mine.py").write_text(
-        blocks("python")[0].replace("examples.adding_a_provider", "my_provider")
+        blocks("python")[1].replace("examples.adding_a_provider", "my_provider")
     )
     done = run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate", cwd=elsewhere
@@ -140,9 +142,20 @@ def test_the_docs_configurations_load(tmp_path: Path, monkeypatch: pytest.Monkey
             assert create_adapter(entry.type, entry.config, name=entry.name).name == entry.name
 
 
+def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In code, and its models are known by its name."""
+    monkeypatch.chdir(ROOT)
+    names: dict[str, Any] = {}
+    exec(blocks("python")[0], names)
+    engine = Engine(models=ModelRegistry({}, {}), trace=False)
+    names["with_parley"](engine, "sk-parley")
+    assert engine.providers == {"parley": "configured"}
+    assert engine.registry.resolve("parley:parley-2").model.adapter == "parley"
+
+
 def test_the_docs_script_plays(capsys: pytest.CaptureFixture[str]) -> None:
     """And prints what was said."""
-    exec(blocks("python")[1], {})
+    exec(blocks("python")[2], {})
     assert capsys.readouterr().out == "Hello!\nHi\n"
 
 

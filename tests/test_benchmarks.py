@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import actors, bus, fanout
+from benchmarks import actors, bus, fanout, functions
 from benchmarks.drive_server import Outcome, faults_of
 from benchmarks.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 from benchmarks.table import Row, as_row, render
@@ -17,7 +17,7 @@ from benchmarks.table import Row, as_row, render
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize("subject", [bus, actors, fanout], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("subject", [bus, actors, fanout, functions], ids=lambda module: module.__name__)
 def test_a_subject_gives_rows_with_ratios(subject: object) -> None:
     rows = subject.rows(quick=True)  # type: ignore[attr-defined]
     assert rows

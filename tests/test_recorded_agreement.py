@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+
+from benchmarks import recorded_costs
+from tracestore import PriceRow, PriceTable
 
 FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent / "../shared/recorded")
 
@@ -27,6 +31,41 @@ def test_recorded_traffic_is_understood() -> None:
 
 
 @recorded
+def test_recorded_costs_agree_or_differ_for_a_reason() -> None:
+    """Every stated cost is kept, and where our price is another one, the bill's own parts say why."""
+    bills = list(recorded_costs.read(FOLDER, PriceTable.default()))
+    text, good = recorded_costs.report(bills)
+    assert good, text
+    assert sum(bill.agrees for bill in bills) >= len(bills) // 2
+
+
+def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
+    """Of two exchanges one agrees; the bill of the other has no part that differs from the table."""
+    table = PriceTable([PriceRow(model="openrouter:m", input=3_000_000, output=15_000_000)])
+    parts = {"upstream_inference_prompt_cost": 0.00003, "upstream_inference_completions_cost": 0.000015}
+    lines = []
+    for number, cost in enumerate((0.000045, 0.00002)):
+        usage = {"prompt_tokens": 10, "completion_tokens": 1, "cost": cost, "cost_details": parts}
+        choice = {"index": 0, "message": {"role": "assistant", "content": "Hi"}, "finish_reason": "stop"}
+        reply = {"id": "x", "model": "m", "created": 1_780_000_000, "choices": [choice], "usage": usage}
+        lines.append(
+            {
+                "id": f"case-{number}",
+                "request_body": {"model": "m"},
+                "streamed": False,
+                "response_status": 200,
+                "response_headers": {"content-type": "application/json"},
+                "response_body": json.dumps(reply),
+            }
+        )
+    (tmp_path / "openai_chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    bills = list(recorded_costs.read(tmp_path, table))
+    assert [(bill.agrees, bill.kept) for bill in bills] == [(True, 45_000), (False, 20_000)]
+    text, good = recorded_costs.report(bills)
+    assert not good
+    assert recorded_costs.UNEXPLAINED in text
+
+
 def test_recorded_embeddings_are_understood() -> None:
     """All of them: count, dimensions, values, served model, tokens and errors."""
     from benchmarks.recorded_embeddings import run

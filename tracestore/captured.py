@@ -68,7 +68,8 @@ class Capture:
         if type(data) is SessionConfigured and data.setup is not None:
             setup, withheld = self._cleared_setup(data.setup)
             return msgspec.structs.replace(
-                envelope, data=CapturedSetup(history=data.history, setup=setup, withheld=withheld)
+                envelope,
+                data=CapturedSetup(history=data.history, begins=data.begins, setup=setup, withheld=withheld),
             )
         return envelope
 
@@ -270,13 +271,18 @@ def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
             return SpilledContent(withheld=event.withheld, setup=msgspec.Raw(encode(event.setup)))
 
 
-def unspilled(number: int, content: SpilledContent) -> CapturedMessage | CapturedSetup:
-    """What was spilled. number: the event's position or history. Raises ValueError."""
-    if isinstance(content.setup, msgspec.Raw):
-        return CapturedSetup(history=number, setup=setup_of(bytes(content.setup)), withheld=content.withheld)
+def unspilled(
+    event: SessionMessageAppended | SessionConfigured, content: SpilledContent
+) -> CapturedMessage | CapturedSetup:
+    """What was spilled. event: without its content. Raises ValueError."""
+    if isinstance(event, SessionConfigured):
+        if not isinstance(content.setup, msgspec.Raw):
+            raise ValueError("a line with a setup's content has no setup")
+        setup = setup_of(bytes(content.setup))
+        return CapturedSetup(history=event.history, begins=event.begins, setup=setup, withheld=content.withheld)
     if not isinstance(content.message, msgspec.Raw):
-        raise ValueError("a line with content has neither a message nor a setup")
+        raise ValueError("a line with a message's content has no message")
     message = msgspec.convert(decode(bytes(content.message)), Message)
     if isinstance(content.metadata, msgspec.Raw):
         message = msgspec.structs.replace(message, metadata=decode_metadata(bytes(content.metadata)))
-    return CapturedMessage(position=number, message=message, withheld=content.withheld)
+    return CapturedMessage(position=event.position, message=message, withheld=content.withheld)

@@ -22,6 +22,7 @@ from bus.events import (
     LlmCallFailed,
     SessionConfigured,
     SessionMessageAppended,
+    ToolProgress,
     UnknownEvent,
 )
 
@@ -98,7 +99,9 @@ def _encode(event: Event) -> bytes:
             # One line in a spill file; what we wrote ourselves never has a raw line break.
             return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
         case SessionConfigured():
-            stored = SessionConfigured(history=event.history)
+            stored = SessionConfigured(history=event.history, begins=event.begins)
+        case ToolProgress():
+            stored = msgspec.structs.replace(event, message=None)
         case _:
             pass
     try:
@@ -216,8 +219,8 @@ def decode_line(line: bytes) -> Envelope:
     data = decode_event(stored.topic, bytes(stored.data))
     if stored.content is not None:
         match data:
-            case SessionMessageAppended(position=number) | SessionConfigured(history=number):
-                data = unspilled(number, stored.content)
+            case SessionMessageAppended() | SessionConfigured():
+                data = unspilled(data, stored.content)
             case _:
                 pass
     return Envelope(

@@ -4,10 +4,10 @@
 * `session_messages` says which body stands where in which session, with what differs each time: the message's id
   and its metadata. A message that may not be stored has a row that says why, and no hash.
 * `session_setups` has the latest setup of each session, and how long its history was then: what stood beyond that
-  belongs to an earlier session of the same name, and goes.
+  belongs to an earlier session of the same name, and goes. It also says whose the session is (see `ownership`).
 
-Later means a later run, or later in the same run, never the clock: that may step back. Content that has expired is
-deleted, bodies and rows alike, by age alone.
+Later means later in the same run, never the clock: that may step back. An event that is stored already says
+nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .captured import (
 from .codec import storable_text
 from .database import Row, Statements
 from .insert import SqlValue
+from .ownership import branch, is_anothers
 from .queries import tags_of
 
 _log = Log("tracestore.content")
@@ -113,19 +114,26 @@ class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
     """Store what a batch has captured, in its transaction. runs: their numbers, by name. Never fails for content.
 
-    Idempotent, as every statement is that stores events.
+    To be called before the events themselves are stored: those that are there already have been heeded.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}
     for envelope in captured:
-        event, moment = envelope.data, (runs[storable_text(envelope.run_id)], envelope.seq, envelope.ts_us)
+        run_id = storable_text(envelope.run_id)
+        event, moment = envelope.data, (runs[run_id], envelope.seq, envelope.ts_us)
+        if statements.run("SELECT 1 FROM events WHERE run = ? AND seq = ?", moment[:2]):
+            continue
         session_id = storable_text(envelope.session_id or "")
+        if isinstance(event, CapturedMessage | CapturedSetup) and is_anothers(
+            statements, session_id, moment[0], event
+        ):
+            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, event)
         if isinstance(event, CapturedMessage):
             digest, made, withheld = _bodies(event)
             _insert_message(statements, session_id, moment, event, digest, withheld)
         elif isinstance(event, CapturedSetup):
             digest, made, withheld = _bodies(event)
-            _insert_setup(statements, session_id, moment, event.history, digest, withheld)
+            _insert_setup(statements, session_id, moment, event, digest, withheld)
         else:
             continue
         bodies |= made
@@ -172,12 +180,12 @@ def _insert_message(
         SELECT :session, :position, :run, :seq, :ts, :hash, :message_id, :metadata, :withheld
          WHERE NOT EXISTS (
                    SELECT 1 FROM session_setups
-                    WHERE session_id = :session AND history <= :position AND (run, seq) > (:run, :seq)
+                    WHERE session_id = :session AND history <= :position AND run = :run AND seq > :seq
                )
         ON CONFLICT (session_id, position) DO UPDATE SET
             run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
             message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld
-         WHERE (excluded.run, excluded.seq) > (session_messages.run, session_messages.seq)
+         WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
         """,
         {
             "session": session_id,
@@ -207,11 +215,11 @@ def _insert_setup(
     statements: Statements,
     session_id: str,
     moment: tuple[int, int, int],
-    history: int,
+    event: CapturedSetup,
     digest: bytes | None,
     withheld: str | None,
 ) -> None:
-    values: list[SqlValue] = [session_id, *moment, history, digest, withheld]
+    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld]
     statements.run(
         """
         INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
@@ -219,30 +227,14 @@ def _insert_setup(
         ON CONFLICT (session_id) DO UPDATE SET
             run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
             hash = excluded.hash, withheld = excluded.withheld
-         WHERE (excluded.run, excluded.seq) > (session_setups.run, session_setups.seq)
+         WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
         """,
         values,
     )
     statements.run(
-        "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run, seq) < (?, ?)",
-        (session_id, history, *moment[:2]),
+        "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
+        (session_id, 0 if event.begins else event.history, *moment[:2]),
     )
-
-
-def forget_content(statements: Statements, before_us: int) -> int:
-    """Delete content that was last said before a moment, and overwrite it in the file; how many bodies went.
-
-    For a transaction. Sessions that began before can't be resumed any more; their events and costs stay.
-    """
-    statements.run("PRAGMA secure_delete = ON")
-    try:
-        statements.run("DELETE FROM session_messages WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM session_setups WHERE ts_us < ?", (before_us,))
-        statements.run("DELETE FROM content WHERE last_us < ?", (before_us,))
-        ((gone,),) = statements.run("SELECT changes()")
-        return int(gone)
-    finally:
-        statements.run("PRAGMA secure_delete = OFF")
 
 
 # -- Reading

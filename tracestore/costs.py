@@ -1,4 +1,9 @@
-"""What calls used and cost, summed by group."""
+"""What calls used and cost, summed by group.
+
+By day, provider and model, the file keeps sums (`call_sums`), from which whole days are answered; the calls of
+days that a filter cuts, and those that are in no sum yet, are added one by one. Everything else is summed from the
+calls.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from .call_sums import SUMMED, summands
 from .database import Database
 from .dimensions import grouping
-from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
+from .insert import SqlValue
+from .price_rows import MAX_INT64
+from .queries import NOW_NANO, US_PER_DAY, WITH_CURRENT_COST, CallFilter, to_us
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,6 +25,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     Tokens: `total_input_tokens` includes those read from and written to the provider's cache, which are also
     given apart. Costs: nano-USD over the calls that have one; `cost_nano_usd` is the current one, or the one under
     the version asked for. unpriced: calls with usage, but without a current cost; they are in no sum.
+    at_call_time_unpriced: the same of the costs at call time.
     estimated: how many of the calls have usage that was estimated.
     """
 
@@ -31,6 +40,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
     reasoning_tokens: int = 0
+    at_call_time_unpriced: int = 0
 
     @property
     def cache_hit_rate(self) -> float | None:
@@ -41,23 +51,91 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
 async def costs(database: Database, where: CallFilter, by: Sequence[str], under: str | None) -> list[CostRow]:
     """The dearest group first. Raises ValueError for a dimension that there isn't."""
     group = grouping(by, "p")
-    condition, values = where.condition(NOW_NANO)
+    kept = await _from_sums(database, where, by, under)
+    if kept is None:
+        condition, values = where.condition(NOW_NANO)
+        sql, values, sums = f"{WITH_CURRENT_COST} WHERE {condition}", [under, *values], _SUMS
+    else:
+        (sql, values), sums = kept, _SUMS_OF_SUMS
     rows = await database.read(
         f"""
-        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition}),
+        WITH priced AS ({sql}),
              keyed AS (SELECT p.*{group.columns} FROM priced AS p)
-        SELECT {group.listed(",")} {_SUMS}
+        SELECT {group.listed(",")} {sums}
           FROM keyed
          {"GROUP BY " if by else ""}{group.listed()}
          ORDER BY cost {"DESC, " if by else ""}{group.listed()}
         """,
-        [under, *values, *group.values],
+        [*values, *group.values],
     )
     return [
         CostRow(key=group.key(row), **dict(zip(_SUMMED, row[len(by) :], strict=True)))  # the rest of the fields
         for row in rows
     ]
 
+
+async def _from_sums(
+    database: Database, where: CallFilter, by: Sequence[str], under: str | None
+) -> tuple[str, list[SqlValue]] | None:
+    """A query for sums of calls, and its parameters; None where the sums that are kept don't tell.
+
+    They don't tell which calls of a group one version has priced, and so not what calls cost of which some were
+    repriced on top of another repricing.
+    """
+    anywhen = msgspec.structs.replace(where, since=None, until=None)
+    if (
+        not {*by} <= {"day", "provider", "model"}
+        or msgspec.structs.replace(anywhen, provider=None, model=None) != CallFilter()
+    ):
+        return None
+    since, until = (None if moment is None else to_us(moment) for moment in (where.since, where.until))
+    first = -MAX_INT64 if since is None else -(-since // US_PER_DAY)
+    end = MAX_INT64 if until is None else until // US_PER_DAY
+    ((versions,),) = await database.read("SELECT count(*) FROM current_version")
+    if first >= end or (under is None and versions > 1):
+        return None
+    parts, values = [], []
+    condition, of_filter = anywhen.condition()
+    whole = (f"{condition} AND c.day >= ? AND c.day < ?", [*of_filter, first, end])
+    for sql, parameters in ((_KEPT, []), (_REPRICED, [under]), (_NOT_YET_KEPT, [])):
+        parts.append(sql.format(condition=whole[0]))
+        values += [*parameters, *whole[1]]
+    edges = ((since, first * US_PER_DAY), (end * US_PER_DAY, until))
+    for begin, stop in edges:
+        if begin is not None and stop is not None and begin < stop:
+            edge = msgspec.structs.replace(where, since=begin, until=stop).condition(NOW_NANO)
+            parts.append(_OF_CUT_DAY.format(condition=edge[0]))
+            values += [under, *edge[1]]
+    return " UNION ALL ".join(parts), values
+
+
+_SUMMANDS = dict(zip(SUMMED, summands("p"), strict=True))
+_LISTED = ", ".join(SUMMED)
+_UNPRICED_THEN = "({0}.usage_source IS NOT NULL AND {0}.cost_nano IS NULL)"
+
+# All with the columns of the first. What was repriced differs from the cost at call time by its own sums. The last
+# calls are found by their numbers, and by no index.
+_KEPT = f"""
+    SELECT day, provider, model, {_LISTED}, cost_nano AS now_nano, unpriced AS then_unpriced
+      FROM call_sums AS c
+     WHERE {{condition}}
+"""
+_REPRICED = f"""
+    SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano, 0
+      FROM repriced_sums AS c
+     WHERE price_version = coalesce(?, (SELECT version FROM current_version)) AND {{condition}}
+"""
+_NOT_YET_KEPT = f"""
+    SELECT day, provider, model, {", ".join(summands("c"))}, coalesce(cost_nano, 0), {_UNPRICED_THEN.format("c")}
+      FROM calls AS c NOT INDEXED
+     WHERE c.id > (SELECT up_to FROM summed_calls) AND {{condition}}
+"""
+_OF_CUT_DAY = f"""
+    SELECT day, provider, model,
+           {", ".join((_SUMMANDS | {"unpriced": "(p.usage_source IS NOT NULL AND p.now_nano IS NULL)"}).values())},
+           coalesce(now_nano, 0), {_UNPRICED_THEN.format("p")}
+      FROM ({WITH_CURRENT_COST} WHERE {{condition}}) AS p
+"""
 
 _SUMMED = CostRow.__struct_fields__[1:]
 _SUMS = """
@@ -70,5 +148,11 @@ _SUMS = """
     coalesce(sum(usage_source = 'estimated'), 0),
     coalesce(sum(cached_input_tokens), 0),
     coalesce(sum(cache_creation_input_tokens), 0),
-    coalesce(sum(reasoning_tokens), 0)
+    coalesce(sum(reasoning_tokens), 0),
+    coalesce(sum(usage_source IS NOT NULL AND cost_nano IS NULL), 0)
 """
+
+_SUMS_OF_SUMS = ", ".join(
+    f"coalesce(sum({name}), 0){' AS cost' if name == 'now_nano' else ''}"
+    for name in ("calls", "total_input_tokens", "output_tokens", "now_nano", *SUMMED[3:], "then_unpriced")
+)

@@ -17,7 +17,7 @@ What it guarantees, and how:
 * **The file is its owner's alone** (0600, in a 0700 folder if we make it), never reached through a symlink, and
   never touched unless it is ours.
 
-Every failure is a `StoreError` that names the file.
+Every failure is a `StoreError` that names the file; one that may pass is a `StoreUnavailable`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
 import time
 import weakref
@@ -35,7 +36,7 @@ from urllib.parse import quote
 
 import anyio
 
-from bus.errors import StoreError
+from bus.errors import StoreError, StoreUnavailable
 from bus.log import Log
 
 from .files import FileLock, create_private, refuse_foreign, refuse_missing
@@ -174,10 +175,16 @@ class Database:
         self._durability = durability
         self._connection: aiosqlite.Connection | None = None
         self._file_lock: FileLock | None = None
+        self._file: tuple[int, int] | None = None
 
     @property
     def is_open(self) -> bool:
         return self._connection is not None
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether what is open isn't the file at the path any more: somebody moved, replaced or deleted it."""
+        return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
         """Open the file; `prepare` checks and migrates it before anything else is done to it.
@@ -194,7 +201,7 @@ class Database:
             refuse_foreign(self.path)
             await _uninterrupted(self._open(prepare))
         except OSError as error:
-            raise StoreError(f"{self.path}: {error.strerror or error}") from error
+            raise StoreUnavailable(f"{self.path}: {error.strerror or error}") from error
 
     async def _open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
         import aiosqlite
@@ -213,6 +220,7 @@ class Database:
             with self._translated():
                 await connection
             self._connection = connection
+            self._file = _identity(self.path)
             _stop_at_exit(connection)
             await self.read(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
             if not self.readonly:
@@ -385,7 +393,31 @@ class Database:
         try:
             yield
         except sqlite3.DatabaseError as error:
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL):
+                raise StoreUnavailable(f"{self.path}: {error}", reopen=False) from error
+            if code in _of_the_file():
+                raise StoreUnavailable(f"{self.path}: {error}") from error
             raise StoreError(f"{self.path}: {error}") from error
+
+
+def _of_the_file() -> tuple[int, ...]:
+    """SQLite's codes for a file that the connection can't use, and perhaps another one could."""
+    import sqlite3
+
+    return (
+        *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN),
+        *(sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_PROTOCOL),
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file stands at a path; None if none does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _make_shrinkable(statements: Statements) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import anyio
 
-from bus.errors import StoreError
+from bus.errors import StoreError, StoreUnavailable
 
 _MAGIC = b"SQLite format 3\0"
 _LOCK_TIMEOUT_SECONDS = 10.0
@@ -96,9 +96,10 @@ class FileLock:
             pause = min(pause * 1.5, 0.02)
             if await attempt():
                 return
-        raise StoreError(
+        raise StoreUnavailable(
             f"{self._path} has been locked by another process for {_LOCK_TIMEOUT_SECONDS:.0f} s; "
-            "is it stopped or repricing?"
+            "is it stopped or repricing?",
+            reopen=False,
         )
 
     def release(self) -> None:
@@ -124,7 +125,7 @@ class RunLock:
         try:
             self._descriptor = open_private(unborn, os.O_RDWR)
         except OSError as error:
-            raise StoreError(f"{unborn}: {error.strerror or error}") from error
+            raise StoreUnavailable(f"{unborn}: {error.strerror or error}") from error
         try:
             with free_run_lock(database, run_id) as predecessor:
                 if predecessor is None or not try_lock(self._descriptor):
@@ -133,8 +134,20 @@ class RunLock:
         except BaseException as error:
             os.close(self._descriptor)
             if isinstance(error, OSError):
-                raise StoreError(f"{self._path}: {error.strerror or error}") from error
+                raise StoreUnavailable(f"{self._path}: {error.strerror or error}") from error
             raise
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still there under its name; nobody else sees the lock otherwise."""
+        try:
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Let go of the lock; the file stays, if it is there."""
+        os.close(self._descriptor)
 
     def remove(self) -> None:
         """The run is over: take the file away, and with it the lock."""

@@ -12,6 +12,7 @@ How the tables hang together:
   what each call costs under each of them: both append-only, which triggers enforce.
 * `current_version` says which of those costs is *the* cost: the first in it that has a row for the call, else
   the one at call time. It mostly has no row or one; a filtered repricing puts its version before the others.
+* `call_sums` and `repriced_sums` are what `calls` and `call_cost` add up to by day and model (see `call_sums`).
 * `content`, `session_messages` and `session_setups` have what was said, if the host asks for it (see `content`).
 
 Times are microseconds since the epoch (UTC), money nano-USD, rates pico-USD per unit, days days since the epoch.
@@ -23,6 +24,7 @@ from pathlib import Path
 
 from bus.errors import StoreError
 
+from .call_sums import CALL_SUMS
 from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
 
@@ -306,6 +308,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pruning", _PRUNING),
     ("content", CONTENT_TABLES),
     ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
+    ("call sums", CALL_SUMS),
     ("operations", _OPERATIONS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .prices import PriceTable
+
+if TYPE_CHECKING:
+    from .price_snapshot import Snapshot
 
 OWN_NAME = "prices.yaml"
 SNAPSHOT_NAME = "price-snapshot.json"
@@ -13,11 +17,15 @@ SNAPSHOT_NAME = "price-snapshot.json"
 def published_table(home: Path) -> PriceTable:
     """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
     path = home / SNAPSHOT_NAME
-    if not path.exists():
-        return PriceTable.default()
-    from .price_snapshot import read
+    return PriceTable.default() if not path.exists() else published_snapshot(home).table()
 
-    return read(path).table()
+
+def published_snapshot(home: Path) -> Snapshot:
+    """The snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    from .price_snapshot import read, shipped_snapshot
+
+    path = home / SNAPSHOT_NAME
+    return read(path) if path.exists() else shipped_snapshot()
 
 
 def price_table(home: Path, own: Path | None = None) -> PriceTable:

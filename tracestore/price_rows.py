@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from decimal import Decimal
 from itertools import groupby, pairwise
 
 import msgspec
@@ -70,6 +71,11 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
             return self.output
         value: int | None = getattr(self, name)
         return value
+
+    def per_million(self, name: str) -> Decimal | None:
+        """The rate in USD for a million, exactly; None if it is not known."""
+        rate = self.rate(name)
+        return None if rate is None else Decimal(rate) / 10**6
 
     def rate_name(self, name: str) -> str:
         """The name of the rate that `rate()` gives: another one, for what is billed as what it is a part of."""

@@ -1,8 +1,8 @@
 """The price table that comes with Callboard, and one that `callboard prices update` has put in its place.
 
 A snapshot is JSON: where it is from and of when, what its source has that it doesn't, and for each model its id,
-the other names that it goes by and its `PriceRow`s, without the fields at their defaults. It is read when prices
-are first asked for, never at import.
+the other names that it goes by, its `PriceRow`s, without the fields at their defaults, and the little that the
+source knows of it besides. It is read when prices are first asked for, never at import.
 """
 
 from __future__ import annotations
@@ -27,11 +27,17 @@ _Fields: TypeAlias = dict[str, int | str | dict[str, int]]
 
 
 class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One model. id: ``provider:name``. also: other names, ``*`` for any text. prices: the fields of its rows."""
+    """One model. id: ``provider:name``. also: other names, ``*`` for any text. prices: the fields of its rows.
+
+    What else its source says: name: for people. context_window: in tokens. deprecated: by its provider.
+    """
 
     id: str
     prices: tuple[_Fields, ...]
     also: tuple[str, ...] = ()
+    name: str | None = None
+    context_window: int | None = None
+    deprecated: bool = False
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,9 +88,15 @@ _FREE = [
 
 
 @cache
+def shipped_snapshot() -> Snapshot:
+    """The snapshot that comes with Callboard."""
+    return read(SHIPPED)
+
+
+@cache
 def shipped() -> PriceTable:
     """The table of the shipped snapshot."""
-    return read(SHIPPED).table()
+    return shipped_snapshot().table()
 
 
 def read(path: Path) -> Snapshot:

@@ -67,7 +67,7 @@ _TIERS = {
     ("speed", "fast"): "fast",
     ("service_tier", "default"): "",
 }
-_PROVIDERS = {"google": "gemini", "x-ai": "xai", "moonshotai": "moonshot"}
+PROVIDERS = {"google": "gemini", "x-ai": "xai", "moonshotai": "moonshot"}
 """Their names for providers that have another here."""
 
 _DATE_AT_END = re.compile(r"(?:\[-@\]|-)(?:\\d\{8\}|\\d\{4\}-\\d\{2\}-\\d\{2\})\$$")
@@ -114,7 +114,7 @@ def _objects(value: Json) -> list[JsonObject]:
 
 def _our_provider(provider: JsonObject) -> str:
     name = str(provider["id"])
-    return _PROVIDERS.get(name, name)
+    return PROVIDERS.get(name, name)
 
 
 def _general_aliases(provider: JsonObject) -> Iterator[tuple[str, str]]:
@@ -154,7 +154,15 @@ def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[Snapshot
         names[model_id.lower()] = None
         if model_id in names:
             del names[model_id]
-        yield SnapshotModel(f"{name}:{model_id}", tuple(rows), tuple(f"{name}:{text}" for text in names))
+        called, window = model.get("name"), model.get("context_window")
+        yield SnapshotModel(
+            f"{name}:{model_id}",
+            tuple(rows),
+            tuple(f"{name}:{text}" for text in names),
+            name=called if isinstance(called, str) and called else None,
+            context_window=window if isinstance(window, int) and window > 0 else None,
+            deprecated=model.get("deprecated") is True,
+        )
 
 
 # -- names

@@ -1,22 +1,25 @@
 """`PriceTable.explain` as SQL, for a million calls at once; a property test holds the two together.
 
-`compile_table` resolves every distinct way in which the calls name a model into segments (boxes of time, hours and
-size with one price row each) in temporary tables. `PRICE_CHUNK` joins calls with segments, and leaves in
-`reprice_cost` the cost of each, or the reason why there is none.
+Every distinct way in which the calls name a model is resolved once, in Python, when it is first met: into segments
+(boxes of time, hours and size with one price row each) in temporary tables. Then calls are joined with segments,
+and `reprice_cost` has the pico-USD of each, or the reason why there are none.
 
-What usage counts apart (`usage_details`) is there for few calls; for the others not one expression looks at it.
+There are two statements for that. `_PLAIN` prices a call with one look into one table and one row of products, and
+knows no reasons. What it can't price, it leaves: calls whose model is new, that have no price or whose usage
+contradicts itself, and those with counts apart (`usage_details`). For these few there is `_ANY`, which knows
+everything and takes several times as long.
 """
 
 from __future__ import annotations
 
 from bus.usage import USAGE_PARTS
 
-from .database import Statements
+from .database import Row, Statements
 from .insert import SqlValue
-from .price_rows import MAX_INT64
-from .prices import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, tier_words
+from .price_rows import DAY_SECONDS, MAX_INT64, US_PER_SECOND, PriceRow
+from .prices import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, Segment, tier_words
 
-TEMPORARY_TABLES = (
+_TEMPORARY_TABLES = (
     """
     CREATE TEMP TABLE IF NOT EXISTS reprice_model (
         key        INTEGER PRIMARY KEY,
@@ -59,16 +62,47 @@ TEMPORARY_TABLES = (
     ) WITHOUT ROWID
     """,
     """
+    -- The segments again, under the names themselves, for the calls that nothing is unusual about.
+    CREATE TEMP TABLE IF NOT EXISTS reprice_plain (
+        served          TEXT NOT NULL,
+        model           TEXT NOT NULL,
+        provider        TEXT NOT NULL,
+        priced_as       TEXT NOT NULL,
+        tier            TEXT NOT NULL,
+        segment         INTEGER NOT NULL,
+        key             INTEGER NOT NULL,
+        always          INTEGER NOT NULL,  -- whatever the time, the hour and the size
+        since           INTEGER NOT NULL,
+        until           INTEGER NOT NULL,
+        above           INTEGER NOT NULL,
+        up_to           INTEGER NOT NULL,
+        daily_from      INTEGER NOT NULL,
+        daily_to        INTEGER NOT NULL,
+        input           INTEGER NOT NULL,
+        output          INTEGER NOT NULL,
+        reasoning       INTEGER NOT NULL,
+        cache_read      INTEGER NOT NULL,
+        cache_write_5m  INTEGER NOT NULL,
+        cache_write_1h  INTEGER NOT NULL,
+        per_request     INTEGER NOT NULL,
+        PRIMARY KEY (served, model, provider, priced_as, tier, segment)
+    ) WITHOUT ROWID
+    """,
+    """
     CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
-        id      INTEGER PRIMARY KEY,
-        model   TEXT NOT NULL,
-        nano    INTEGER,
-        reason  TEXT
+        id       INTEGER PRIMARY KEY,
+        place    INTEGER,             -- key of `reprice_model` and day in one, see `key_and_day`
+        pico     INTEGER,
+        at_call  INTEGER,             -- the cost at call time, in nano-USD
+        session  TEXT NOT NULL,       -- empty unless it is asked for
+        reason   TEXT
     )
     """,
     "DELETE FROM reprice_model",
     "DELETE FROM reprice_segment",
     "DELETE FROM reprice_rate",
+    "DELETE FROM reprice_plain",
+    "DELETE FROM reprice_cost",
 )
 
 _INSERT_MODEL = """
@@ -76,7 +110,58 @@ _INSERT_MODEL = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 _INSERT_SEGMENT = f"INSERT INTO reprice_segment VALUES ({', '.join('?' * 15)})"
-_INSERT_RATE = "INSERT INTO reprice_rate (segment, name, rate) VALUES (?, ?, ?)"
+_INSERT_PLAIN = f"INSERT INTO reprice_plain VALUES ({', '.join('?' * 21)})"
+_INSERT_RATE = "INSERT OR IGNORE INTO reprice_rate (segment, name, rate) VALUES (?, ?, ?)"
+
+_NOT_KNOWN = MAX_INT64
+"""A rate that isn't known, among those that `_PLAIN` multiplies with: one such token is beyond `MOST_PICO`."""
+
+_DAYS = 1 << 32
+"""Far more than 64 bits have microseconds for, before and after the epoch."""
+
+
+def key_and_day(place: int) -> tuple[int, int]:
+    """The two that `reprice_cost.place` stands for: sorting by one number is quicker than by two."""
+    key, day = divmod(place + _DAYS // 2, _DAYS)
+    return key, day - _DAYS // 2
+
+
+_PRICED = f"(a.pico <= {MOST_PICO} OR a.reason IS NOT NULL)"
+"""Of a row ``a`` of `reprice_cost`: whether it is finished. An integer that leaves 64 bits is a larger REAL."""
+
+_TOTAL = "c.input_tokens + c.cached_input_tokens + c.cache_creation_input_tokens"
+_1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
+
+# Counts that are missing or contradict each other make the sum NULL, and so leave the call to `_ANY`.
+_PLAIN = f"""
+    INSERT INTO temp.reprice_cost (id, place, pico, at_call, session)
+    SELECT c.id, s.key * {_DAYS} + c.day,
+           CASE WHEN c.usage_details IS NULL AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
+                THEN c.input_tokens * s.input
+                   + c.cached_input_tokens * s.cache_read
+                   + CASE WHEN coalesce(c.reasoning_tokens, 0) = 0
+                          THEN CASE WHEN c.output_tokens >= 0 THEN c.output_tokens * s.output END
+                          WHEN c.reasoning_tokens > 0 AND c.output_tokens >= c.reasoning_tokens
+                          THEN (c.output_tokens - c.reasoning_tokens) * s.output + c.reasoning_tokens * s.reasoning
+                     END
+                   + CASE WHEN c.cache_creation_input_tokens = 0 AND {_1H} = 0 THEN 0
+                          WHEN {_1H} >= 0 AND c.cache_creation_input_tokens >= {_1H}
+                          THEN (c.cache_creation_input_tokens - {_1H}) * s.cache_write_5m
+                             + {_1H} * s.cache_write_1h
+                     END
+                   + s.per_request
+           END,
+           c.cost_nano, {{session}}
+      FROM calls AS c
+      LEFT JOIN temp.reprice_plain AS s
+        ON s.served = coalesce(c.served_model, '') AND s.model = c.model AND s.provider = c.provider
+       AND s.priced_as = coalesce(c.priced_as, '') AND s.tier = coalesce(c.service_tier, '')
+       AND (s.always
+            OR (    c.ts_us >= s.since AND c.ts_us < s.until
+                AND {_TOTAL} > s.above AND {_TOTAL} <= s.up_to
+                AND c.ts_us % 86400000000 >= s.daily_from AND c.ts_us % 86400000000 < s.daily_to))
+     WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({{condition}})
+"""
 
 _NEAR_64_BITS = 9.1e18
 """sum() fails where 64 bits end, so it is not asked for what total() finds to be near that."""
@@ -94,10 +179,11 @@ _RATED = f"{_DETAILS} LEFT JOIN temp.reprice_rate AS x ON x.segment = m.segment 
 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
 # leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
-PRICE_CHUNK = f"""
-    INSERT INTO temp.reprice_cost (id, model, nano, reason)
+_ANY = f"""
+    INSERT OR REPLACE INTO temp.reprice_cost (id, place, at_call, session, pico, reason)
     WITH counted AS (
         SELECT c.id, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us, c.provider, c.usage_details,
+               c.day, a.session, a.at_call,
                coalesce(c.input_tokens, 0) - {_part_of("input")} AS n_input,
                coalesce(c.output_tokens, 0) - coalesce(c.reasoning_tokens, 0) - {_part_of("output")} AS n_output,
                coalesce(c.reasoning_tokens, 0) AS n_reasoning,
@@ -107,11 +193,12 @@ PRICE_CHUNK = f"""
                coalesce(c.cache_creation_1h_input_tokens, 0) AS n_cache_write_1h,
                coalesce(c.input_tokens, 0) + coalesce(c.cached_input_tokens, 0)
                    + coalesce(c.cache_creation_input_tokens, 0) AS n_total
-          FROM calls AS c
-         WHERE c.id > ? AND c.id <= ? AND c.usage_source IS NOT NULL AND ({{condition}})
+          FROM temp.reprice_cost AS a
+          JOIN calls AS c ON c.id = a.id
+         WHERE {_PRICED} IS NOT TRUE
     ),
     matched AS (
-        SELECT n.*, m.name, m.no_price, s.id AS segment,
+        SELECT n.*, m.key, m.name, m.no_price, s.id AS segment,
                s.input AS r_input,
                s.output AS r_output,
                coalesce(s.reasoning, s.output) AS r_reasoning,
@@ -130,7 +217,7 @@ PRICE_CHUNK = f"""
            AND n.ts_us % 86400000000 >= s.daily_from AND n.ts_us % 86400000000 < s.daily_to
     ),
     summed AS (
-        SELECT m.id, m.model,
+        SELECT m.id, m.key, m.day, m.session, m.at_call,
                CASE
                    WHEN min(n_input, n_output, n_reasoning, n_cache_read, n_cache_write_5m, n_cache_write_1h) < 0
                        THEN '{INCONSISTENT}'
@@ -167,62 +254,108 @@ PRICE_CHUNK = f"""
                      END AS pico
           FROM matched AS m
     )
-    SELECT id, model,
-           CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO}
-                THEN pico / 1000 + (pico % 1000 >= 500)
-           END,
+    SELECT id, key * {_DAYS} + day, at_call, session,
+           CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO} THEN pico END,
            CASE WHEN missing IS NULL AND (typeof(pico) <> 'integer' OR pico > {MOST_PICO}) THEN '{TOO_LARGE}'
                 ELSE missing
            END
       FROM summed
 """
-"""Its parameters are the calls' ids, from exclusive to inclusive, and those of the condition."""
+
+_LEFT = f"SELECT 1 FROM temp.reprice_cost AS a WHERE {_PRICED} IS NOT TRUE LIMIT 1"
+_NEW_MODELS = f"""
+    SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, ''), coalesce(c.priced_as, ''),
+           coalesce(c.service_tier, '')
+      FROM temp.reprice_cost AS a
+      JOIN calls AS c ON c.id = a.id
+     WHERE {_PRICED} IS NOT TRUE
+    EXCEPT
+    SELECT provider, model, served, priced_as, tier FROM temp.reprice_model
+"""
+_DETAIL_NAMES = f"""
+    SELECT DISTINCT d.key
+      FROM temp.reprice_cost AS a
+      JOIN calls AS c ON c.id = a.id, json_each(c.usage_details) AS d
+     WHERE {_PRICED} IS NOT TRUE AND c.usage_details IS NOT NULL
+"""
+
+_EVER = (-MAX_INT64, MAX_INT64, -1, MAX_INT64, 0, DAY_SECONDS * US_PER_SECOND)
 
 
-def compile_table(
-    statements: Statements, table: PriceTable, condition: str, values: list[SqlValue], as_model: str | None
-) -> None:
-    """Resolve every distinct model of the calls once, into the temporary tables."""
-    for sql in TEMPORARY_TABLES:
-        statements.run(sql)
-    models = statements.run(
-        f"""
-        SELECT DISTINCT c.provider, c.model, coalesce(c.served_model, ''), coalesce(c.priced_as, ''),
-               coalesce(c.service_tier, '')
-          FROM calls AS c
-         WHERE c.usage_source IS NOT NULL AND ({condition})
-        """,
-        values,
-    )
-    details = _details(statements, condition, values)
-    named: list[list[SqlValue]] = []
-    segments: list[list[SqlValue]] = []
-    rates: list[list[SqlValue]] = []
-    for key, (provider, model, served, priced_as, tier) in enumerate(models):
-        name = as_model or model
-        named.append([key, provider, model, served, priced_as, tier, name, name + tier_words(tier)])
-        served_as, published = (None, None) if as_model else (served or None, priced_as or None)
-        for part in table.segments(name, served_as, published, tier or None):
-            row = part.row
-            box = [key, part.since, part.until, part.above, part.up_to, part.daily_from, part.daily_to]
-            buckets = [row.input, row.output, row.reasoning]
-            buckets += [row.cache_read, row.cache_write_5m, row.cache_write_1h, row.per_request]
-            extra = [(detail, row.rate(detail)) for detail in details]
-            rates += [[len(segments), detail, rate] for detail, rate in extra if rate is not None]
-            segments.append([len(segments), *box, *buckets])
-    statements.run_many(_INSERT_MODEL, named)
-    statements.run_many(_INSERT_SEGMENT, segments)
-    statements.run_many(_INSERT_RATE, rates)
+class Pricer:
+    """Prices calls under one table, some thousands at a time. Its tables are those of one connection.
 
+    condition, values: which calls, as `CallFilter.condition` says it. as_model: price each as if it were of this
+    ``provider:name``. by_session: note the sessions.
+    """
 
-def _details(statements: Statements, condition: str, values: list[SqlValue]) -> list[str]:
-    """The names of all that the calls' usage counts apart."""
-    rows = statements.run(
-        f"""
-        SELECT DISTINCT d.key
-          FROM calls AS c, json_each(c.usage_details) AS d
-         WHERE c.usage_details IS NOT NULL AND ({condition})
-        """,
-        values,
-    )
-    return sorted(str(name) for (name,) in rows)
+    def __init__(
+        self, table: PriceTable, condition: str, values: list[SqlValue], as_model: str | None, *, by_session: bool
+    ) -> None:
+        self._table = table
+        self._values = values
+        self._as_model = as_model
+        session = "coalesce(c.session_id, '')" if by_session else "''"
+        self._plain = _PLAIN.format(session=session, condition=condition)
+        self._rows: list[PriceRow] = []  # of the segments, by their numbers
+        self._details: list[str] = []
+        self.models: list[tuple[str, str]] = []
+        """Provider and model of each key, see `key_and_day`."""
+
+    def prepare(self, statements: Statements) -> None:
+        """Make the temporary tables, or empty them."""
+        for sql in _TEMPORARY_TABLES:
+            statements.run(sql)
+
+    def price(self, statements: Statements, low: int, high: int) -> None:
+        """Fill `reprice_cost` with the calls from `low`, exclusive, to `high`."""
+        self._price_plain(statements, low, high)
+        if not statements.run(_LEFT):
+            return
+        if self._learn_models(statements):
+            self._price_plain(statements, low, high)
+        self._learn_details(statements)
+        statements.run(_ANY)
+
+    def _price_plain(self, statements: Statements, low: int, high: int) -> None:
+        statements.run("DELETE FROM temp.reprice_cost")
+        statements.run(self._plain, [low, high, *self._values])
+
+    def _learn_models(self, statements: Statements) -> bool:
+        """Resolve the models that are met for the first time. Whether there are any."""
+        found = statements.run(_NEW_MODELS)
+        for names in found:
+            self._add_model(statements, names)
+        return bool(found)
+
+    def _add_model(self, statements: Statements, names: Row) -> None:
+        provider, model, served, priced_as, tier = names
+        key = len(self.models)
+        self.models.append((provider, model))
+        name = self._as_model or model
+        statements.run(_INSERT_MODEL, [key, *names, name, name + tier_words(tier)])
+        served_as, published = (None, None) if self._as_model else (served or None, priced_as or None)
+        for part in self._table.segments(name, served_as, published, tier or None):
+            self._add_segment(statements, key, [served, model, provider, priced_as, tier], part)
+
+    def _add_segment(self, statements: Statements, key: int, names: list[SqlValue], part: Segment) -> None:
+        number, row = len(self._rows), part.row
+        self._rows.append(row)
+        box = (part.since, part.until, part.above, part.up_to, part.daily_from, part.daily_to)
+        rates = [row.input, row.output, row.reasoning, row.cache_read, row.cache_write_5m, row.cache_write_1h]
+        statements.run(_INSERT_SEGMENT, [number, key, *box, *rates, row.per_request])
+        rates[2] = row.rate("reasoning")
+        known = [_NOT_KNOWN if rate is None else rate for rate in rates]
+        statements.run(_INSERT_PLAIN, [*names, number, key, int(box == _EVER), *box, *known, row.per_request])
+        self._add_rates(statements, number, self._details)
+
+    def _learn_details(self, statements: Statements) -> None:
+        """Look up the rates of what is counted apart, for names that are met for the first time."""
+        new = sorted({str(name) for (name,) in statements.run(_DETAIL_NAMES)} - {*self._details})
+        self._details += new
+        for number in range(len(self._rows) if new else 0):
+            self._add_rates(statements, number, new)
+
+    def _add_rates(self, statements: Statements, segment: int, names: list[str]) -> None:
+        rates = [(segment, name, rate) for name in names if (rate := self._rows[segment].rate(name)) is not None]
+        statements.run_many(_INSERT_RATE, rates)

@@ -179,6 +179,8 @@ class Batch:
     def write(self, statements: Statements, number_of: Callable[[RunSpan], int]) -> dict[str, int]:
         """Execute what stores it, once. number_of: notes the run and tells its number. Returns those, by name."""
         numbers = {run.run_id: number_of(run) for run in self._runs}
+        if self._captured:
+            store_content(statements, self._captured, numbers)
         for insert, values, at in (
             (INSERT_EVENT, self._events, _EVENT_RUN),
             *((*call, _RUN) for call in self._calls),
@@ -190,8 +192,6 @@ class Batch:
         if self._tags:
             statements.run_many(INSERT_TAG, self._tags)
         statements.insert(UPSERT_SESSION, self._sessions)
-        if self._captured:
-            store_content(statements, self._captured, numbers)
         return numbers
 
     def _add(self, envelope: Envelope) -> None:

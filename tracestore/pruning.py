@@ -2,7 +2,8 @@
 
 What goes, goes whole. A call goes with all its attempts, tags, costs under any price version, and events, in one
 transaction, once all its attempts ended before the cutoff; other events by their own time; then sessions and
-ended runs of which nothing is left. So the sums over what remains are what they were.
+ended runs of which nothing is left, and with a session what was captured of it, but for what another one says too.
+So the sums over what remains are what they were.
 
 What stays whatever its age: calls without an end, runs that aren't ended, price tables and the history of
 repricings (they hold no call), and the last call and the last event of the file, so that no number is given twice
@@ -28,8 +29,10 @@ import anyio
 import msgspec
 
 from .database import Database, Statements
+from .expiry import CONTENT_OF_SESSIONS, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250
+SESSIONS_AT_ONCE = 250
 ROWS_AT_ONCE = 2000
 PAGES_AT_ONCE = 1000
 _ROUNDS = 12
@@ -37,7 +40,7 @@ _LONGEST_PAUSE = 0.1
 
 Progress = Callable[["PruneReport"], object]
 
-# What else belongs to calls, to sessions: statements with :ids, a JSON array of ids of calls, or :before_us.
+# What else belongs to calls: statements with :ids, a JSON array of ids of calls.
 GOES_WITH_CALLS = (
     """
     DELETE FROM call_tags WHERE (key, value, call_id) IN (
@@ -57,10 +60,7 @@ GOES_WITH_CALLS = (
      WHERE request_id IN (SELECT request_id FROM calls WHERE id IN (SELECT value FROM json_each(:ids)))
     """,
 )
-GOES_WITH_SESSIONS: tuple[str, ...] = ()
-"""For content: run before the sessions themselves go; `OLD_SESSIONS` says which."""
-
-OLD_SESSIONS = """
+_OLD_SESSIONS = """
     SELECT s.session_id FROM sessions AS s
      WHERE s.last_us < :before_us
        AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.session_id = s.session_id)
@@ -70,6 +70,7 @@ _OLD_RUNS = """
     SELECT r.id FROM runs AS r
      WHERE r.last_us < :before_us AND r.ended_us IS NOT NULL
        AND NOT EXISTS (SELECT 1 FROM events AS e WHERE e.run = r.id)
+       AND r.id NOT IN (SELECT run FROM session_setups)
 """
 
 # The requests of the last call and of the last event stay, with all that belongs to them.
@@ -112,8 +113,8 @@ _COUNT_OLD_CALLS = f"""
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What went, or with `dry_run` would go; attempts, not calls, are counted. before_us: the cutoff, UTC.
 
-    bytes_before, bytes_after: of the pages in use. file_bytes: of the database file afterwards. Sessions and runs
-    are counted when they have gone: a dry run says 0.
+    bodies: of captured content. bytes_before, bytes_after: of the pages in use. file_bytes: of the database file
+    afterwards. Sessions, runs and bodies are counted when they have gone: a dry run says 0.
     """
 
     dry_run: bool
@@ -123,6 +124,7 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     costs: int = 0
     sessions: int = 0
     runs: int = 0
+    bodies: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     file_bytes: int = 0
@@ -184,8 +186,27 @@ class Pruning:
             # Looking takes no lock, and most of a file is mostly young.
             if await self._database.read(f"SELECT 1 {_OLD_EVENTS} LIMIT 1", span):
                 await self._step(partial(_delete_events, span=span))
-        await self._step(partial(_delete_empty, before_us=before_us))
+        while await self._step(partial(_delete_sessions, before_us=before_us)):
+            pass
+        await self._step(partial(_delete_runs, before_us=before_us))
+        await self._delete_bodies(before_us)
         return self._report.events + self._report.attempts - began
+
+    async def _delete_bodies(self, before_us: int) -> None:
+        """What was captured and belongs to no session any more."""
+        old = await self._database.read("SELECT 1 FROM content WHERE last_us < ? LIMIT 1", (before_us,))
+        if not old:
+            return
+        needed = await self._database.look(lambda statements: needed_bodies(statements, before_us))
+        last = 0
+
+        def work(statements: Statements) -> dict[str, int]:
+            nonlocal last
+            gone, last = delete_unneeded(statements, before_us, needed, last)
+            return {"bodies": gone}
+
+        while await self._step(work) or last:
+            pass
 
     async def _step(self, work: Callable[[Statements], dict[str, int]]) -> bool:
         """One transaction, and then as long a pause as it took, in which others can write."""
@@ -292,10 +313,20 @@ def _delete_events(statements: Statements, span: dict[str, int]) -> dict[str, in
     return {"events": gone}
 
 
-def _delete_empty(statements: Statements, before_us: int) -> dict[str, int]:
-    at = {"before_us": before_us}
-    for sql in GOES_WITH_SESSIONS:
-        statements.run(sql, {**at})
-    sessions = statements.change(f"DELETE FROM sessions WHERE session_id IN ({OLD_SESSIONS})", {**at})
-    runs = statements.change(f"DELETE FROM runs WHERE id IN ({_OLD_RUNS})", {**at})
-    return {"sessions": sessions, "runs": runs}
+def _delete_sessions(statements: Statements, before_us: int) -> dict[str, int]:
+    found = statements.run(f"{_OLD_SESSIONS} LIMIT {SESSIONS_AT_ONCE}", {"before_us": before_us})
+    names = {"names": msgspec.json.encode([name for (name,) in found]).decode()}
+    statements.run("PRAGMA secure_delete = ON")  # metadata may say what was said, too
+    try:
+        for sql in CONTENT_OF_SESSIONS:
+            statements.run(sql, names)
+    finally:
+        statements.run("PRAGMA secure_delete = OFF")
+    gone = statements.change(
+        "DELETE FROM sessions WHERE session_id IN (SELECT value FROM json_each(:names))", names
+    )
+    return {"sessions": gone}
+
+
+def _delete_runs(statements: Statements, before_us: int) -> dict[str, int]:
+    return {"runs": statements.change(f"DELETE FROM runs WHERE id IN ({_OLD_RUNS})", {"before_us": before_us})}

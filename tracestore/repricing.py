@@ -1,9 +1,10 @@
 """Recomputing what stored calls cost, set-based and append-only.
 
 1. Every distinct (provider, model, served model) among the calls is resolved once, in Python, into segments:
-   boxes of time and size with one price row each. They go into a temporary table.
-2. One ``INSERT ... SELECT`` per 50,000 calls joins calls with segments and writes a cost, or the reason why there
-   is none. Between two of these transactions other writers get their turn.
+   boxes of time and size with one price row each (`price_sql`). They go into a temporary table.
+2. 10,000 calls at a time are joined with segments; their costs, or the reasons why there are none, go into a
+   temporary table and from there into the file, and are added up on the way: the calls themselves, whose rows are
+   large, are read once. Between two of these transactions other writers get their turn.
 3. Only when all are written does the version become the current one. A repricing that dies half-way has changed
    nothing that anyone sees. The file says how far it came, in the transaction of the costs themselves, so that
    `resume` goes on from there and ends with the same report (`reprice_runs` keeps that book).
@@ -18,23 +19,24 @@ A repricing of *some* calls puts its version in front of the current one: the ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from bus.clock import Clock
 from bus.errors import ConfigurationError, StoreError
 
+from .call_sums import RepricedGroup, add_repriced
 from .database import Database, Row, Statements
 from .insert import SqlValue
 from .price_rows import PriceAlias, PriceRow
-from .price_sql import PRICE_CHUNK, compile_table
+from .price_sql import Pricer, key_and_day
 from .prices import PriceTable
 from .queries import CURRENT_VERSION_OF_CALL, CallFilter
 from .reprice_runs import RepriceReport, RepriceRun, begin, finish, note_progress, sums_of
 
-CHUNK = 50_000
-"""Calls per transaction."""
+CHUNK = 10_000
+"""Calls per transaction, which takes some 30 ms: so few that what is worked on stays in the processor's cache."""
 
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
@@ -61,31 +63,36 @@ _SUMS_TABLE = (
     "DELETE FROM temp.reprice_sum",
 )
 
-_KEEP_CHUNK = """
-    INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
-    SELECT ?, id, nano, reason FROM temp.reprice_cost WHERE true
-    ON CONFLICT (price_version, call_id) DO NOTHING
+_NANO = "(a.pico + 500) / 1000"
+
+# Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
+_SUMS = f"""
+    SELECT a.place, {{session}}, count(*), count(a.pico), coalesce(sum({_NANO}), 0),
+           count(a.at_call), coalesce(sum(a.at_call), 0),
+           {{before}}
+      FROM {{source}}
+     GROUP BY a.place{{also}}
 """
 
-_WRITTEN = """
-    SELECT count(k.call_id), coalesce(sum(k.cost_nano), 0)
-      FROM temp.reprice_cost AS a
-      LEFT JOIN call_cost AS k ON k.call_id = a.id AND k.price_version = ?
-"""
+# Where the costs before are: with the calls; under one version, for all of these calls; or to be looked for.
+_AT_CALL = ("temp.reprice_cost AS a", "count(a.at_call), coalesce(sum(a.at_call), 0)")
+_UNDER_VERSION = (
+    """(SELECT k.call_id, k.cost_nano FROM call_cost AS k
+         WHERE k.price_version = (SELECT version FROM current_version) AND k.call_id > ? AND k.call_id <= ?) AS k
+       CROSS JOIN temp.reprice_cost AS a ON a.id = k.call_id""",
+    "count(k.cost_nano), coalesce(sum(k.cost_nano), 0)",
+)
+_BEFORE = "CASE WHEN k.call_id IS NULL THEN a.at_call ELSE k.cost_nano END"
+_ANYWHERE = (
+    f"""temp.reprice_cost AS a
+        LEFT JOIN call_cost AS k
+          ON k.call_id = a.id AND k.price_version = {CURRENT_VERSION_OF_CALL.replace("c.id", "a.id")}""",
+    f"count({_BEFORE}), coalesce(sum({_BEFORE}), 0)",
+)
 
-_SUM = """
+_ADD_SUMS = """
     INSERT INTO {table} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
-    SELECT ?, a.model, b.day, b.session, count(*),
-           sum(a.nano IS NULL), coalesce(sum(a.nano), 0),
-           sum(b.nano IS NULL), coalesce(sum(b.nano), 0)
-      FROM temp.reprice_cost AS a
-      JOIN (
-            SELECT c.id, c.day, {session} AS session,
-                   CASE WHEN k.call_id IS NULL THEN c.cost_nano ELSE k.cost_nano END AS nano
-              FROM calls AS c
-              LEFT JOIN call_cost AS k ON k.call_id = c.id AND k.price_version = {current}
-           ) AS b ON b.id = a.id
-     GROUP BY a.model, b.day, b.session
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
         ON CONFLICT (run, model, day, session) DO UPDATE SET
            calls = calls + excluded.calls,
            unpriced = unpriced + excluded.unpriced,
@@ -93,6 +100,29 @@ _SUM = """
            unpriced_before = unpriced_before + excluded.unpriced_before,
            before = before + excluded.before
 """
+
+_KEEP = f"""
+    INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
+    SELECT ?, a.id, {_NANO}, a.reason FROM temp.reprice_cost AS a
+"""
+_KEPT = "call_cost AS k WHERE k.price_version = ? AND k.call_id > ? AND k.call_id <= ?"
+_KEPT_DIFFERENTLY = f"""
+    SELECT 1 FROM temp.reprice_cost AS a, {_KEPT} AND k.call_id = a.id AND k.cost_nano IS NOT {_NANO} LIMIT 1
+"""
+
+
+class _Group(NamedTuple):
+    """Sums over calls of one model, day and session."""
+
+    place: int
+    session: str
+    calls: int
+    priced: int
+    after: int
+    priced_at_call: int
+    at_call: int
+    priced_before: int
+    before: int
 
 
 class Repricing:
@@ -116,7 +146,7 @@ class Repricing:
         self._as_model = as_model
         self._by_session = by_session
         self._progress = progress
-        self._condition, self._values = where.condition()
+        self._pricer = Pricer(table, *where.condition(), as_model, by_session=by_session)
 
     async def run(self, *, dry: bool) -> RepriceReport:
         """Price all calls up to now; with `dry` nothing is written."""
@@ -131,12 +161,12 @@ class Repricing:
         return await self._go_on(run.id, run.done, run.last_call or 0, False, previous)
 
     async def _go_on(self, run_id: int, done: int, last: int, dry: bool, previous: str | None) -> RepriceReport:
-        await self._either(dry, self._compile)
+        await self._either(dry, self._prepare)
         for low in range(done, last, CHUNK):
             high = min(low + CHUNK, last)
 
             def work(statements: Statements, low: int = low, high: int = high) -> None:
-                return (self._measure if dry else self._price)(statements, run_id, low, high)
+                (self._measure if dry else self._price)(statements, run_id, low, high)
 
             await self._either(dry, work)
             if self._progress is not None:
@@ -161,8 +191,8 @@ class Repricing:
         ((last,),) = await self._database.read("SELECT coalesce(max(id), 0) FROM calls")
         return int(last)
 
-    def _compile(self, statements: Statements) -> None:
-        compile_table(statements, self._table, self._condition, self._values, self._as_model)
+    def _prepare(self, statements: Statements) -> None:
+        self._pricer.prepare(statements)
         for sql in _SUMS_TABLE:
             statements.run(sql)
 
@@ -175,28 +205,67 @@ class Repricing:
 
         return await self._database.write(work)
 
-    def _measure(self, statements: Statements, run_id: int, low: int, high: int, kept: str = "temp.") -> None:
+    def _measure(
+        self, statements: Statements, run_id: int, low: int, high: int, kept: str = "temp."
+    ) -> list[_Group]:
         """Work out the costs of one chunk, and add to the sums what its calls cost now and what they would."""
-        statements.run("DELETE FROM temp.reprice_cost")
-        statements.run(PRICE_CHUNK.format(condition=self._condition), [low, high, *self._values])
-        session = "coalesce(c.session_id, '')" if self._by_session else "''"
-        # Mostly one version is current, if any; then it needn't be looked for again for every call.
+        self._pricer.price(statements, low, high)
+        groups = self._sums(statements, low, high)
+        rows: list[list[SqlValue]] = []
+        for group in groups:
+            (_, model), day = self._model_and_day(group)
+            unpriced, unpriced_before = group.calls - group.priced, group.calls - group.priced_before
+            sums = (group.calls, unpriced, group.after, unpriced_before, group.before)
+            rows.append([run_id, model, day, group.session, *sums])
+        statements.run_many(_ADD_SUMS.format(table=f"{kept}reprice_sum"), rows)
+        return groups
+
+    def _model_and_day(self, group: _Group) -> tuple[tuple[str, str], int]:
+        key, day = key_and_day(group.place)
+        return self._pricer.models[key], day
+
+    def _sums(self, statements: Statements, low: int, high: int) -> list[_Group]:
         ((versions,),) = statements.run("SELECT count(*) FROM current_version")
-        current = CURRENT_VERSION_OF_CALL if versions > 1 else "(SELECT version FROM current_version)"
-        statements.run(_SUM.format(table=f"{kept}reprice_sum", session=session, current=current), [run_id])
+        if not versions:
+            return self._grouped(statements, _AT_CALL)
+        if versions == 1:
+            # Mostly all of a chunk was repriced before or nothing; then it needn't be looked for call by call.
+            groups = self._grouped(statements, _UNDER_VERSION, (low, high))
+            ((calls,),) = statements.run("SELECT count(*) FROM temp.reprice_cost")
+            if sum(group.calls for group in groups) == calls:
+                return groups
+        return self._grouped(statements, _ANYWHERE)
+
+    def _grouped(
+        self, statements: Statements, before: tuple[str, str], values: tuple[int, ...] = ()
+    ) -> list[_Group]:
+        source, sums = before
+        session, also = ("a.session", ", a.session") if self._by_session else ("''", "")
+        return [
+            _Group(*row)
+            for row in statements.run(_SUMS.format(source=source, before=sums, session=session, also=also), values)
+        ]
 
     def _price(self, statements: Statements, run_id: int, low: int, high: int) -> None:
-        """Keep the costs of one chunk, and check that what is there now is what was worked out."""
-        self._measure(statements, run_id, low, high, "main.")
+        """Keep the costs of one chunk."""
+        groups = self._measure(statements, run_id, low, high, "main.")
         version = self._table.version
-        statements.run(_KEEP_CHUNK, [version])
-        (meant,) = statements.run("SELECT count(*), coalesce(sum(nano), 0) FROM temp.reprice_cost")
-        (written,) = statements.run(_WRITTEN, [version])
-        if meant != written:
-            raise StoreError(
-                f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} to "
-                f"{high} are not what its prices give; nothing was changed"
-            )
+        kept = (version, low, high)
+        if statements.run(f"SELECT 1 FROM {_KEPT} LIMIT 1", kept):
+            if statements.run(_KEPT_DIFFERENTLY, kept):
+                raise StoreError(
+                    f"{self._database.path}: the costs stored under price version {version} for calls {low + 1} "
+                    f"to {high} are not what its prices give; nothing was changed"
+                )
+            statements.run(f"DELETE FROM temp.reprice_cost WHERE id IN (SELECT k.call_id FROM {_KEPT})", kept)
+            groups = self._grouped(statements, _AT_CALL)
+        statements.run(_KEEP, [version])
+        more: list[RepricedGroup] = []
+        for group in groups:
+            (provider, model), day = self._model_and_day(group)
+            unpriced = group.priced_at_call - group.priced
+            more.append((day, provider, model, group.calls, group.after - group.at_call, unpriced))
+        add_repriced(statements, version, more)
         note_progress(statements, run_id, low, high)
 
 

@@ -43,11 +43,20 @@ class Runs:
         self._database = database
         self._clock = clock
         self._held: dict[str, RunLock] = {}
+        self._wanted: set[str] = set()  # to be held, as soon as that can be said
 
     def hold(self, run_id: str) -> None:
         """This run lives until `end_all`. To be said before anything of it is written. Raises StoreError."""
+        self._wanted.add(run_id)
         if run_id not in self._held:
             self._held[run_id] = RunLock(self._database.path, run_id)
+
+    def hold_again(self) -> None:
+        """Say it of the runs of which it couldn't be said, or whose file is gone. Raises StoreError."""
+        for run_id in self._wanted:
+            if run_id in self._held and not self._held[run_id].is_in_place:
+                self._held.pop(run_id).close()
+            self.hold(run_id)
 
     async def close_lost(self) -> list[str]:
         """End the runs whose process is gone; their names. Raises StoreError; those before it are ended then."""
@@ -84,6 +93,7 @@ class Runs:
         One with calls that have no end, or with a spill file, is left to the next start.
         """
         held, self._held = self._held, {}
+        self._wanted.clear()
         path, now = self._database.path, self._clock.now_us()
         ended = [run_id for run_id in held if not spill_path(path, run_id).exists()]
 

@@ -7,6 +7,7 @@ of a message that was appended its position, role and id remain. What the writer
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
@@ -18,18 +19,23 @@ import anyio
 import msgspec
 
 from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import StoreError, StoreUnavailable
 from bus.events import Envelope
+from bus.log import Log
 from bus.messages import Message
 
 from . import backup, reprice_runs, repricing
+from .call_sums import SUM_UP_AFTER, not_summed_up, sum_up
 from .codec import decode_event
 from .condition import StoreCondition, condition
-from .content import RESUMABLE, STORED_MESSAGES, SavedSession, forget_content, load_session
+from .content import RESUMABLE, STORED_MESSAGES, SavedSession, load_session
 from .costs import CostRow, costs
 from .database import Database, Durability, Row, Statements, Unstorable
+from .expiry import delete_session, forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
 from .migrations import inspect, migrate
+from .ownership import claim
 from .prices import PriceTable
 from .projection import Batch, RunSpan
 from .pruning import PruneReport, Pruning
@@ -51,6 +57,8 @@ from .statistics import ErrorRow, StatisticsRow, errors, statistics
 
 _KNOWN_RUNS = 256
 
+_log = Log("tracestore.store")
+
 
 class TraceStore:
     """A trace file. Use it on one event loop; every method raises StoreError if the file can't be used.
@@ -71,7 +79,10 @@ class TraceStore:
         self._clock = clock
         self._runs: dict[str, int] = {}
         self._living = Runs(self._database, clock)
+        self._new_calls = SUM_UP_AFTER  # at most, that are in no sum yet; the first write finds out
         self._opening = anyio.Lock()
+        self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
+        self._reopening = anyio.Lock()
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
     @classmethod
@@ -96,7 +107,8 @@ class TraceStore:
         """Open the file, making or migrating it as needed. Does nothing if it is open.
 
         Raises StoreError, and leaves the file as it is, if it is another application's, of a newer version, a
-        symbolic link, or no database.
+        symbolic link, or no database; StoreUnavailable if it can't be used now. Then each `write` tries again,
+        until the store is closed.
         """
 
         async def prepare(database: Database) -> None:
@@ -105,15 +117,20 @@ class TraceStore:
         async with self._opening:
             if self._database.is_open:
                 return
-            if not self.readonly:
-                await inspect(self.path)
-            await self._database.open(prepare)
+            try:
+                if not self.readonly:
+                    await inspect(self.path)
+                await self._database.open(prepare)
+            except StoreUnavailable:
+                self._anew = not self.readonly
+                raise
 
     async def close(self) -> None:
         """Finish what is under way, mark the runs that lived here as ended, and close the file.
 
         Closing twice is harmless.
         """
+        self._anew = False
         try:
             await self._living.end_all()
         finally:
@@ -138,9 +155,14 @@ class TraceStore:
         """Say that a run lives, until the store is closed or the process dies. Raises StoreError.
 
         Whoever writes events of calls that are still running says it first: a run that nobody holds counts as lost
-        when the next writer starts. Touches one small file beside the database.
+        when the next writer starts. Touches one small file beside the database. After StoreUnavailable, the next
+        `write` says it again.
         """
-        self._living.hold(run_id)
+        try:
+            self._living.hold(run_id)
+        except StoreUnavailable:
+            self._anew = True
+            raise
 
     async def close_lost_runs(self) -> list[str]:
         """End the calls and the runs of processes that died; the names of those runs. Starting writers do it."""
@@ -160,6 +182,10 @@ class TraceStore:
         """
         if not envelopes:
             return
+        if self._anew or self._database.is_moved:
+            async with self._reopening:
+                if self._anew or self._database.is_moved:  # somebody else may have waited for the same
+                    await self._open_anew()
         try:
             runs = await self._write(Batch(envelopes))
         except Unstorable:
@@ -169,11 +195,47 @@ class TraceStore:
         if len(self._runs) + len(runs) > _KNOWN_RUNS:
             self._runs.clear()
         self._runs.update(runs)
+        await self._sum_up(len(envelopes))
+
+    async def _sum_up(self, events: int) -> None:
+        """Take new calls into the sums once there are enough; not in the transaction that stores events."""
+        self._new_calls += events
+        if self._new_calls < SUM_UP_AFTER:
+            return
+        try:
+            self._new_calls = await self._database.look(not_summed_up)
+            if self._new_calls >= SUM_UP_AFTER:
+                await self._database.write(sum_up)
+                self._new_calls = 0
+        except StoreError as error:
+            self._new_calls = 0
+            _log.warning("not_summed_up", file=str(self.path), error=str(error))
 
     async def _write(self, batch: Batch) -> dict[str, int]:
-        return await self._database.write(
-            lambda statements: batch.write(statements, partial(self._note_run, statements))
-        )
+        try:
+            return await self._database.write(
+                lambda statements: batch.write(statements, partial(self._note_run, statements))
+            )
+        except StoreUnavailable as error:
+            self._anew = error.reopen
+            raise
+
+    async def _open_anew(self) -> None:
+        """Open the file that is at the path now: the one that was open can't be written, or isn't there any more.
+
+        A connection to a file that was read-only, damaged or deleted stays as it is, whatever becomes of the file.
+        """
+        if self._database.is_moved:
+            _log.warning(
+                "file_replaced", file=str(self.path), note="what was written to the old one is in that one"
+            )
+        self._runs.clear()
+        with contextlib.suppress(StoreError):
+            await self._database.close()
+        self._anew = True  # until all of it has worked
+        await self.open()
+        self._living.hold_again()
+        self._anew = False
 
     def _note_run(self, statements: Statements, run: RunSpan) -> int:
         known = self._runs.get(run.run_id)
@@ -385,10 +447,44 @@ class TraceStore:
         """A session as it is stored, and what of it isn't; None if nothing is."""
         return await self._database.look(lambda statements: load_session(statements, session_id))
 
+    async def claim_session(self, session_id: str, run_id: str, seq: int, history: int) -> bool:
+        """Let a run be the one that goes on with a stored session; what others still say of it is kept apart.
+
+        seq: of the run's latest event. history: how many messages it took over. False if that isn't all of them.
+        """
+        now = self._clock.now_us()
+
+        def work(statements: Statements) -> bool:
+            run = self._note_run(statements, RunSpan(run_id, now, now, 0))
+            return claim(statements, session_id, run, seq, history)
+
+        return await self._database.write(work)
+
+    async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
+        """The run that goes on with a stored session, None if there is none; and what of `run_id` is committed."""
+        rows = await self._database.read(
+            """
+            SELECT (SELECT r.run_id
+                      FROM session_setups AS s JOIN runs AS r ON r.id = s.run
+                     WHERE s.session_id = ?),
+                   coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)
+            """,
+            (session_id, run_id),
+        )
+        return rows[0][0], int(rows[0][1])
+
     async def messages(self, session_id: str) -> list[Message]:
         """The messages that are stored of a session, in order; `saved_session` says which are missing."""
         saved = await self.saved_session(session_id)
         return [] if saved is None else list(saved.messages)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Delete a session, and what was captured of it and of no other; False if there is nothing of it.
+
+        Its calls stay, and so does what they cost: they have never had content. Captured bytes are overwritten in
+        the file; those in its log go with the next checkpoint. Raises StoreError.
+        """
+        return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last said before a moment, and return how many bodies went.

@@ -30,7 +30,7 @@ import anyio.to_thread
 import msgspec
 
 from bus.actor import Actor, ActorContext
-from bus.errors import StoreError
+from bus.errors import StoreError, StoreUnavailable
 from bus.event_bus import Bus, Lossless
 from bus.events import Envelope, SessionMessageAppended, StoreStateChanged
 from bus.log import Log
@@ -169,9 +169,12 @@ class WriterCore:
         """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
 
         Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
-        the store is closed. Raises StoreError if the file that says so can't be made.
+        the store is closed. Raises StoreError if this run is being written already.
         """
-        store.hold_run(bus.run_id)
+        try:
+            store.hold_run(bus.run_id)
+        except StoreUnavailable as error:
+            _log.warning("run_not_held", error=str(error))  # it is before anything of it is written
         source = bus.subscribe(">", policy=Lossless(), name="trace writer")
         return cls(
             store,
@@ -210,17 +213,19 @@ class WriterCore:
     async def run(self) -> None:
         """Write until cancelled, or until the subscription is closed and all of it is committed."""
         try:
-            await self._adopt_leftovers()
-            await self._end_lost_runs()
+            taken_over = await self._take_over()
         finally:
             self._adopted.set()
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
                 self._take()
-                if self._state == "ok" or self._due():
+                before = self._state
+                if before == "ok" or self._due():
                     await self._attempt()
                 await self._park()
+            if not taken_over and before != "ok" and self._state == "ok":
+                taken_over = await self._take_over()
 
     async def flush(self) -> None:
         """Return when everything that was published before the call is committed.
@@ -254,6 +259,8 @@ class WriterCore:
             self._take()
             if self._entered > self._left:
                 await self._attempt()
+            if self._pending and self._state == "ok":
+                await self._attempt()  # what was taken in meanwhile, to be weighed
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
             if self._pending:
@@ -295,16 +302,21 @@ class WriterCore:
     # -- Writing
 
     async def _attempt(self) -> None:
-        """Commit all there is, in order, and note how it went."""
+        """Commit all that is there now, in order, and note how it went.
+
+        What comes in meanwhile waits for the next attempt: under steady load this one would never end, and
+        whoever waits for a flush would wait with it.
+        """
+        mark = self._entered
         try:
             await self._commit_spilled()
-            while self._pending:
+            while self._pending and self._left < mark:
                 batch = list(islice(self._pending, self._options.batch_events))
                 await self._write(batch)
                 for _ in batch:
                     self._pending.popleft()
                 self._left += len(batch)
-                self._bytes -= _weigh(batch)
+                self._bytes = self._bytes - _weigh(batch) if self._pending else 0
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
@@ -347,10 +359,14 @@ class WriterCore:
                 for envelope in batch:
                     await self._write([envelope])
 
-    async def _adopt_leftovers(self) -> None:
+    async def _take_over(self) -> bool:
+        """Write what earlier processes had to leave, and end what they could not. False if the store can't now."""
+        return await self._adopt_leftovers() and await self._end_lost_runs()
+
+    async def _adopt_leftovers(self) -> bool:
         """Write what earlier processes had to leave in their spill files."""
         if self._database_path is None:
-            return
+            return True
         for path in await anyio.to_thread.run_sync(leftovers, self._database_path):
             if self._spill is not None and path == self._spill.path:
                 continue
@@ -368,15 +384,18 @@ class WriterCore:
                 _log.info("spill_adopted", file=str(path), events=events)
             except (StoreError, OSError) as error:
                 _log.warning("spill_not_adopted", file=str(path), error=str(error))
-                return
+                return False
+        return True
 
-    async def _end_lost_runs(self) -> None:
+    async def _end_lost_runs(self) -> bool:
         if self._close_lost is None:
-            return
+            return True
         try:
             await self._close_lost()
         except (StoreError, OSError) as error:
-            _log.warning("lost_runs_not_ended", error=str(error))  # the next start will
+            _log.warning("lost_runs_not_ended", error=str(error))
+            return False
+        return True
 
     # -- Failing
 

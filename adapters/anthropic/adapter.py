@@ -54,12 +54,8 @@ class AnthropicAdapter(HttpAdapter):
         if row is None:
             return self.capabilities
         return msgspec.structs.replace(
-            self.capabilities,
-            supports_thinking=bool(row.thinking),
-            supports_structured_output=row.structured,
+            row.within(self.capabilities),
             supports_tool_choice=row.forced_tools,
-            max_context_tokens=row.max_context_tokens,
-            max_output_tokens=row.max_output_tokens,
         )
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:

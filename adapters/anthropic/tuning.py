@@ -145,9 +145,9 @@ def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json)
 def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
     """The limit of output tokens as the model takes it, and the warning if it is another than was asked for."""
     asked = request.max_output_tokens
-    if model is None or asked <= model.max_output_tokens:
+    limit = None if model is None else model.max_output
+    if limit is None or asked <= limit:
         return asked, []
-    limit = model.max_output_tokens
     return limit, [changed("max_output_tokens", asked, limit, f"{provider} gives {request.wire_model} no more")]
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
-from adapters.reported_cost import reported_nano_usd
+from adapters.reported_cost import reported_cost
 from adapters.settings import own_options
 from bus.json_types import Json, JsonObject
 
@@ -111,5 +111,5 @@ def read_reply(body: bytes) -> EmbeddingReply:
         reply.model,
         reply.id,
         usage=bytes(reply.usage) if counted is not None else None,
-        cost_nano_usd=reported_nano_usd(usage.cost, usage.is_byok, usage.cost_details),
+        cost_nano_usd=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
     )

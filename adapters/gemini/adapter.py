@@ -18,7 +18,7 @@ from adapters.normaliser import StreamNormaliser
 from adapters.video.http import MakesVideosOverHttp
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
-from .data import REPAIRS, family
+from .data import REPAIRS, find_model
 from .errors import CODES
 from .images import GeminiImages
 from .request import build_request
@@ -59,20 +59,14 @@ class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
     )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        row = family(model.removeprefix(f"{self.name}:"))
+        row = find_model(model.removeprefix(f"{self.name}:"))
         if row is None:
             return self.capabilities
         return msgspec.structs.replace(
-            self.capabilities,
+            row.within(self.capabilities),
             supports_audio=row.media,
             supports_documents=row.media,
-            supports_thinking=row.thinks,
-            supports_tools=row.tools,
-            supports_tool_choice=row.tools,
-            supports_parallel_tool_calls=row.tools,
             supports_system_prompt=row.system,
-            max_context_tokens=row.max_context_tokens,
-            max_output_tokens=row.max_output_tokens,
         )
 
     def auth_headers(self) -> Mapping[str, str]:

@@ -37,7 +37,7 @@ from bus.errors import InvalidRequestError
 from bus.json_types import Json, JsonObject
 from bus.messages import Role
 
-from .data import Family
+from .data import Model
 from .response import REPLY_KINDS, SIGNATURE_KIND
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif")
@@ -71,7 +71,7 @@ Media = ImageBlock | AudioBlock | DocumentBlock
 
 
 def write_contents(
-    history: FittedHistory, model: str, row: Family
+    history: FittedHistory, model: str, row: Model
 ) -> tuple[list[JsonObject], list[Loss], list[CallWarning]]:
     """The contents, what had to be left out of them, and what had to be added. model: as the wire names it.
 
@@ -82,7 +82,7 @@ def write_contents(
 
 
 class _Writer:
-    def __init__(self, history: FittedHistory, model: str, row: Family) -> None:
+    def __init__(self, history: FittedHistory, model: str, row: Model) -> None:
         self.history = history
         self.provider = history.adapter
         self.model = model

@@ -18,7 +18,7 @@ from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
-from .data import BUDGETS, UNLISTED, family
+from .data import BUDGETS, UNLISTED, find_model
 from .schema import fit_schema, takes_nothing
 
 OPTIONS = "gemini"
@@ -56,7 +56,7 @@ class _Builder:
     def __init__(self, request: CanonicalRequest, provider: str) -> None:
         self.request = request
         self.provider = provider
-        self.row = family(request.wire_model) or UNLISTED
+        self.row = find_model(request.wire_model) or UNLISTED
         self.options = self._options()
         self.warnings: list[CallWarning] = []
 
@@ -176,8 +176,8 @@ class _Builder:
         asked = self.request.reasoning_effort
         if asked is None:
             return
-        if not self.row.thinks or asked not in EFFORTS:
-            reason = "does not reason" if not self.row.thinks else f"knows no effort {asked!r}"
+        if not self.row.reasons or asked not in EFFORTS:
+            reason = "does not reason" if not self.row.reasons else f"knows no effort {asked!r}"
             self._left_out("reasoning_effort", f"{self.request.wire_model} {reason}")
             return
         if self.row.levels:
@@ -198,7 +198,9 @@ class _Builder:
 
     def _sampling(self, config: JsonObject) -> None:
         request = self.request
-        self.warnings += write_settings(config, request, SETTINGS, self.provider)
+        ignored = () if self.row.sampling else ("temperature", "top_p")
+        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
+        self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
         stops = [stop for stop in request.stop_sequences if stop]
         if stops:
             config["stopSequences"] = list[Json](stops[:MAX_STOP_SEQUENCES])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
 from adapters.embeddings.http import EmbedsOverHttp
@@ -23,7 +21,7 @@ from adapters.video.openai import OpenAIVideos
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
 from .images import ResponsesImages
 from .quirks import choose_quirks
@@ -71,15 +69,8 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         )
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        row = family(model.removeprefix(f"{self.name}:"))
-        if row is None:
-            return self.capabilities
-        return msgspec.structs.replace(
-            self.capabilities,
-            supports_thinking=self.quirks.reasoning and bool(row.efforts),
-            max_context_tokens=row.max_context_tokens,
-            max_output_tokens=row.max_output_tokens,
-        )
+        row = find_model(model.removeprefix(f"{self.name}:"))
+        return self.capabilities if row is None else row.within(self.capabilities)
 
     def image_wire(self, model: str) -> OpenAIImages | ResponsesImages:
         """The images API for the models that are its own; for the others the tool of conversations."""

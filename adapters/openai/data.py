@@ -1,54 +1,36 @@
 """What OpenAI's models accept, as data: it changes monthly, and code must not.
 
 Effort decides the rest: a model that can't reason takes no reasoning options and no reasoning items, and one that
-is reasoning refuses sampling parameters. Models that match no row get everything that was asked for.
+is reasoning refuses sampling parameters. Models that are like no row get everything that was asked for. The models
+are in `models.json`; see `adapters.model_table`.
 """
 
 from __future__ import annotations
 
-import re
-
-import msgspec
+import functools
 
 from adapters.fitted import ToolIdRule
+from adapters.model_table import ModelFile, ModelRow, ModelTable
 from adapters.repair import Refusal, RepairRules
 
 
-class Family(msgspec.Struct, frozen=True):
-    """A family of models. pattern: of the name's beginning, first match wins.
+class Model(ModelRow, frozen=True, kw_only=True):
+    """What a model takes, besides what is known of any.
 
-    efforts: what it accepts, weakest first; none at all if it can't reason. default: what it does unasked.
-    verbosity: it takes `text.verbosity`. Limits are in tokens.
+    efforts: weakest first; none at all if it can't reason. default_effort: what it does unasked, None if that
+    isn't known. verbosity: it takes `text.verbosity`.
     """
 
-    pattern: str
-    efforts: tuple[str, ...]
-    default: str | None = None
-    max_context_tokens: int = 400_000
-    max_output_tokens: int = 128_000
+    efforts: tuple[str, ...] = ()
+    default_effort: str | None = None
     verbosity: bool = True
 
+    @property
+    def reasons(self) -> bool:
+        return bool(self.efforts)
 
-FAMILIES = (
-    Family(r"gpt-4\.1", (), None, 1_047_576, 32_768, verbosity=False),
-    Family(r"(?:gpt-4o|chatgpt-4o|gpt-5-chat)", (), None, 128_000, 16_384, verbosity=False),
-    Family(r"(?:gpt-4|gpt-3\.5)", (), None, 128_000, 4_096, verbosity=False),
-    Family(r"o\d", ("low", "medium", "high"), "medium", 200_000, 100_000, verbosity=False),
-    Family(r"gpt-\d[\d.]*-chat", ("medium",), "medium", 128_000, 16_384, verbosity=False),
-    Family(r"gpt-5-pro", ("high",), "high", 400_000, 272_000, verbosity=False),
-    Family(r"gpt-\d[\d.]*-pro", ("medium", "high", "xhigh"), "medium", verbosity=False),
-    Family(r"gpt-5\.\d-codex", ("low", "medium", "high", "xhigh"), "medium"),
-    Family(r"gpt-5(?:-|$)", ("minimal", "low", "medium", "high"), "medium"),
-    Family(r"gpt-5\.1", ("none", "low", "medium", "high"), "none"),
-    Family(r"gpt-5\.[2-4]", ("none", "low", "medium", "high", "xhigh"), "none", 1_050_000),
-    Family(r"gpt-5\.5", ("none", "low", "medium", "high", "xhigh"), "medium", 1_050_000),
-    Family(r"gpt-5\.(?:[6-9]|\d\d)", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
-    Family(r"(?:gpt-6-astra|gpt-6\.1-sol)", ("low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
-    Family(r"gpt-(?:[6-9]|\d\d)", ("none", "low", "medium", "high", "xhigh", "max"), "medium", 1_050_000),
-)
-"""From wire-facts 2.5, for effort and sampling; the rest from OpenAI's pages of each model. The last rows are the
-newest, and stand for what will come after them.
-"""
+
+TABLE = ModelTable(__file__, ModelFile[Model])
 
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
@@ -79,10 +61,10 @@ DOCUMENT_TYPES = (
 """Files that are read; pictures in them only where they are PDF."""
 
 
-def family(model: str) -> Family | None:
-    """The family of a model, with or without a vendor's prefix; None if no row matches."""
-    name = model.rpartition("/")[2].removeprefix("openai.")
-    return next((row for row in FAMILIES if re.match(row.pattern, name)), None)
+@functools.lru_cache(maxsize=256)
+def find_model(name: str) -> Model | None:
+    """The row of a model, with or without a vendor's prefix; None if it is like none of them."""
+    return TABLE.resembling(name.rpartition("/")[2].removeprefix("openai."))
 
 
 REPAIRS = RepairRules(

@@ -21,7 +21,7 @@ from bus.errors import CapabilityError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice, ToolDefinition
 
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, TOOL_IDS, Family, family
+from .data import DOCUMENT_TYPES, IMAGE_TYPES, TOOL_IDS, Model, find_model
 from .items import write_items
 from .quirks import Quirks
 from .response import output_limit
@@ -56,7 +56,7 @@ class _Builder:
         self.request = request
         self.provider = provider
         self.quirks = quirks
-        self.family = family(request.wire_model)
+        self.model = find_model(request.wire_model)
         self.warnings: list[CallWarning] = []
 
     def build(self, *, stream: bool) -> BuiltRequest:
@@ -94,7 +94,7 @@ class _Builder:
         self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
 
     def _reasons(self) -> bool:
-        return self.quirks.reasoning and (self.family is None or bool(self.family.efforts))
+        return self.quirks.reasoning and (self.model is None or bool(self.model.efforts))
 
     def _fit(self) -> FittedHistory:
         target = Target(
@@ -172,7 +172,7 @@ class _Builder:
         if not self._reasons():
             self._warn("parameter_dropped", f"{self.request.wire_model} takes no reasoning_effort")
             return
-        effort = asked if self.family is None else nearest_effort(asked, self.family.efforts)
+        effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
         if effort != asked:
             self._warn(
                 "parameter_changed", f"{self.request.wire_model} has no effort {asked!r}; {effort!r} is used"
@@ -181,9 +181,9 @@ class _Builder:
 
     def _settings(self, body: JsonObject) -> None:
         model, refused = self.request.wire_model, {}
-        if _refuses_sampling(self.family, body):
+        if _refuses_sampling(self.model, body):
             refused = dict.fromkeys(("temperature", "top_p"), f"{model} refuses it while it reasons")
-        if self.family is not None and not self.family.verbosity:
+        if self.model is not None and not self.model.verbosity:
             refused["verbosity"] = f"{model} has none"
         paths = {
             "temperature": "temperature",
@@ -197,11 +197,11 @@ class _Builder:
             body[self.quirks.user] = _digest(user)
 
 
-def _refuses_sampling(row: Family | None, body: JsonObject) -> bool:
+def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
     if row is None or not row.efforts:
         return False
     reasoning = body.get("reasoning")
-    effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default
+    effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default_effort
     return effort != "none"
 
 

@@ -87,6 +87,9 @@ class Usage(msgspec.Struct, gc=False):
     output_tokens: float | None = None
     input_tokens_details: msgspec.Raw = EMPTY
     output_tokens_details: msgspec.Raw = EMPTY
+    cost: Json = None  # OpenRouter's, in US dollars
+    cost_details: Json = None
+    is_byok: Json = None
 
 
 class UsageDetails(msgspec.Struct, gc=False):

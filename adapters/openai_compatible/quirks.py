@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import msgspec
@@ -201,6 +202,7 @@ def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
     return quirks
 
 
+@lru_cache(maxsize=128)  # asked for with every call, of the few addresses that are configured
 def quirks_name(base_url: str) -> str:
     """The name of the quirks for an address; ``default`` if it is not known."""
     try:

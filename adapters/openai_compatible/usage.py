@@ -6,10 +6,10 @@ import math
 
 import msgspec
 
-from adapters.reported_cost import reported_nano_usd
 from bus.json_types import Json
 from bus.usage import TokenUsage, UsageSource, details_of
 
+from ..reported_cost import only_written, reported_cost
 from .wire import decode_usage
 
 
@@ -37,7 +37,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         _count(wire.prompt_cache_hit_tokens),
         _count(wire.cached_tokens),
     )
-    written = _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0
+    written = only_written(cached or 0, _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0, prompt)
     reasoning = _first(
         _detail(wire.completion_tokens_details, "reasoning_tokens"),
         _count(wire.reasoning_tokens),
@@ -55,11 +55,14 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
         cache_creation_input_tokens=written,
         reasoning_tokens=None if reasoning is None else min(reasoning, output),
         source=UsageSource.PARTIAL if partial else UsageSource.REPORTED,
-        reported_cost_nano_usd=reported_nano_usd(wire.cost, wire.is_byok, wire.cost_details),
+        reported_cost_nano_usd=reported_cost(wire.cost, wire.is_byok, wire.cost_details),
         details=details_of(
             audio_input=heard,
             audio_output=spoken,
-            web_search=_detail(wire.server_tool_use, "web_search_requests"),
+            web_search=_first(
+                _detail(wire.server_tool_use, "web_search_requests"),
+                _detail(wire.server_tool_use_details, "web_search_requests"),
+            ),
         ),
         service_tier=service_tier,
         raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive

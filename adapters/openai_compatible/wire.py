@@ -90,6 +90,7 @@ class WireUsage(msgspec.Struct, gc=False):
     cost_details: Json = None
     is_byok: Json = None
     server_tool_use: Json = None
+    server_tool_use_details: Json = None  # OpenRouter's
 
 
 class WireGroq(msgspec.Struct, gc=False):

@@ -101,8 +101,10 @@ class _Writer:
             fields["do_sample"] = request.temperature > 0
             if request.temperature > 0:
                 fields["temperature"] = request.temperature
-        if request.top_p is not None and 0 < request.top_p < 1:  # 1 means nothing, and is refused
+        if request.top_p is not None and 0 < request.top_p < 1:
             fields["top_p"] = request.top_p
+        elif request.top_p not in (None, 1):  # 1 means nothing, and is refused
+            self._left_out("top_p", "it must be above 0 and below 1")
         for name in ("frequency_penalty", "seed"):
             value = getattr(request, name)
             if value is not None:

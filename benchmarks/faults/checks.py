@@ -182,11 +182,11 @@ def _files() -> set[str]:
 
 
 def _threads() -> set[str]:
-    """Without anyio's workers, which end by themselves, and the store's guard, which waits for the interpreter."""
+    """Without the workers of anyio and of tools, which end by themselves, and the store's guard at the exit."""
     return {
         f"{thread.name} {thread.ident}"
         for thread in threading.enumerate()
-        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper"))
+        if not thread.name.startswith(("AnyIO worker", "callboard-sqlite-reaper", "callboard tool"))
     }
 
 

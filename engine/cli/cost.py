@@ -98,6 +98,7 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         console.print("No such calls.")
         return
     unpriced = sum(row.unpriced for row in rows)
+    unpriced_then = sum(row.at_call_time_unpriced for row in rows)
     many = len(rows) > 1
     table = plain_table(footer=many)
     totals = ("all", *[""] * (len(by) - 1)) if by else ()
@@ -108,8 +109,8 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         ("in", f"{sum(row.total_input_tokens for row in rows):,}"),
         ("cached", ""),
         ("out", f"{sum(row.output_tokens for row in rows):,}"),
-        ("cost", usd(sum(row.cost_nano_usd for row in rows))),
-        ("at call time", usd(sum(row.at_call_time_nano_usd for row in rows))),
+        ("cost", _amount(unpriced, sum(row.cost_nano_usd for row in rows))),
+        ("at call time", _amount(unpriced_then, sum(row.at_call_time_nano_usd for row in rows))),
         ("unpriced", f"{unpriced:,}" if unpriced else ""),
     )
     for heading, total in sums:
@@ -121,8 +122,8 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
             f"{row.total_input_tokens:,}",
             rate(row.cache_hit_rate),
             f"{row.output_tokens:,}",
-            _amount(row, row.cost_nano_usd),
-            usd(row.at_call_time_nano_usd),
+            _amount(row.unpriced, row.cost_nano_usd),
+            _amount(row.at_call_time_unpriced, row.at_call_time_nano_usd),
             f"{row.unpriced:,}" if row.unpriced else "",
         )
     console.print(table)
@@ -133,5 +134,6 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         console.print(f"{plural(estimated, 'call')} counted by estimate.", style="dim")
 
 
-def _amount(row: CostRow, nano_usd: int) -> str:
-    return "unpriced" if row.unpriced and not nano_usd else usd(nano_usd)
+def _amount(unpriced: int, nano_usd: int) -> str:
+    """A sum; nothing but calls without a price is not nothing."""
+    return "unpriced" if unpriced and not nano_usd else usd(nano_usd)

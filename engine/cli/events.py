@@ -26,6 +26,7 @@ from bus import (
     SessionTurnStarted,
     StoreStateChanged,
     ToolFinished,
+    ToolProgress,
     ToolStarted,
 )
 
@@ -68,6 +69,8 @@ def _of_session(data: Event) -> str:
             return f"message {data.position + 1}, {data.message.role}"
         case ToolStarted():
             return data.tool_name
+        case ToolProgress():
+            return f"{data.tool_name}{'' if data.fraction is None else f'  {data.fraction:.0%}'}"
         case ToolFinished():
             return f"{data.tool_name}  {'error' if data.is_error else 'ok'}  {seconds(data.latency_ms)}"
         case _:

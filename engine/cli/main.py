@@ -17,6 +17,7 @@ from .doctor import add_command as add_doctor
 from .embed import add_command as add_embed
 from .export import add_command as add_export
 from .logs import configure as configure_logs
+from .models import add_command as add_models
 from .prices import add_command as add_prices
 from .replay import add_command as add_replay
 from .reprice import add_command as add_reprice
@@ -67,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     for add_command in (
         *(add_demo, add_chat, add_embed, add_doctor),
         *(add_traces, add_sessions, add_cost, add_stats_command, add_errors_command, add_sql),
-        *(add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
+        *(add_models, add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
     ):
         add_command(commands)
     return parser

@@ -66,7 +66,7 @@ def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for name, value in record.items():
         if isinstance(value, Mapping) and name not in _AS_JSON:
             found |= flat(value, f"{before}{name}.")
-        elif isinstance(value, (Mapping, list)):
+        elif isinstance(value, (Mapping, list, tuple)):
             found[before + name] = msgspec.json.encode(value).decode() if value else ""
         else:
             found[before + name] = value

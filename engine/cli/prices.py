@@ -54,7 +54,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
     update = actions.add_parser(
         "update",
-        help="take newer published prices",
+        help="take newer published prices, and what is published of newer models",
         description="Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
         "is valid. Calls are priced by it from then on; what earlier calls cost stays as it is.",
     )

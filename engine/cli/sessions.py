@@ -25,14 +25,14 @@ from adapters import (
     ToolUseBlock,
 )
 from bus import CallboardError
+from engine.sessions import document_of
 from tracestore import SavedSession, SessionRow, TraceStore
 from tracestore.captured import encode, encode_metadata
 
 from .events import plural
 from .filters import chosen_file, positive
-from .money import usd
 from .screen import clean, make_console
-from .tables import sessions_table
+from .tables import sessions_table, sum_text
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,6 +40,10 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
     parser.add_argument(
         "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+    )
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
+    parser.add_argument(
+        "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
     )
     parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
     parser.add_argument(
@@ -51,6 +55,16 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     path = chosen_file(arguments)
+    if arguments.session is None and (arguments.delete or arguments.export is not None):
+        raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
+    if arguments.export is not None:
+        arguments.export.write_bytes(document_of(anyio.run(_saved, path, arguments.session)))
+        print(f"Exported {arguments.session} to {arguments.export}.")
+    if arguments.delete:
+        anyio.run(_delete, path, arguments.session)
+        print(f"Deleted {arguments.session}; its calls and costs stay.")
+    if arguments.delete or arguments.export is not None:
+        return 0
     if arguments.session is not None:
         transcript(anyio.run(_saved, path, arguments.session), as_json=arguments.json)
         return 0
@@ -78,6 +92,12 @@ async def _saved(path: Path, session_id: str) -> SavedSession:
     return saved
 
 
+async def _delete(path: Path, session_id: str) -> None:
+    async with TraceStore(path) as store:
+        if not await store.delete_session(session_id):
+            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+
+
 def show(path: Path, rows: list[SessionRow]) -> None:
     console = make_console()
     if not rows:
@@ -85,7 +105,11 @@ def show(path: Path, rows: list[SessionRow]) -> None:
         return
     console.print(sessions_table(rows))
     resumable = sum(row.resumable for row in rows)
-    total = usd(sum(row.cost_nano_usd for row in rows))
+    total = sum_text(
+        sum(row.calls for row in rows),
+        sum(row.unpriced for row in rows),
+        sum(row.cost_nano_usd for row in rows),
+    )
     console.print(
         f"\n{plural(len(rows), 'session')}, {resumable} of them to be resumed, {total}, from {path}",
         style="dim",

@@ -94,7 +94,7 @@ def sessions_table(rows: Iterable[SessionRow]) -> Table:
             f"{row.calls:,}",
             f"{row.total_input_tokens:,}",
             f"{row.output_tokens:,}",
-            _sum(row.calls, row.unpriced, row.cost_nano_usd),
+            sum_text(row.calls, row.unpriced, row.cost_nano_usd),
             f"{row.messages:,}" if row.messages else "-",
             "yes" if row.resumable else "-",
         )
@@ -124,13 +124,14 @@ def _change(calls: int, before: tuple[int, int], after: tuple[int, int]) -> tupl
 
     A difference is told only between sums over the same calls.
     """
-    shown = [_sum(calls, *side) for side in (before, after)]
+    shown = [sum_text(calls, *side) for side in (before, after)]
     if before[0] or after[0]:
         return (shown[0], shown[1], "", "")
     return (shown[0], shown[1], difference(before[1], after[1]), percent(before[1], after[1]))
 
 
-def _sum(calls: int, unpriced: int, nano_usd: int) -> str:
+def sum_text(calls: int, unpriced: int, nano_usd: int) -> str:
+    """A sum over so many calls, with how many of them are in no sum."""
     if calls and unpriced == calls:
         return "unpriced"
     return f"{usd(nano_usd)} + {unpriced} unpriced" if unpriced else usd(nano_usd)

@@ -93,8 +93,9 @@ def lines_of(report: PruneReport) -> list[str]:
     costs = f" and {plural(report.costs, 'cost')} of repricings" if report.costs else ""
     if report.dry_run:
         return [f"Would delete {counted}{costs}, of {_mb(report.bytes_before)}.", "Nothing was changed."]
+    said = f", and {plural(report.bodies, 'piece')} of what was said" if report.bodies else ""
     return [
-        f"Deleted {counted}{costs}.",
+        f"Deleted {counted}{costs}{said}.",
         f"In use: {_mb(report.bytes_before)} before, {_mb(report.bytes_after)} now; "
         f"the file has {_mb(report.file_bytes)}.",
     ]

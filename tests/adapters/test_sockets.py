@@ -14,8 +14,9 @@ import anyio
 import httpcore
 import pytest
 
-from adapters.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream, on_asyncio
+from adapters.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream, connection_pool
 from benchmarks.faults.certificate import local_tls
+from bus.backend import on_asyncio
 
 from ..support.virtual_time import Backend, backend
 
@@ -256,3 +257,29 @@ async def test_asyncio_is_told_from_what_only_runs_inside_it() -> None:
     asyncio.get_running_loop().call_soon(lambda: seen.set_result(on_asyncio()))
     assert on_asyncio()
     assert not await seen
+
+
+async def test_a_warm_connection_waits_for_no_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the three that httpcore takes for every request; should it rename them, they are back and this tells."""
+    kind = type(anyio.Lock())  # anyio's own for asyncio
+    acquire, waits = kind.acquire, []
+
+    async def counted(lock: anyio.Lock) -> None:
+        waits.append(lock)
+        await acquire(lock)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        writer.close()
+
+    monkeypatch.setattr(kind, "acquire", counted)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+    async with server, connection_pool(None, 5) as pool:
+        for expected in (True, False, False):
+            waits.clear()
+            reply = await pool.request("GET", url)
+            assert reply.content == b"ok"
+            assert bool(waits) is expected
+        assert len(pool.connections) == 1

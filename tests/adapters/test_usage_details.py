@@ -74,3 +74,40 @@ def test_gemini_splits_modalities_between_fresh_and_cached() -> None:
     assert usage is not None
     assert usage.details == {"audio_input": 40, "audio_cache_read": 20, "image_output": 7}
     assert usage.service_tier == "flex"
+
+
+def test_openrouters_searches_are_counted_under_its_own_name_too() -> None:
+    """Its reply says `server_tool_use_details`; without it the call would be priced as if nobody had searched."""
+    counts: JsonObject = {"prompt_tokens": 10, "completion_tokens": 5}
+    usage = read_chat(raw({**counts, "server_tool_use_details": {"web_search_requests": 1}}))
+    assert usage is not None
+    assert usage.details == {"web_search": 1}
+
+
+@pytest.mark.parametrize(
+    ("cached", "written", "buckets"),
+    [
+        (2161, 2161, (7, 2161, 0)),
+        (2000, 2100, (68, 2000, 100)),
+        (2000, 168, (0, 2000, 168)),
+        (2161, 0, (7, 2161, 0)),
+    ],
+)
+def test_tokens_that_were_read_and_written_are_counted_once(
+    cached: int, written: int, buckets: tuple[int, int, int]
+) -> None:
+    """OpenRouter reports Gemini's cached tokens under both; together the buckets are the prompt."""
+    details: JsonObject = {"cached_tokens": cached, "cache_write_tokens": written}
+    chat = read_chat(raw({"prompt_tokens": 2168, "completion_tokens": 1, "prompt_tokens_details": details}))
+    responses = read_responses(raw({"input_tokens": 2168, "output_tokens": 1, "input_tokens_details": details}))
+    for usage in (chat, responses):
+        assert usage is not None
+        found = (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens)
+        assert (found, usage.total_input_tokens) == (buckets, 2168)
+
+
+def test_a_cost_is_kept_from_responses_as_well() -> None:
+    """OpenRouter states it over that protocol, too."""
+    usage = read_responses(raw({"input_tokens": 78, "output_tokens": 37, "cost": 0.0000113, "is_byok": False}))
+    assert usage is not None
+    assert usage.reported_cost_nano_usd == 11_300

@@ -35,6 +35,11 @@ LAZY = (
     "h11",
     "opentelemetry",
     "pyarrow",
+    "jsonschema",
+    "referencing",
+    "attr",
+    "pydantic",
+    "mcp",
 )
 
 
@@ -169,6 +174,15 @@ def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
     run = python(f"import sys, json, {package}; print(json.dumps(sorted(sys.modules)))")
     assert run.returncode == 0, run.stderr
     assert [name for name in json.loads(run.stdout) if name in LAZY] == []
+
+
+def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:
+    """Tables and snapshots are read when a model is first looked for."""
+    run = python("import sys, json, engine; print(json.dumps(sorted(sys.modules)))")
+    loaded = set(json.loads(run.stdout))
+    assert "engine.catalogue" in loaded
+    late = {"adapters.model_table", "adapters.anthropic.data", "adapters.openai.data", "adapters.gemini.data"}
+    assert loaded & {*late, "engine.unlisted", "tracestore.price_snapshot", "tracestore.price_source"} == set()
 
 
 @pytest.mark.parametrize("package", ["adapters", "engine"])

@@ -22,6 +22,7 @@ from bus import (
 )
 from bus.task import LeakedCancellation, describe, origin, stack_of
 from tests.bus.supervised import Boom, Obedient, World
+from tests.support.virtual_time import run_virtual
 
 pytestmark = pytest.mark.anyio
 
@@ -184,6 +185,28 @@ async def test_a_task_fails_alone(world: World) -> None:
                 await ref.spawn(fail, error).wait()
         assert await sibling.wait() == "done"
         assert world.log == ["start a"]
+
+
+def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
+    """Not through its handle: its siblings and its actor go on, and whoever waits for it learns of its end."""
+
+    async def work() -> str:
+        await anyio.sleep(1)
+        return "done"
+
+    async def scenario() -> None:
+        async with world.supervisor() as supervisor:
+            ref = await supervisor.start_child(world.spec("a"))
+            sibling = ref.spawn(work)
+            handle = ref.spawn(anyio.sleep_forever, name="alone")
+            await settle()
+            next(task for task in asyncio.all_tasks() if task.get_name() == "a/alone").cancel()
+            with pytest.raises(ActorStopped):
+                await handle.wait()
+            assert await sibling.wait() == "done"
+            assert await ref.ask("alive") == "alive"
+
+    run_virtual(scenario)
 
 
 async def test_a_cancelled_task_says_so(world: World) -> None:

@@ -59,3 +59,26 @@ def test_a_transcript_can_not_steer_the_terminal(talkative: Path) -> None:
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     shown = call("sessions", session, home=talkative)
     assert shown.stdout.splitlines()[-1] == "rude:m> a[2Jbc31md"
+
+
+def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -> None:
+    """The document has what was said; afterwards the trace has not, but still what it cost."""
+    saved = call("chat", "--save", home=talkative, said="a secret\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    document = tmp_path / "session.json"
+    exported = call("sessions", session, "--export", str(document), home=talkative)
+    assert exported.returncode == 0, exported.stderr
+    assert json.loads(document.read_bytes())["messages"][0]["content"][0]["text"] == "a secret"
+    deleted = call("sessions", session, "--delete", home=talkative)
+    assert deleted.returncode == 0, deleted.stderr
+    assert "calls and costs stay" in deleted.stdout
+    assert call("sessions", session, home=talkative).returncode == 1
+    assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
+    assert call("sessions", session, "--delete", home=talkative).returncode == 1
+
+
+def test_what_to_export_or_delete_must_be_named(talkative: Path) -> None:
+    """The error shows how."""
+    refused = call("sessions", "--delete", home=talkative)
+    assert refused.returncode == 1
+    assert "callboard sessions SESSION" in refused.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 
@@ -22,10 +24,11 @@ from bus import (
     SessionConfigured,
     SessionCreated,
     SessionMessageAppended,
+    SessionTakenOver,
     TextBlock,
     ToolDefinition,
 )
-from engine import Engine, ModelChoice, ModelRegistry, Requirements, Tool
+from engine import Engine, ModelChoice, ModelRegistry, Requirements, Session, Tool
 from engine.choice import Model
 from engine.resuming import configured, model_of
 from engine.session_state import SessionState
@@ -127,7 +130,7 @@ async def test_resuming_is_not_creating(path: Path) -> None:
         events = [envelope.data for envelope in await engine.store.events(topic="session.*")]
     assert sum(isinstance(event, SessionCreated) for event in events) == 1
     assert [event for event in events if isinstance(event, SessionConfigured)] == [
-        SessionConfigured(history=0),
+        SessionConfigured(history=0, begins=True),
         SessionConfigured(history=2),
     ]
 
@@ -325,3 +328,101 @@ async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
         assert [message.text for message in session.messages] == ["First", "One.", "Second", "Two."]
         assert [message.id for message in session.messages] == json.loads(ended.stdout)
         assert (await session.send("Third")).text == "Three."
+
+
+# -- Two at once
+
+
+async def test_who_had_the_session_before_is_told_with_the_next_turn(path: Path) -> None:
+    """The one that resumed last goes on; the other's turn makes no call, and it may take the session back."""
+    async with engine_on(path, Say("One."), Say("Three.")) as one, engine_on(path, Say("Two.")) as two:
+        first = one.session("s:m", session_id="x")
+        await first.send("First")
+        await one.flush()
+        second = await two.resume("x")
+        await second.send("Second")
+        with pytest.raises(SessionTakenOver, match=f"'x' was resumed by another engine .{two.bus.run_id}"):
+            await first.send("Mine")
+        assert [message.text for message in first.messages] == ["First", "One."]
+        await two.flush()
+        back = await one.resume("x")
+        assert (await back.send("Third")).text == "Three."
+        await one.flush()
+        with pytest.raises(SessionTakenOver):
+            await second.send("Fourth")
+        assert one.store is not None
+        stored = [message.text for message in await one.store.messages("x")]
+    assert stored == ["First", "One.", "Second", "Two.", "Third", "Three."]
+
+
+async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Path) -> None:
+    """Both replies are stored, each in a session of its own that can be resumed."""
+    going, go = anyio.Event(), anyio.Event()
+
+    async def wait() -> None:
+        going.set()
+        await go.wait()
+
+    async with (
+        engine_on(path, Say("One."), Say("Mine.", pause=wait)) as one,
+        engine_on(path, Say("Yours.")) as two,
+        anyio.create_task_group() as group,
+    ):
+        first = one.session("s:m", session_id="x")
+        await first.send("First")
+        await one.flush()
+        group.start_soon(first.send, "Second")
+        await going.wait()
+        second = await two.resume("x")
+        await second.send("Second, too")
+        await two.flush()
+        go.set()
+        with anyio.fail_after(20):
+            while len(first.messages) < 4:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+        await one.flush()
+        branch = f"x.{one.bus.run_id}"
+        with pytest.raises(SessionTakenOver, match=branch):
+            await first.send("Third")
+    async with engine_on(path) as engine:
+        kept, beside = await engine.resume("x"), await engine.resume(branch)
+        assert [message.text for message in kept.messages] == ["First", "One.", "Second, too", "Yours."]
+        assert [message.text for message in beside.messages] == ["First", "One.", "Second", "Mine."]
+
+
+async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Path) -> None:
+    """Whatever the order of the commits, what is stored is one of the two conversations, whole."""
+    async with engine_on(path, Say("One.")) as engine:
+        await engine.session("s:m", session_id="x").send("First")
+    async with engine_on(path, *[Say("a")] * 4) as one, engine_on(path, *[Say("b")] * 4) as two:
+        sessions = [await one.resume("x"), await two.resume("x")]
+
+        async def talk(session: Session, name: str) -> None:
+            for number in range(4):
+                with contextlib.suppress(SessionTakenOver):
+                    await session.send(f"{name}{number}")
+
+        async with anyio.create_task_group() as group:
+            for session, name in zip(sessions, "ab", strict=True):
+                group.start_soon(talk, session, name)
+    async with TraceStore.open_readonly(path) as store:
+        texts = [message.text for message in await store.messages("x")]
+    assert texts == ["First", "One.", "b0", "b", "b1", "b", "b2", "b", "b3", "b"]
+
+
+async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) -> None:
+    """It replaces what was stored under that id, whoever had it, and goes on; the former owner is told."""
+    async with engine_on(path, Say("One."), Say("Two.")) as one, engine_on(path, Say("Mine.")) as two:
+        first = one.session("s:m", session_id="x")
+        await first.send("First")
+        document = first.export()
+        await first.send("Second")
+        await one.flush()
+        again = await two.import_session(document)
+        assert (await again.send("Instead")).text == "Mine."
+        await two.flush()
+        with pytest.raises(SessionTakenOver):
+            await first.send("Third")
+        assert two.store is not None
+        stored = [message.text for message in await two.store.messages("x")]
+    assert stored == ["First", "One.", "Instead", "Mine."]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
-from bus import CallboardError, ConfigurationError
+from bus import CallboardError, ConfigurationError, SessionBusy
 from engine import Engine, Requirements, Tool
 from engine.context import Context, LastTurns
 from tests.support.scripted import Say
@@ -18,6 +19,10 @@ from .engines import registry, running, topics
 pytestmark = pytest.mark.anyio
 
 PIXEL = b"\x89PNG\r\n\x1a\n" + bytes(8)
+
+
+def all_bytes(folder: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in folder.iterdir())
 
 
 async def test_a_fork_goes_its_own_way() -> None:
@@ -212,3 +217,66 @@ async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
         session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
         assert (session.system_prompt, session.tools[0].name) == ("Long.", "lookup")
         await session.send("b")
+
+
+async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_path: Path) -> None:
+    """It is listed and resumed no more, its words are nowhere in the file, and what it cost still counts."""
+    path = tmp_path / "t.db"
+    async with Engine(
+        models=registry(Say("the answer is xylophone"), Say("other")),
+        store=path,
+        capture_content=True,
+        prices=PriceTable.default(),
+    ) as engine:
+        session, other = engine.session("s:m"), engine.session("s:m")
+        await session.send("my secret is marmalade")
+        await other.send("hello")
+        assert await engine.delete_session(session.id)
+        assert [info.session_id for info in await engine.sessions()] == [other.id]
+        assert engine.store is not None
+        assert len(await engine.store.calls()) == 2
+        with pytest.raises(CallboardError, match="nothing is stored"):
+            await engine.resume(session.id)
+        assert (await engine.store.saved_session(other.id)) is not None
+        assert not await engine.delete_session(session.id)
+    everything = all_bytes(tmp_path)
+    assert b"hello" in everything
+    for word in (b"marmalade", b"xylophone"):
+        assert word not in everything
+
+
+async def test_what_two_sessions_said_stays_with_the_other_one(tmp_path: Path) -> None:
+    """The same text is stored once; deleting one session takes it from no other."""
+    async with Engine(
+        models=registry(Say("same"), Say("same")),
+        store=tmp_path / "t.db",
+        capture_content=True,
+        prices=PriceTable.default(),
+    ) as engine:
+        one, two = engine.session("s:m"), engine.session("s:m")
+        await one.send("alike")
+        await two.send("alike")
+        before = two.messages
+        await engine.delete_session(one.id)
+        assert engine.store is not None
+        assert tuple(await engine.store.messages(two.id)) == before
+
+
+async def test_a_session_whose_turn_runs_is_not_deleted() -> None:
+    """The error says to cancel the turn first; afterwards the session that is held begins anew."""
+    waiting = anyio.Event()
+
+    async def forever() -> None:
+        waiting.set()
+        await anyio.sleep_forever()
+
+    async with running(Say("never", pause=forever), Say("again")) as (engine, _):
+        session = engine.session("s:m")
+        async with session.stream("a"):
+            await waiting.wait()
+            with pytest.raises(SessionBusy, match="cancel"):
+                await engine.delete_session(session.id)
+        assert await engine.delete_session(session.id)
+        assert session.messages == ()
+        await session.send("b")
+        assert [message.text for message in session.messages] == ["b", "again"]

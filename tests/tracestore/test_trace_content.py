@@ -197,7 +197,7 @@ def appended(
 
 
 def configured(make: Maker, session: str = "s", history: int = 0, setup: SessionSetup = SETUP) -> Envelope:
-    return make(SessionConfigured(history=history, setup=setup), session_id=session)
+    return make(SessionConfigured(history=history, setup=setup, begins=not history), session_id=session)
 
 
 def count(store: TraceStore, sql: str) -> int:
@@ -245,7 +245,7 @@ async def test_events_carry_no_content_even_if_it_is_captured(store: TraceStore,
     """What is read from the events table has positions, roles and ids only."""
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     setup, question, answer = [envelope.data for envelope in await store.events()]
-    assert setup == SessionConfigured(history=0)
+    assert setup == SessionConfigured(history=0, begins=True)
     assert isinstance(question, SessionMessageAppended)
     assert isinstance(answer, SessionMessageAppended)
     assert (question.message.content, answer.message) == ((), Message(Role.ASSISTANT, (), id="msg_2"))
@@ -299,6 +299,7 @@ async def test_a_clock_that_steps_back_loses_nothing(store: TraceStore, make: Ma
     await store.write(captured(configured(make), *appended(make, CONVERSATION)))
     again = Maker("run_later")
     early = {"ts_us": T0 - 10**12}
+    assert await store.claim_session("s", again.run_id, 0, 2)
     await store.write(captured(*appended(again, [Message.user("More")], first=2, **early)))
     assert await store.messages("s") == [*CONVERSATION, Message.user("More")]
 
@@ -447,3 +448,51 @@ def test_events_without_a_session_are_not_captured_as_one() -> None:
     event: Event = SessionConfigured(history=0)
     (envelope,) = captured(Maker()(event))
     assert envelope.data is event
+
+
+# -- One writer at a time
+
+
+async def test_what_a_former_owner_still_says_is_kept_apart(store: TraceStore, make: Maker) -> None:
+    """Two runs that go on with one session have two in the end, each whole: nothing is mixed, nothing lost."""
+    created = make(SessionCreated(model="sonnet", tags={"team": "a"}), session_id="s")
+    await store.write([created, *captured(configured(make), *appended(make, CONVERSATION))])
+    other = Maker("run_other")
+    await store.write([other(SessionCreated(model="sonnet"), session_id="elsewhere")])
+    assert await store.claim_session("s", "run_other", 1, history=2)
+    late = captured(*appended(make, [Message.user("Mine"), Message.assistant("Yours.")], first=2))
+    await store.write(late[:1])
+    await store.write(captured(*appended(other, [Message.user("Other"), Message.assistant("Yes.")], first=2)))
+    await store.write(late)
+    kept, branch = await store.saved_session("s"), await store.saved_session("s.run_test")
+    assert kept is not None
+    assert branch is not None
+    assert [message.text for message in kept.messages[2:]] == ["Other", "Yes."]
+    assert [message.text for message in branch.messages[2:]] == ["Mine", "Yours."]
+    assert kept.messages[:2] == branch.messages[:2] == tuple(CONVERSATION)
+    assert (kept.missing, branch.missing) == ((), ())
+    assert (branch.setup, branch.tags) == (SETUP, {"team": "a"})
+    assert {row.session_id: row.resumable for row in await store.sessions()}["s.run_test"]
+
+
+async def test_who_takes_over_a_shorter_history_is_told(store: TraceStore, make: Maker) -> None:
+    """What was appended between reading and claiming is seen; the owner stays who it was."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    assert not await store.claim_session("s", "run_other", 1, history=1)
+    assert not await store.claim_session("unheard of", "run_other", 1, history=0)
+    assert (await store.session_owner("s", "run_other"))[0] == "run_test"
+
+
+async def test_a_session_begun_anew_is_not_mixed_with_the_late_end_of_the_old_one(
+    store: TraceStore, make: Maker
+) -> None:
+    """The old one's end has lost its beginning, and says so."""
+    await store.write(captured(configured(make), *appended(make, CONVERSATION)))
+    again = Maker("run_later")
+    anew = [Message.user("Anew"), Message.assistant("One."), Message.user("More")]
+    await store.write(captured(configured(again), *appended(again, anew), configured(again, history=3)))
+    await store.write(captured(*appended(make, [Message.user("Late")], first=2)))
+    assert await store.messages("s") == anew
+    branch = await store.saved_session("s.run_test")
+    assert branch is not None
+    assert ([message.text for message in branch.messages], len(branch.missing)) == (["Late"], 2)

@@ -345,3 +345,25 @@ async def test_a_file_of_the_first_version_keeps_its_calls_and_prices(
         (row,) = await store.calls()
         assert row.cost == Cost(3, CostSource.COMPUTED, table.version)
         assert row.usage == TokenUsage(3)
+
+
+def test_a_snapshot_keeps_the_little_that_its_source_knows_of_models_and_its_json_gives_it_back() -> None:
+    """Name, window, deprecation, where they are said and make sense; the version of the prices is not theirs."""
+
+    def model(which: str, **more: object) -> dict[str, object]:
+        return {"id": which, "match": {"equals": which}, "prices": {"input_mtok": 1}, **more}
+
+    def taken(*models: dict[str, object]) -> price_snapshot.Snapshot:
+        source = [{"id": "p", "models": list(models)}]
+        return convert(source, source="test", day="2026-01-01")  # type: ignore[arg-type]
+
+    said = taken(
+        model("a", name="A", context_window=1000, deprecated=True),
+        model("b", name="", context_window=0, deprecated=None),
+    )
+    assert [(m.name, m.context_window, m.deprecated) for m in said.models] == [
+        ("A", 1000, True),
+        (None, None, False),
+    ]
+    assert price_snapshot.decode(price_snapshot.encode(said), "test") == said
+    assert taken(model("a"), model("b")).table().version == said.table().version

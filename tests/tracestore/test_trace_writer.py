@@ -160,6 +160,25 @@ async def test_flushers_share_their_commits(rig: Rig) -> None:
     assert len(rig.sink.batches) == 1
 
 
+async def test_a_flush_ends_while_events_keep_coming(rig: Rig) -> None:
+    """A steady stream of events that somebody weighs meanwhile does not hold it up: only what was there before."""
+    write = rig.sink.write
+
+    async def and_more(envelopes: Sequence[Envelope], /) -> None:
+        rig.publish(1)
+        rig.core.statistics()  # as admission does for each turn
+        await write(envelopes)
+
+    rig.sink.write = and_more  # type: ignore[method-assign]
+    rig.publish(3)
+    with anyio.fail_after(5):
+        await rig.core.flush()
+    assert rig.sink.batches == [[1, 2, 3]]
+    rig.sink.write = write  # type: ignore[method-assign]
+    await rig.core.close()
+    assert rig.sink.seqs == [1, 2, 3, 4]
+
+
 async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
     """A closed subscription is written to its end."""
     rig.publish(5)

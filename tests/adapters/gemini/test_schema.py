@@ -105,6 +105,19 @@ def test_what_is_not_taken_is_rewritten_or_told(given: JsonObject, sent: JsonObj
     assert msgspec.json.encode(given) == before, "the original stays as it was"
 
 
+def test_a_schema_that_its_host_changes_is_fitted_anew() -> None:
+    """What was fitted before is remembered by what the schema said."""
+    schema: JsonObject = {"type": "integer", "multipleOf": 2}
+    first = fit_schema(schema)
+    assert fit_schema(dict(schema)) is first
+    schema["multipleOf"] = 3
+    assert fit_schema(schema) != first
+
+
+def test_a_schema_of_which_nothing_is_left_is_sent_empty() -> None:
+    assert fit_schema({"deprecated": True}) == {}
+
+
 KEYWORDS = st.sampled_from(
     ["type", "const", "enum", "not", "multipleOf", "exclusiveMinimum", "pattern", "uniqueItems", "if", "$ref"]
 )

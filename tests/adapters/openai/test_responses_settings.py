@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openai.data import FAMILIES, family
+from adapters.openai.data import find_model
 from adapters.openai.quirks import COMPATIBLE, OPENAI, Quirks
 from adapters.openai.request import BuiltRequest, build_request
 from bus.json_types import JsonObject
@@ -75,9 +75,9 @@ def test_the_cache_key_can_be_chosen_or_left_out() -> None:
     assert not {"prompt_cache_key", "auto_cache"} & off.body.keys()
 
 
-@pytest.mark.parametrize("name", ["gpt-6.2-sol", "gpt-7", "gpt-7.3-luna", "gpt-12"])
+@pytest.mark.parametrize("name", ["gpt-6.3-sol", "gpt-7", "gpt-7.3-luna", "gpt-12"])
 def test_a_newer_name_inherits_the_newest_row(name: str) -> None:
-    assert family(name) is FAMILIES[-1]
+    assert find_model(name) is find_model("gpt-6.2-sol")
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,18 @@ def test_a_newer_name_inherits_the_newest_row(name: str) -> None:
     [
         ("gpt-5.7", ("none", "low", "medium", "high", "xhigh", "max")),
         ("gpt-5.1-2025-11-13", ("none", "low", "medium", "high")),
+        ("gpt-6.1-terra", ("none", "low", "medium", "high", "xhigh", "max")),
         ("gpt-6.1-sol", ("low", "medium", "high", "xhigh", "max")),
         ("gpt-7-chat", ("medium",)),
         ("openai/gpt-4o-mini", ()),
     ],
 )
 def test_a_family_is_known_by_its_names_beginning(name: str, efforts: tuple[str, ...]) -> None:
-    row = family(name)
+    row = find_model(name)
     assert row is not None
     assert row.efforts == efforts
 
 
 def test_what_is_no_such_model_is_not_guessed_at() -> None:
-    assert family("gpt-oss-120b") is None
-    assert family("llama-4") is None
+    assert find_model("gpt-oss-120b") is None
+    assert find_model("llama-4") is None

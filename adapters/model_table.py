@@ -1,0 +1,138 @@
+"""What is known of a provider's models: one JSON file beside its adapter, and the ways to find a row in it.
+
+The file is data that changes monthly, without the code: where it is from and of which date, the models, the best
+first, and `like`: what a name that is not listed is taken for, as pairs of a pattern of its beginning and a
+listed model, of which the first that fits holds. It is read when a model is first looked for, never at import.
+
+A table advises. A name that is neither listed nor like a listed one is sent as it is, and nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from .contract import AdapterCapabilities
+
+FILE_NAME = "models.json"
+
+_SNAPSHOT = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|latest|preview-\d{2}-\d{2,4})$")
+
+
+class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One model. Limits are in tokens, dates are YYYY-MM-DD; None is not known.
+
+    context_window: of input and output together. aliases: short names that are ours. also: further names that are
+    the provider's. general: everybody may use it; else it is for one purpose, or for those who are let in.
+    deprecated: the provider advises against it. retires: from then on it is, or will be, gone. images, tools,
+    structured: it takes images, has tools, holds its reply to a schema.
+    """
+
+    id: str
+    display_name: str
+    context_window: int | None
+    max_output: int | None
+    aliases: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    general: bool = True
+    released: str | None = None
+    deprecated: bool = False
+    retires: str | None = None
+    images: bool = True
+    tools: bool = True
+    structured: bool = True
+
+    @property
+    def reasons(self) -> bool:
+        """Whether it can be asked to think before it answers."""
+        raise NotImplementedError
+
+    def within(self, capabilities: AdapterCapabilities) -> AdapterCapabilities:
+        """What of an adapter's capabilities the model has."""
+        window = capabilities.max_context_tokens if self.context_window is None else self.context_window
+        output = capabilities.max_output_tokens if self.max_output is None else self.max_output
+        return msgspec.structs.replace(
+            capabilities,
+            supports_images=capabilities.supports_images and self.images,
+            supports_thinking=capabilities.supports_thinking and self.reasons,
+            supports_tools=capabilities.supports_tools and self.tools,
+            supports_tool_choice=capabilities.supports_tool_choice and self.tools,
+            supports_parallel_tool_calls=capabilities.supports_parallel_tool_calls and self.tools,
+            supports_streaming_tool_calls=capabilities.supports_streaming_tool_calls and self.tools,
+            supports_structured_output=capabilities.supports_structured_output and self.structured,
+            max_context_tokens=window,
+            max_output_tokens=output,
+        )
+
+
+Row = TypeVar("Row", bound=ModelRow)
+
+
+class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table as it is written. date: of which its facts are. source: where they are from."""
+
+    date: str
+    source: str
+    models: tuple[Row, ...]
+    like: tuple[tuple[str, str], ...] = ()
+
+
+class ModelTable(Generic[Row]):
+    """The table beside a module of a provider, read at its first use.
+
+    kind: of the file, ``ModelFile[...]``. Any use raises msgspec.ValidationError or ValueError if the file is
+    wrong.
+    """
+
+    def __init__(self, module_file: str, kind: type[ModelFile[Row]]) -> None:
+        self.path = Path(module_file).with_name(FILE_NAME)
+        self._kind = kind
+
+    @cached_property
+    def file(self) -> ModelFile[Row]:
+        """All that is in it."""
+        return msgspec.json.decode(self.path.read_bytes(), type=self._kind)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """All listed models, the best first."""
+        return self.file.models
+
+    @cached_property
+    def _names(self) -> Mapping[str, Row]:
+        names: dict[str, Row] = {}
+        for row in self.rows:
+            for name in (row.id, *row.also):
+                if names.setdefault(name, row) is not row:
+                    raise ValueError(f"{self.path}: two models are called {name!r}")
+        return names
+
+    @cached_property
+    def _aliases(self) -> Mapping[str, Row]:
+        aliases: dict[str, Row] = {}
+        for row in self.rows:
+            for alias in row.aliases:
+                if alias in self._names or aliases.setdefault(alias, row) is not row:
+                    raise ValueError(f"{self.path}: two models are called {alias!r}")
+        return aliases
+
+    @cached_property
+    def _like(self) -> tuple[tuple[re.Pattern[str], Row], ...]:
+        return tuple((re.compile(pattern), self._names[model]) for pattern, model in self.file.like)
+
+    def listed(self, name: str) -> Row | None:
+        """The model of that name, also of a dated one; None if none is listed."""
+        return self._names.get(name) or self._names.get(_SNAPSHOT.sub("", name))
+
+    def by_alias(self, alias: str) -> Row | None:
+        """The model that we call so for short."""
+        return self._aliases.get(alias)
+
+    def resembling(self, name: str) -> Row | None:
+        """The model of that name, else the one that such a name is taken for."""
+        return self.listed(name) or next((row for pattern, row in self._like if pattern.match(name)), None)

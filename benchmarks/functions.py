@@ -1,0 +1,84 @@
+"""What the functions cost above a session that says the same."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from adapters import Message
+from engine import Engine, Session, Tool
+
+from .hosts import engine_on, history, tools
+from .per_call import MESSAGES, TOOLS
+from .reply_server import reply_server
+from .table import Row, against, in_turns, run
+
+GATE = 1.10
+"""Of `generate` over `session.send`, by CPU."""
+
+NEW = "And now?"
+MODEL = "chat:bench"
+
+
+def _emptied(engine: Engine, session: Session) -> None:
+    """Each call sends as many messages as any other."""
+    del engine.live_sessions[session.id].messages[MESSAGES - 1 :]
+
+
+async def by_session(engine: Engine, session: Session, calls: int) -> None:
+    for _ in range(calls):
+        _emptied(engine, session)
+        await session.send(NEW, max_output_tokens=1000)
+    await engine.flush()
+
+
+async def by_generate(engine: Engine, said: list[Message], given: list[Tool], calls: int) -> None:
+    for _ in range(calls):
+        await engine.generate(
+            MODEL, messages=said, system_prompt="You are brief.", tools=given, max_output_tokens=1000
+        )
+    await engine.flush()
+
+
+async def by_turn_stream(engine: Engine, session: Session, calls: int) -> None:
+    for _ in range(calls):
+        _emptied(engine, session)
+        async with session.stream(NEW, max_output_tokens=1000) as turn:
+            async for _ in turn:
+                pass
+    await engine.flush()
+
+
+async def by_stream(engine: Engine, said: list[Message], given: list[Tool], calls: int) -> None:
+    for _ in range(calls):
+        result = engine.stream(
+            MODEL, messages=said, system_prompt="You are brief.", tools=given, max_output_tokens=1000
+        )
+        async for _ in result:
+            pass
+    await engine.flush()
+
+
+async def _rows(quick: bool) -> list[Row]:
+    calls, repetitions = (5, 1) if quick else (60, 9)
+    said, given = [*history(MESSAGES - 1), Message.user(NEW)], tools(TOOLS)
+    with reply_server(50) as url:
+        async with engine_on(url) as engine:
+            session = engine.session(MODEL, system_prompt="You are brief.", tools=given)
+            engine.live_sessions[session.id].messages.extend(history(MESSAGES - 1))
+            spent = await in_turns(
+                {
+                    "send": partial(by_session, engine, session, calls),
+                    "generate": partial(by_generate, engine, said, given, calls),
+                    "turn": partial(by_turn_stream, engine, session, calls),
+                    "stream": partial(by_stream, engine, said, given, calls),
+                },
+                repetitions=repetitions,
+            )
+    return [
+        against("generate over session.send", spent["generate"] / calls, spent["send"] / calls, gate=GATE),
+        against("stream, 50 deltas, over session.stream", spent["stream"] / calls, spent["turn"] / calls),
+    ]
+
+
+def rows(quick: bool) -> list[Row]:
+    return run(_rows(quick))

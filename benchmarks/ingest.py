@@ -1,0 +1,173 @@
+"""How fast `llm.call_*` events get through bus and writer into the file, and how the loop does meanwhile.
+
+The floor is `sqlite3.executemany` of the very rows that the store makes of these events, into the same tables with
+the same indexes, triggers and settings, in transactions of as many events as the writer commits at once. Both are
+wall time, from the first event to the last commit. Lateness is that of a task that sleeps for a millisecond, again
+and again, while events are published as fast as the writer takes them; its floor is the lateness of the same task
+on a loop that does nothing else. On a busy machine that alone is beyond the gate. What the machine has no part in
+is how long the loop's own thread computes between two looks at its clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from bus.event_bus import Bus
+from bus.events import LlmCallCompleted, LlmCallStarted
+from tracestore import TraceStore, WriterCore, WriterOptions
+
+from .store import Publication, bare_copy, call, envelopes_of, stored_rows
+from .table import Row, micros, per_second, percentile, run
+
+AT_ONCE = 64
+"""Events that are published before the loop may do something else."""
+
+MOST_WAITING = 4096
+LATE_SECONDS = 0.005
+COMMIT_EVENTS = WriterOptions().batch_events
+
+
+def call_events(calls: int) -> list[Publication]:
+    """Start and end of so many calls, in the order in which they happen side by side."""
+    made = [one for _ in range(calls) for one in call() if isinstance(one[0], LlmCallStarted | LlmCallCompleted)]
+    return [
+        one
+        for begin in range(0, len(made), AT_ONCE)
+        for half in (0, 1)
+        for one in made[begin : begin + AT_ONCE][half::2]
+    ]
+
+
+async def _ingest(published: list[Publication], bus: Bus, core: WriterCore) -> None:
+    for begin in range(0, len(published), AT_ONCE):
+        for event, ids in published[begin : begin + AT_ONCE]:
+            bus.publish(event, **ids)  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        while core.statistics().waiting > MOST_WAITING:  # noqa: ASYNC110 (as admission does)
+            await asyncio.sleep(0.0005)
+    await core.flush()
+
+
+async def _watch(late: list[float]) -> None:
+    """Add how late each wake-up came, until cancelled."""
+    pause = 0.001
+    while True:
+        due = time.perf_counter() + pause
+        await asyncio.sleep(pause)
+        late.append(time.perf_counter() - due)
+
+
+@contextlib.contextmanager
+def _stretches(found: list[float]) -> Iterator[None]:
+    """Add the CPU seconds of each round of the running loop, in its own thread."""
+    loop: Any = asyncio.get_running_loop()
+    run_once = loop._run_once
+
+    def timed() -> None:
+        began = time.thread_time()
+        run_once()
+        found.append(time.thread_time() - began)
+
+    loop._run_once = timed
+    try:
+        yield
+    finally:
+        del loop._run_once
+
+
+async def _idle(late: list[float], seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(_watch(late), seconds)
+
+
+async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
+    """Wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    await work()
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+async def _rows(quick: bool) -> list[Row]:
+    calls, rounds = (200, 1) if quick else (8000, 5)
+    ours: list[tuple[float, float]] = []
+    floor: list[tuple[float, float]] = []
+    late: list[float] = []
+    idle: list[float] = []
+    stretches: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
+        seqs = count(1)
+        async with TraceStore(Path(folder) / "rows.db") as scratch:
+            for _ in range(rounds + 1):
+                await scratch.write(envelopes_of(call_events(calls), seqs))
+        batches = stored_rows(scratch.path, COMMIT_EVENTS // 2)
+        bare = bare_copy(Path(folder) / "bare.db", scratch.path)
+
+        async def execute_many() -> None:
+            for _ in range(len(batches) // left):
+                events, attempts = batches.pop()
+                bare.execute("BEGIN IMMEDIATE")
+                for table, values in (("events", events), ("calls", attempts)):
+                    bare.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values[0]))})", values)
+                bare.execute("COMMIT")
+
+        async with TraceStore(Path(folder) / "store.db") as store:
+            bus = Bus()
+            core = WriterCore.for_bus(store, bus)
+            pump = asyncio.create_task(core.run())
+            for left in range(rounds + 1, 0, -1):  # the first round warms up
+                floor.append(await _timed(execute_many))
+                published = call_events(calls)
+                gc.collect()
+                gc.freeze()  # or the collector would look through all that is prepared here, again and again
+                await _idle(idle, 0.05 if quick else 1.0)
+                watcher = asyncio.create_task(_watch(late if left <= rounds else []))
+                with _stretches(stretches):
+                    ours.append(await _timed(lambda: _ingest(published, bus, core)))  # noqa: B023 (awaited here)
+                watcher.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await watcher
+            bus.close()
+            await pump
+        bare.close()
+    gc.unfreeze()
+    events = 2 * calls
+    wall, cpu = (min(times[1:], key=lambda one: one[kind])[kind] for kind, times in ((0, ours), (1, ours)))
+    bare_wall, bare_cpu = (
+        min(times[1:], key=lambda one: one[kind])[kind] for kind, times in ((0, floor), (1, floor))
+    )
+    p99, idle_p99 = percentile(late, 0.99), percentile(idle, 0.99)
+    return [
+        Row(
+            "llm.call_* events, bus to commit, wall",
+            per_second(events / wall),
+            per_second(events / bare_wall),
+            wall / bare_wall,
+            "≤ 2×",
+            wall <= 2 * bare_wall,
+        ),
+        Row("the same, CPU for each event", micros(cpu / events), micros(bare_cpu / events), cpu / bare_cpu),
+        Row(
+            f"lateness of the loop meanwhile, p99 of {len(late):,}",
+            micros(p99),
+            micros(idle_p99),
+            p99 / idle_p99,
+            "< 5 ms",
+            p99 < LATE_SECONDS,
+        ),
+        Row(
+            "CPU between two looks at the clock, p99 and most",
+            f"{micros(percentile(stretches, 0.99))}, {micros(max(stretches))}",
+        ),
+    ]
+
+
+def rows(quick: bool) -> list[Row]:
+    return run(_rows(quick))

@@ -1,0 +1,74 @@
+"""kill -9, again and again, at whole engines under heavy calls; then their file is taken up and examined.
+
+    python benchmarks/kill_loop.py [--rounds N] [--seed N]
+
+A round is one victim, or two on one file: processes with a whole engine, many sessions at once against the reply
+server, content captured, that tell what they have flushed. Some write to a full disk meanwhile and spill. Each is
+killed at a moment that its seed decides, some while they still start. Then an engine takes the file up as the next
+process would, and it must hold: what was flushed is there, events of a run are unbroken, each attempt has one row
+and one end, runs are ended, sessions go on where they were, nothing lies beside the file, and SQLite's own
+integrity check is content. A file lives through 20 rounds. Exits with 1 if a round failed; `--seed N --rounds 1`
+runs one again, on a new file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import structlog
+
+from benchmarks.kills.round import run_round
+from benchmarks.reply_server import reply_server
+
+ROUNDS_PER_FILE = 20
+OF_A_FILE = " in the file"
+"""What is counted in a file counts from its last round only; all else is summed."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1, help="of the first round")
+    options = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    total, failed = play(options.seed, options.rounds)
+    for what, count in sorted(total.items()):
+        print(f"{count:10,}  {what}")
+    print(f"{options.rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
+    return 1 if failed else 0
+
+
+def play(first: int, rounds: int) -> tuple[Counter[str], list[int]]:
+    """All rounds; the counts, and the seeds of those that failed."""
+    total: Counter[str] = Counter()
+    failed: list[int] = []
+    began = time.monotonic()
+    with reply_server(30) as url, tempfile.TemporaryDirectory(prefix="callboard-kills-") as folder:
+        for number in range(rounds):
+            path = Path(folder) / f"file-{number // ROUNDS_PER_FILE}" / "trace.db"
+            report = run_round(first + number, url, path)
+            last_of_file = number % ROUNDS_PER_FILE == ROUNDS_PER_FILE - 1 or number == rounds - 1
+            in_the_file = {what for what in report.counts if OF_A_FILE in what or "process_lost" in what}
+            for what, count in report.counts.items():
+                if what not in in_the_file or last_of_file:
+                    total[what] += count
+            if report.failures:
+                failed.append(report.seed)
+                print(f"seed {report.seed}: {len(report.failures)} failures")
+                for failure in report.failures[:10]:
+                    print(f"  {failure[:3000]}", flush=True)
+            if last_of_file:
+                print(f"{number + 1} rounds, {time.monotonic() - began:.0f} s, {len(failed)} failed", flush=True)
+    return total, failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""One round: victims on one file, each killed at its moment; then the file is taken up again, and examined."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.hosts import registry
+from engine import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+UP_SECONDS = 120.0
+"""Until a victim's first reply; long, because a machine may be very busy. What it hangs in it says before."""
+
+RESUMED = 3
+"""Of the sessions whose messages were flushed, how many are resumed; of all of them the rows are looked at."""
+
+
+class Told(msgspec.Struct):
+    """What a victim said last. seq: everything up to it was flushed. sessions: the messages each had then."""
+
+    run: str = ""
+    seq: int = 0
+    sessions: dict[str, int] = {}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """What a seed decides for one victim. at: seconds until it is killed, from its start or from when it is up."""
+
+    kind: str
+    once_up: bool
+    at: float
+
+
+def plans(seed: int) -> list[Plan]:
+    """One victim, or two that write one file side by side."""
+    chance = random.Random(seed)
+    found = []
+    for _ in range(2 if chance.random() < 0.25 else 1):
+        kind = "full" if chance.random() < 0.25 else "calls"
+        once_up = chance.random() < 0.85
+        found.append(Plan(kind, once_up, chance.uniform(0.0, 1.5 if kind == "full" and once_up else 0.7)))
+    return found
+
+
+class Victim:
+    """A process that runs, and what it has told so far."""
+
+    def __init__(self, url: str, path: Path, seed: str, plan: Plan) -> None:
+        self.plan = plan
+        self.told = Told()
+        self.flushes = 0
+        self._up = threading.Event()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.kills.victim", url, str(path), seed, plan.kind],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=ROOT,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line == b"up\n":
+                self._up.set()
+            elif line.endswith(b"\n"):  # a torn line was never told
+                self.told = msgspec.json.decode(line, type=Told)
+                self.flushes += 1
+        self._up.set()
+
+    def kill(self) -> list[str]:
+        """Wait for its moment, and kill it. What is wrong if it had ended before."""
+        if self.plan.once_up and not self._up.wait(UP_SECONDS):
+            self._process.kill()
+            _, errors = self._process.communicate()
+            return [f"not up within {UP_SECONDS:g} s:\n{errors.decode()[-2000:]}"]
+        time.sleep(self.plan.at)
+        ended = self._process.poll()
+        self._process.kill()
+        _, errors = self._process.communicate() if ended is None else (b"", self._process.stderr.read())  # type: ignore[union-attr]
+        self._reader.join()
+        return [] if ended is None else [f"a victim ended by itself ({ended}): {errors.decode()[-2000:]}"]
+
+
+class Report(msgspec.Struct):
+    """What a round came to."""
+
+    seed: int
+    failures: list[str]
+    counts: Counter[str]
+
+
+def run_round(seed: int, url: str, path: Path) -> Report:
+    """Let the victims of this seed live and die on a file that may have been written to before."""
+    failures: list[str] = []
+    counts: Counter[str] = Counter()
+    victims = [Victim(url, path, f"{seed}/{number}", plan) for number, plan in enumerate(plans(seed))]
+    for victim in sorted(victims, key=lambda one: one.plan.at):
+        failures += victim.kill()
+        counts["killed"] += 1
+        counts[f"killed, {victim.plan.kind}"] += 1
+        counts["flushes told"] += victim.flushes
+    counts["spill files found"] += len(list(path.parent.glob(f"{path.name}.spill-*")))
+    told = [victim.told for victim in victims if victim.told.run]
+    try:
+        failures += asyncio.run(_take_up(url, path, told))
+        failures += examine(path, told, counts)
+    except Exception as error:
+        failures.append(f"the file can't be taken up: {error!r}")
+    return Report(seed, failures, counts)
+
+
+async def _take_up(url: str, path: Path, told: list[Told]) -> list[str]:
+    """What the next process does: a whole engine on the file, and sessions that go on."""
+    wrong: list[str] = []
+    async with Engine(models=registry(url), store=path, capture_content=True) as engine:
+        await (await engine.start()).settle()
+        for victim in told:
+            for name, messages in list(victim.sessions.items())[:RESUMED]:
+                if not messages:
+                    continue
+                session = await engine.resume(name)
+                if len(session.messages) < messages:
+                    wrong.append(f"session {name} had {messages} messages flushed, not {len(session.messages)}")
+                await session.send("Still there?")
+        await engine.flush()
+    return wrong
+
+
+def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
+    """What of the file, which nobody has open, is not as it must be."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        wrong = [f"integrity: {said}" for (said,) in file.execute("PRAGMA integrity_check") if said != "ok"]
+        runs = {
+            name: (number, ended) for number, name, ended in file.execute("SELECT id, run_id, ended_us FROM runs")
+        }
+        wrong += [f"run {name} is not ended" for name, (_, ended) in runs.items() if ended is None]
+        spans = {run: span for run, *span in file.execute(_SPANS)}
+        wrong += [f"run {run}: events {span}, not unbroken" for run, span in spans.items() if not _unbroken(span)]
+        for victim in told:
+            number, _ = runs.get(victim.run, (0, None))
+            last = spans.get(number, [0, 0, 0])[1]
+            if last < victim.seq:
+                wrong.append(f"run {victim.run}: flushed up to {victim.seq}, stored up to {last}")
+            for session, messages in victim.sessions.items():
+                ((stored,),) = file.execute(_WHOLE_MESSAGES, (session,))
+                if stored < messages:
+                    wrong.append(f"session {session}: {messages} messages flushed, {stored} stored")
+        wrong += [f"call {row} is open" for row in file.execute("SELECT id FROM calls WHERE status = 'started'")]
+        wrong += [f"attempt {row}: its ends are not one" for row in file.execute(_ENDS_NOT_ONE)]
+        wrong += [f"attempt {row}: no row" for row in file.execute(_WITHOUT_ROW)]
+        for what, sql in _COUNTED.items():
+            ((counts[what],),) = file.execute(sql)
+    beside = sorted(
+        each.name for each in path.parent.iterdir() if each.name not in (path.name, f"{path.name}.lock")
+    )
+    return wrong + [f"left beside the file: {name}" for name in beside]
+
+
+def _unbroken(span: list[int]) -> bool:
+    first, last, count = span
+    return first == 1 and last == count
+
+
+_SPANS = "SELECT run, min(seq), max(seq), count(*) FROM events GROUP BY run"
+_WHOLE_MESSAGES = """
+    SELECT count(*) FROM session_messages AS m JOIN content AS c ON c.hash = m.hash WHERE m.session_id = ?
+"""
+_ENDS_NOT_ONE = """
+    SELECT request_id, attempt, count(*) FILTER (WHERE topic = 'llm.call_started') AS begun,
+           count(*) FILTER (WHERE topic IN ('llm.call_completed', 'llm.call_failed')) AS ended
+      FROM events WHERE topic GLOB 'llm.call_*' GROUP BY request_id, attempt HAVING begun <> 1 OR ended <> 1
+"""
+_WITHOUT_ROW = """
+    SELECT DISTINCT e.request_id, e.attempt FROM events AS e
+     WHERE e.topic = 'llm.call_started'
+       AND NOT EXISTS (SELECT 1 FROM calls AS c WHERE c.request_id = e.request_id AND c.attempt = e.attempt)
+"""
+_COUNTED = {
+    "events in the file": "SELECT count(*) FROM events",
+    "attempts in the file": "SELECT count(*) FROM calls",
+    "of those, closed as process_lost": "SELECT count(*) FROM calls WHERE error_class = 'process_lost'",
+}

@@ -1,0 +1,117 @@
+"""A process with a whole engine under heavy calls, which lives until somebody kills it.
+
+    python -m benchmarks.kills.victim URL FILE SEED calls|full
+
+Its calls go to the reply server at URL: sessions side by side over all protocols, whole and streamed, some left
+early, their content captured. It prints ``up`` with the first reply, and after each `flush()` that returned a line
+of JSON: its run, the last seq that was published before the flush, and how many messages each session had then.
+`full`: after a while the database takes no more pages, which is SQLite's own word for a full disk; now and then
+there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from benchmarks.faults.checks import stacks
+from benchmarks.hosts import PROTOCOLS, registry
+from benchmarks.kills.round import UP_SECONDS
+from bus import CallboardError, StoreError
+from engine import Engine, Session
+from tracestore import PriceTable, WriterOptions
+
+SESSIONS = 16
+TURNS = 6
+SPILLS_SOON = WriterOptions(first_retry=0.01, longest_retry=0.1, spill_after=2, batch_seconds=0.02)
+"""A victim lives for half a second, so it can't wait for seven before it spills."""
+
+
+async def live(url: str, path: Path, seed: str, kind: str) -> None:
+    """Make calls until killed."""
+    chance = random.Random(seed)
+    async with Engine(
+        models=registry(url), store=path, capture_content=True, prices=PriceTable.default()
+    ) as engine:
+        talked: dict[str, Session] = {}
+        replied = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for number in range(SESSIONS):
+                group.create_task(_talk(engine, random.Random(f"{seed}/{number}"), talked, replied))
+            if kind == "full":
+                group.create_task(_fill(engine, chance))
+            hangs = asyncio.get_running_loop().call_later(UP_SECONDS * 0.8, _tell_stacks)
+            await replied.wait()
+            hangs.cancel()
+            print("up", flush=True)
+            await _flush(engine, chance, talked)
+
+
+def _tell_stacks() -> None:
+    sys.stderr.write(stacks())
+    sys.stderr.flush()
+
+
+async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session], replied: asyncio.Event) -> None:
+    while True:
+        session = engine.session(f"{chance.choice(list(PROTOCOLS))}:bench")
+        talked[session.id] = session
+        for turn in range(TURNS):
+            with contextlib.suppress(CallboardError):
+                if chance.random() < 0.5:
+                    await session.send(f"Turn {turn}")
+                else:
+                    await _stream(session, f"Turn {turn}", leaves_after=chance.choice((3, 1000)))
+                replied.set()
+        talked.pop(session.id)
+
+
+async def _stream(session: Session, text: str, leaves_after: int) -> None:
+    async with session.stream(text) as turn:
+        seen = 0
+        async for _ in turn.text_stream:
+            seen += 1
+            if seen == leaves_after:
+                return
+
+
+async def _flush(engine: Engine, chance: random.Random, talked: dict[str, Session]) -> None:
+    while True:
+        await asyncio.sleep(chance.uniform(0.0, 0.03))
+        told = {
+            "run": engine.bus.run_id,
+            "seq": engine.bus.last_seq,
+            "sessions": {name: len(session.messages) for name, session in talked.items()},
+        }
+        try:
+            await engine.flush()
+        except StoreError:
+            continue  # it promises nothing then
+        print(msgspec.json.encode(told).decode(), flush=True)
+
+
+async def _fill(engine: Engine, chance: random.Random) -> None:
+    store, hosted = engine.store, engine.hosted
+    assert store is not None
+    assert hosted is not None
+    assert hosted.writer is not None
+    hosted.writer._options = SPILLS_SOON
+    database = store._database
+    while True:
+        await asyncio.sleep(chance.uniform(0.02, 0.3))
+        ((pages,),) = await database.read("PRAGMA page_count")
+        await database.read(f"PRAGMA max_page_count = {pages}")
+        await asyncio.sleep(chance.uniform(0.1, 0.6))
+        await database.read("PRAGMA max_page_count = 1000000000")
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    asyncio.run(live(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

@@ -1,0 +1,117 @@
+"""Giving something up from anywhere: a controller, and the signal that it sends.
+
+Within asyncio cancelling a task is enough. A signal is for those whom that doesn't reach: plain functions in
+threads, and callers who want to stop a call from another thread, or before it has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator
+
+from bus.errors import CancelledError
+from bus.log import Log
+
+_log = Log("engine.abort")
+
+
+class AbortSignal:
+    """Whether something was given up. Read it from any thread; it never goes back.
+
+    ``await signal`` returns the reason when it was given up.
+    """
+
+    def __init__(self) -> None:
+        self._aborted = False
+        self._lock = threading.Lock()
+        self._watchers: dict[object, Callable[[], object]] = {}
+        self._reason = ""
+
+    @property
+    def aborted(self) -> bool:
+        return self._aborted
+
+    @property
+    def reason(self) -> str:
+        """Why, in words; empty while `aborted` is False."""
+        return self._reason
+
+    def raise_if_aborted(self) -> None:
+        """Raises CancelledError (ours, an Exception) once it was given up: for the steps of long plain work."""
+        if self.aborted:
+            raise CancelledError(self._reason)
+
+    def watch(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Call back when it is given up, in whatever thread that happens; now, if it already was.
+
+        Returns what forgets the callback, which may be called any number of times.
+        """
+        key = object()
+        with self._lock:
+            if not self._aborted:
+                self._watchers[key] = callback
+                return lambda: self._forget(key)
+        callback()
+        return lambda: None
+
+    def watch_from_loop(self, callback: Callable[[], object]) -> Callable[[], None]:
+        """Like `watch`, but called back by the running event loop, and never before this returns."""
+        loop = asyncio.get_running_loop()
+
+        def hand_over() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and with it what was to be told
+                loop.call_soon_threadsafe(callback)
+
+        return self.watch(hand_over)
+
+    async def wait(self) -> str:
+        """Return the reason when it was given up."""
+        woken = asyncio.Event()
+        forget = self.watch_from_loop(woken.set)
+        try:
+            await woken.wait()
+        finally:
+            forget()
+        return self._reason
+
+    def __await__(self) -> Generator[object, None, str]:
+        return self.wait().__await__()
+
+    def wait_in_thread(self, seconds: float | None = None) -> bool:
+        """Sleep in a thread, at most so long: True, at once, when it was given up. Never on an event loop."""
+        woken = threading.Event()
+        forget = self.watch(woken.set)
+        try:
+            return woken.wait(seconds)
+        finally:
+            forget()
+
+    def _forget(self, key: object) -> None:
+        with self._lock:
+            self._watchers.pop(key, None)
+
+    def _abort(self, reason: str) -> None:
+        with self._lock:
+            if self._aborted:
+                return
+            self._reason = reason
+            self._aborted = True
+            watchers, self._watchers = self._watchers, {}
+        for callback in watchers.values():
+            try:
+                callback()
+            except Exception as error:  # the others must hear of it, too
+                _log.error("abort.callback_failed", error=f"{type(error).__name__}: {error}")
+
+
+class AbortController:
+    """What gives something up: hand out `signal`, then call `abort()`, from any thread, any number of times."""
+
+    def __init__(self) -> None:
+        self.signal = AbortSignal()
+
+    def abort(self, reason: str = "the caller gave up") -> None:
+        """Give it up. The first reason stays."""
+        self.signal._abort(reason)

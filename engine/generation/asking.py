@@ -1,0 +1,171 @@
+"""What callers of the functions say, checked and made into a turn. Pure but for the turn's id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Unpack, cast
+
+import msgspec
+
+from adapters import CanonicalRequest, ContentBlock, Message
+from bus import CallboardError, ConfigurationError
+
+from ..abort import AbortController
+from ..choice import Model, ModelChoice
+from ..registry import ModelRegistry
+from ..session_state import SessionState
+from ..tools import Tool
+from ..turn import Turn
+from ..turn_options import TurnArguments, TurnOptions
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. total: from asking to the end, with all steps and tools. per_step: of each call of the model."""
+
+    total: float | None = None
+    per_step: float | None = None
+
+
+class Arguments(TurnArguments, total=False):
+    """What `generate`, `stream` and the like take besides model and prompt; the rest are fields of `TurnOptions`.
+
+    messages: a whole conversation instead of a prompt. tools: the active ones are run, at most `max_tool_rounds`
+    times; with a passive one the calls are returned. tags: for the trace, never sent. provider: whose model is
+    meant, where the name alone could be of several; also reaches models that are not listed. timeout: seconds in
+    total, or a `TimeoutConfig`.
+    """
+
+    messages: Sequence[Message] | None
+    system_prompt: str | None
+    tools: Sequence[Tool]
+    tags: Mapping[str, str] | None
+    provider: str | None
+    timeout: float | TimeoutConfig | None
+
+
+_OWN = frozenset(Arguments.__annotations__) - frozenset(TurnArguments.__annotations__)
+
+_ADVICE = {
+    "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
+    "timeout_seconds": "say timeout=",
+    "call_timeout_seconds": "say timeout=TimeoutConfig(per_step=...)",
+    "max_tokens": "it is called max_output_tokens=",
+    "system": "it is called system_prompt=",
+    "stop": "it is called stop_sequences=",
+    "abort_signal": "it is called signal=",
+    "client": "it is called engine=",
+    "schema": "use generate_object() or stream_object(); output_schema= asks for JSON text",
+    "response_format": "use generate_object() or stream_object(); output_schema= asks for JSON text",
+    "session": "use session.send() or session.stream()",
+    "stream": "use stream() instead of generate()",
+}
+
+
+def new_turn(
+    engine: Engine,
+    model: Model | None,
+    prompt: str | Sequence[ContentBlock] | None,
+    *,
+    streamed: bool,
+    **arguments: Unpack[Arguments],
+) -> Turn:
+    """The one turn of a conversation of its own. Raises CallboardError, TypeError: what is wrong, what to do."""
+    _check_kinds(model, prompt, arguments)
+    options = options_of(arguments)
+    messages = conversation(model, prompt, arguments.get("messages"))
+    meant = of_provider(engine.registry, model, arguments.get("provider"))
+    state = SessionState(
+        "",
+        meant or "",
+        arguments.get("system_prompt"),
+        arguments.get("tools", ()),
+        dict(arguments.get("tags") or {}),
+    )
+    return Turn(engine=engine, state=state, new=messages, model=meant, options=options, streamed=streamed)
+
+
+def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
+    """Mistakes that are made easily, and would be met much later. Raises TypeError."""
+    if isinstance(model, CanonicalRequest):
+        raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
+    if model is not None and not isinstance(model, str | Sequence | ModelChoice):
+        raise TypeError(f"model is a name, several names or a ModelChoice, not {_kind(model)}")
+    if isinstance(prompt, Message) or (isinstance(prompt, list | tuple) and Message in map(type, prompt)):
+        raise TypeError("prompt is text or content blocks; say messages=[...] for messages")
+    if prompt is not None and not isinstance(prompt, str | Sequence):
+        raise TypeError(f"prompt is text or content blocks, not {_kind(prompt)}")
+    for message in arguments.get("messages") or ():
+        if not isinstance(message, Message):
+            raise TypeError(f"messages takes Message objects, not {_kind(message)}: Message.user('...') makes one")
+    for tool in arguments.get("tools", ()):
+        if not isinstance(tool, Tool):
+            raise TypeError(f"tools takes Tool objects, not {_kind(tool)}: put @tool above the function")
+    if isinstance(arguments.get("stop_sequences"), str):
+        raise TypeError("stop_sequences takes several texts: stop_sequences=['...']")
+    if isinstance(arguments.get("signal"), AbortController):
+        raise TypeError("signal takes the controller's signal: signal=controller.signal")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
+def conversation(
+    model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[Message] | None
+) -> tuple[Message, ...]:
+    """What is said. Raises CallboardError unless it is either a prompt or messages."""
+    if prompt is not None and messages is not None:
+        raise CallboardError(
+            "both prompt and messages are given: say only one; a prompt that follows messages is "
+            "messages=[*messages, Message.user(prompt)]"
+        )
+    if prompt is not None:
+        return (Message.user(prompt),)
+    if messages:
+        return tuple(messages)
+    if messages is not None:
+        raise CallboardError(
+            "messages is empty: there is nothing to answer; say a prompt, or at least one message"
+        )
+    hint = ""
+    if isinstance(model, str):
+        hint = f". The first argument is the model, here {model[:40]!r}; for the default model say prompt=..."
+    raise CallboardError(f"there is neither a prompt nor messages to answer{hint}")
+
+
+def options_of(arguments: Arguments) -> TurnOptions:
+    """The options among the arguments. Raises TypeError for a name that there isn't, with advice."""
+    given = cast("Mapping[str, Any]", arguments)
+    fields = TurnOptions.__struct_fields__
+    for name in given:
+        if name in _ADVICE and (name not in fields or name.endswith("timeout_seconds")):
+            raise TypeError(f"{name}= is not an argument: {_ADVICE[name]}")
+        if name not in fields and name not in _OWN:
+            near = get_close_matches(name, (*fields, *_OWN), n=1)
+            hint = f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
+            raise TypeError(f"{name}= is not an argument: {hint}")
+    options = TurnOptions(**{name: value for name, value in given.items() if name in fields})
+    timeout = given.get("timeout")
+    if timeout is None:
+        return options
+    if not isinstance(timeout, TimeoutConfig):
+        timeout = TimeoutConfig(total=timeout)
+    return msgspec.structs.replace(options, timeout_seconds=timeout.total, call_timeout_seconds=timeout.per_step)
+
+
+def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:
+    """The model that is meant, where its provider is said apart. Raises ConfigurationError."""
+    if provider is None:
+        return model
+    if isinstance(model, ModelChoice):
+        raise CallboardError("provider= goes with names; a ModelChoice says among=(...) which models it may take")
+    name = model or registry.default_model
+    if not name:
+        raise ConfigurationError(f"provider={provider!r} without a model: name one of its models")
+    if isinstance(name, str):
+        return registry.resolve(name, provider).model.id
+    return tuple(registry.resolve(each, provider).model.id for each in name)

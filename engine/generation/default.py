@@ -1,0 +1,51 @@
+"""The engine of those who name none: one for each event loop, made when it is first needed.
+
+Nobody closes it: its root task is a task of the loop, and ends in order when `asyncio.run` cancels what is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from bus import CallboardError
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+_chosen: Engine | None = None
+_of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
+
+
+def default_engine() -> Engine:
+    """The engine that `generate` and the like use without `engine=`.
+
+    That of `set_default_engine`, else the running loop's own, like `Engine.from_env()`. Raises CallboardError
+    where no event loop runs, ConfigurationError.
+    """
+    if _chosen is not None:
+        return _chosen
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        raise CallboardError(
+            "no event loop runs here, so there is no engine to use: call this in a coroutine, or take "
+            "generate_sync(), stream_sync() and the like"
+        ) from None
+    engine = _of_loops.get(loop)
+    if engine is None or engine.closed:
+        from ..engine import Engine  # which has `generate` among its methods
+
+        for old in [old for old in _of_loops if old.is_closed()]:
+            del _of_loops[old]
+        engine = _of_loops[loop] = Engine.from_env()
+    return engine
+
+
+def set_default_engine(engine: Engine | None) -> None:
+    """Use this engine where none is named, in the whole process; None goes back to one for each loop.
+
+    Who sets it closes it.
+    """
+    global _chosen
+    _chosen = engine

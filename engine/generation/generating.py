@@ -1,0 +1,35 @@
+"""`generate`: a conversation in one call, tools and all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from adapters import ContentBlock
+
+from ..choice import Model
+from ..results import GenerateResult
+from ..turn import Turn, own
+from .asking import Arguments, new_turn
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+async def generate_on(
+    engine: Engine,
+    model: Model | None,
+    prompt: str | Sequence[ContentBlock] | None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """See `Engine.generate`."""
+    turn = new_turn(engine, model, prompt, streamed=False, **arguments)
+    await own(turn, await engine.start_turn(turn))
+    return result_of(turn)
+
+
+def result_of(turn: Turn) -> GenerateResult:
+    """What a turn has brought that came to its end without an error."""
+    return GenerateResult(
+        steps=tuple(turn.steps), messages=turn.messages, status=turn.status, total_cost=turn.cost
+    )

@@ -1,0 +1,283 @@
+"""The thread in which the sync functions do their work: one for the process, with an event loop of its own.
+
+    caller's thread                     callboard-sync                       callboard-sync-watch (daemon)
+    run(make) ── call_soon_threadsafe ─▶ task of make()                      main thread joined
+       waits ◀────────── done ────────── its result                          callers' threads joined
+                                         engines closed, loop closed ◀────── stop()
+
+It is started by the first call. It is no daemon, so the interpreter waits for it, and its end must come by itself:
+a daemon waits for the main thread to end, then for those other threads that use sync functions, and then has the
+loop close its engines in order. Nothing on that path may start a thread: the interpreter allows none any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import os
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from bus import CallboardError, WrongLoop
+from bus.log import Log
+
+from .default import default_engine
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+T = TypeVar("T")
+
+_log = Log("engine.sync")
+
+CANCEL_SECONDS = 10.0
+"""How long an interrupted caller waits for its call to end in order."""
+
+CLOSE_SECONDS = 30.0
+"""How long an engine may take to close when the program ends; more than it takes itself (`Timeouts.shutdown`)."""
+
+_ENDING = "the sync functions can't be called any more: the program is ending"
+
+_TICK = 0.2 if sys.platform == "win32" else None  # where waiting without an end can't be interrupted
+
+
+class Closing(Protocol):
+    """What has something to end in order."""
+
+    async def aclose(self) -> object: ...
+
+
+class _Call(Generic[T]):
+    """One coroutine on the host's loop, and the thread that waits for it."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], running: set[asyncio.Task[object]]) -> None:
+        self._make = make
+        self._running = running
+        self._context = contextvars.copy_context()
+        self._done = threading.Event()
+        self._task: asyncio.Task[T] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """On the loop."""
+        if self._done.is_set():
+            return
+        self._task = asyncio.get_running_loop().create_task(self._make(), context=self._context)
+        self._running.add(cast("asyncio.Task[object]", self._task))
+        self._task.add_done_callback(self._finished)
+
+    def cancel(self) -> None:
+        """On the loop."""
+        if self._task is not None:
+            self._task.cancel()
+        elif not self._done.is_set():
+            self._end(CallboardError("the call was interrupted before it began"))
+
+    def wait(self, seconds: float | None = None) -> bool:
+        if seconds is not None or _TICK is None:
+            return self._done.wait(seconds)
+        while not self._done.wait(_TICK):
+            pass
+        return True
+
+    def result(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    def _finished(self, task: asyncio.Task[T]) -> None:
+        self._running.discard(cast("asyncio.Task[object]", task))
+        if task.cancelled():
+            self._end(CallboardError("the call was interrupted, or the program is ending"))
+        elif (error := task.exception()) is not None:
+            self._end(error)
+        else:
+            self._value = task.result()
+            self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error, self._task = error, None
+        self._done.set()
+
+
+class SyncHost:
+    """See the module's text. Use `sync_host()`."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._up = threading.Event()
+        self._stop = asyncio.Event()
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._callers: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+        self._calls: set[asyncio.Task[object]] = set()
+        self._engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._closing: weakref.WeakSet[Closing] = weakref.WeakSet()
+        self._thread = threading.Thread(target=self._main, name="callboard-sync", daemon=False)
+        self._thread.start()
+        threading.Thread(target=self._watch, name="callboard-sync-watch", daemon=True).start()
+        self._up.wait()
+
+    @property
+    def alive(self) -> bool:
+        return not self._stopped
+
+    def run(self, make: Callable[[], Coroutine[Any, Any, T]], *, name: str = "") -> T:
+        """The result of a coroutine that is made and run on the host's loop. Interrupted, it is cancelled.
+
+        name: of the function that the user called, for advice; empty where that has been given. Raises what the
+        coroutine raises; WrongLoop on the host's own thread.
+        """
+        self._check_thread(name)
+        call = _Call(make, self._calls)
+        try:
+            with self._lock:
+                if self._stopped:
+                    raise CallboardError(_ENDING)
+                self._callers.add(threading.current_thread())
+                self._loop.call_soon_threadsafe(call.start)
+            call.wait()
+        except CallboardError:
+            raise
+        except BaseException:  # KeyboardInterrupt, above all
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the call has ended with it
+                self._loop.call_soon_threadsafe(call.cancel)
+            call.wait(CANCEL_SECONDS)
+            raise
+        return call.result()
+
+    def engine(self, engine: Engine | None) -> Engine:
+        """The engine to use, which is closed with the host. On the loop. Raises WrongLoop."""
+        used = engine or default_engine()
+        if used.hosted is not None and used.hosted.loop is not self._loop:
+            raise WrongLoop(
+                "this engine runs on another event loop, and the sync functions use a loop of their own: leave "
+                "engine= out, or make an Engine() for them that nothing else uses; in a coroutine, await "
+                "engine.generate() and the like instead"
+            )
+        self._engines.add(used)
+        return used
+
+    def close_at_end(self, what: Closing) -> None:
+        """Close this before the engines, if it is still there then."""
+        self._closing.add(what)
+
+    def _check_thread(self, name: str) -> None:
+        if threading.current_thread() is self._thread:
+            raise WrongLoop(
+                f"{name or 'it'}() was called on the thread of the sync functions, by an async tool for example, "
+                "and would wait for itself: await the async function there, with the same name without _sync"
+            )
+        if not name:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        warnings.warn(
+            f"{name}() holds up the event loop that runs in this thread until it returns; in a coroutine, await "
+            "the async function instead, which has the same name without _sync",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    # -- the thread
+
+    def _main(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        life = loop.create_task(self._live())
+        while not life.done():
+            try:
+                loop.run_until_complete(life)
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets a task's end the loop as well
+                _log.error("task_wants_to_exit", error=f"{type(error).__name__}: {error}")
+        # not asyncio.run, which would start a thread to end the default executor
+        loop.run_until_complete(_cancel(asyncio.all_tasks(loop)))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    async def _live(self) -> None:
+        self._up.set()
+        await self._stop.wait()
+        await _cancel(self._calls)
+        for what in (*self._closing, *self._engines):
+            try:
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await what.aclose()
+            except Exception as error:  # the others must still be closed
+                _log.error("not_closed", what=type(what).__name__, error=f"{type(error).__name__}: {error}")
+
+    def _watch(self) -> None:
+        threading.main_thread().join()
+        while users := self._living_callers():
+            for thread in users:
+                thread.join()
+        self.stop()
+
+    def _living_callers(self) -> list[threading.Thread]:
+        with self._lock:
+            return [thread for thread in self._callers if thread.is_alive() and not thread.daemon]
+
+    def stop(self) -> None:
+        """Cancel what runs, close the engines, end the loop and the thread. From another thread; idempotent."""
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel them, and wait for their ends, if they come."""
+    left = [task for task in tasks if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=CANCEL_SECONDS)
+
+
+_host: SyncHost | None = None
+_host_lock = threading.Lock()
+
+
+def sync_host() -> SyncHost:
+    """The process's host, started if need be. Raises CallboardError when the main thread has ended."""
+    global _host
+    with _host_lock:
+        if _host is None or not _host.alive:
+            if not threading.main_thread().is_alive():
+                raise CallboardError(_ENDING)
+            _host = SyncHost()
+        return _host
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine on the thread of the sync functions, where their engines live; its result.
+
+    For whatever has no sync function of its own: ``run_sync(session.send("Hi"))``.
+    """
+
+    async def awaited() -> T:
+        return await coroutine
+
+    try:
+        return sync_host().run(awaited, name="run_sync")
+    finally:
+        coroutine.close()  # which does nothing, unless it never ran
+
+
+def _forget_after_fork() -> None:
+    """The thread isn't in the child, and the lock may have been held."""
+    global _host, _host_lock
+    _host, _host_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

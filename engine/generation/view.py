@@ -1,0 +1,210 @@
+"""From a turn's events to the view that `stream()` gives: a state machine without I/O.
+
+What it must know is where the reader stands in the current message, because a log that was folded meanwhile gives
+a `StreamReset`: all that has happened, in fewer and larger pieces. Of that only what the reader hasn't had yet is
+passed on, so that a reader sees one row of events whether it was quick or slow, early or late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
+from operator import add
+from typing import TypeAlias
+
+from bus import CallboardError, Cost, CostSource, StreamReset
+from bus.errors import CancelledError
+from bus.stream_events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StepFinish,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+    TurnComplete,
+    TurnEvent,
+)
+
+from ..accumulator import StreamAccumulator, content_events
+from ..view_events import (
+    Finish,
+    ProviderEvent,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
+
+Ending: TypeAlias = Callable[[], Finish | StreamFailed]
+
+_NO_BLOCK = -1
+
+
+class TurnView:
+    """`process(event)` for each event of a turn, from its first; the events that they are in the view.
+
+    ending: says how it ended, when it has; without it, the view says what the events alone tell.
+    """
+
+    def __init__(self, ending: Ending | None = None) -> None:
+        self._ending = ending
+        self._reply = StreamAccumulator()
+        self._steps: list[StepFinish] = []
+        self._messages: set[str] = set()
+        self._message = ""
+        self._whole = True  # the message has its end
+        self._block = _NO_BLOCK  # the last one that has begun
+        self._open: type[TextDelta | ThinkingDelta | ToolUseStart] | None = None  # what it is, while it may grow
+        self._pieces: list[str] = []
+        self._signature: str | None = None
+        self._between = 0  # events so far that are of no message
+
+    def process(self, event: TurnEvent | StreamReset[TurnEvent]) -> Sequence[ViewEvent]:
+        match event:
+            case TextDelta():
+                if self._open is TextDelta and event.content_block_index == self._block:
+                    self._pieces.append(event.text)
+                    return (event,)
+                start = TextStart(event.segment_id, event.message_id, event.content_block_index)
+                return (*self._begin(TextDelta, event.content_block_index), start, *self.process(event))
+            case ThinkingDelta():
+                if self._open is ThinkingDelta and event.content_block_index == self._block:
+                    self._pieces.append(event.text)
+                    self._signature = event.signature or self._signature
+                    return (event,)
+                begun = ThinkingStart(event.segment_id, event.message_id, event.content_block_index)
+                return (*self._begin(ThinkingDelta, event.content_block_index), begun, *self.process(event))
+            case ToolUseStart():
+                return (*self._begin(ToolUseStart, event.content_block_index), event)
+            case ToolUseInputDelta():
+                self._pieces.append(event.partial_json)
+                return (event,)
+            case ToolUseEnd():
+                self._open = None
+                return (event,)
+            case ProviderBlock():
+                index = event.content_block_index
+                return (*self._begin(None, index), ProviderEvent(event.kind, event.raw, event.message_id, index))
+            case MessageStart():
+                self._reply.process(event)
+                self._messages.add(event.message_id)
+                self._message, self._whole, self._block = event.message_id, False, _NO_BLOCK
+                return (event,)
+            case MessageComplete():
+                self._reply.process(event)
+                self._whole = True
+                return (*self._close(), event)
+            case StreamReset():
+                return [shown for missing in self._missing(event.snapshot) for shown in self.process(missing)]
+            case TurnComplete():
+                self._between += 1
+                return (*self._close(), self._ended(event))
+            case _:
+                self._between += 1
+                if isinstance(event, StepFinish):
+                    self._steps.append(event)
+                return (event,)
+
+    # -- segments
+
+    def _begin(
+        self, kind: type[TextDelta | ThinkingDelta | ToolUseStart] | None, index: int
+    ) -> Sequence[ViewEvent]:
+        ends = self._close()
+        self._open, self._block, self._pieces, self._signature = kind, index, [], None
+        return ends
+
+    def _close(self) -> Sequence[ViewEvent]:
+        """The end of the segment that is open. A tool call says itself when it ends."""
+        kind, self._open = self._open, None
+        if kind is None or kind is ToolUseStart:
+            return ()
+        text, segment_id = "".join(self._pieces), f"{self._message}:{self._block}"
+        if kind is TextDelta:
+            return (TextEnd(segment_id, text, self._message, self._block),)
+        return (ThinkingEnd(segment_id, text, self._signature, self._message, self._block),)
+
+    # -- the end
+
+    def _ended(self, event: TurnComplete) -> ViewEvent:
+        if self._ending is not None:
+            return self._ending()
+        if event.error is not None or not self._steps:
+            error = CancelledError if event.status == "cancelled" else CallboardError
+            return StreamFailed(error(event.error or event.status))
+        response = self._reply.response()
+        unknown = Cost(None, CostSource.UNPRICED)
+        return Finish(
+            stop_reason=response.stop_reason,
+            usage=reduce(add, (step.usage for step in self._steps)),
+            cost=reduce(add, (step.cost or unknown for step in self._steps)),
+            response=response,
+            status=event.status,
+        )
+
+    # -- catching up
+
+    def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
+        """Of all that has happened, what this view hasn't had. It is processed while it is given."""
+        known, between = self._between, 0
+        for event in _spelled_out(snapshot):
+            match event:
+                case MessageStart():
+                    if event.message_id not in self._messages:
+                        yield event
+                case (
+                    TextDelta()
+                    | ThinkingDelta()
+                    | ToolUseStart()
+                    | ToolUseInputDelta()
+                    | ToolUseEnd()
+                    | ProviderBlock()
+                    | MessageComplete()
+                ):
+                    if event.message_id == self._message and not self._whole:
+                        yield from self._rest(event)
+                case _:
+                    between += 1
+                    if between > known:
+                        yield event
+
+    def _rest(self, event: StreamEvent) -> Iterator[StreamEvent]:
+        """What is new of an event of the current message."""
+        if isinstance(event, MessageComplete | MessageStart) or event.content_block_index > self._block:
+            yield event
+        elif event.content_block_index == self._block and self._open is not None:
+            had = "".join(self._pieces)
+            match event:
+                case TextDelta(text=text, content_block_index=index, message_id=message_id):
+                    if len(text) > len(had):
+                        yield TextDelta(text[len(had) :], index, message_id)
+                case ThinkingDelta(
+                    text=text, signature=signature, content_block_index=index, message_id=message_id
+                ):
+                    if len(text) > len(had) or signature != self._signature:
+                        yield ThinkingDelta(text[len(had) :], signature, index, message_id)
+                case ToolUseInputDelta(tool_use_id=tool_use_id, partial_json=json, message_id=message_id):
+                    # of a whole message the provider's own text may be gone; then the end alone says it
+                    if len(json) > len(had) and json.startswith(had):
+                        rest = json[len(had) :]
+                        yield ToolUseInputDelta(tool_use_id, rest, event.content_block_index, message_id)
+                case ToolUseEnd():
+                    yield event
+                case _:
+                    pass
+
+
+def _spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
+    """A snapshot whose whole messages have their deltas again, each block in one piece."""
+    bare = False  # the message has nothing but its start so far
+    for event in snapshot:
+        if isinstance(event, MessageComplete) and bare:
+            yield from content_events(event.message_id, event.final_content)
+        yield event
+        bare = isinstance(event, MessageStart)

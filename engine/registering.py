@@ -1,0 +1,46 @@
+"""Adapters that a host makes itself, as entries of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from adapters import AdapterConfig, ProviderAdapter
+from adapters.registry import ADAPTER_TYPES
+from bus import ConfigurationError
+
+from .registry import AdapterEntry
+
+Provider: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
+"""An adapter, or what makes one."""
+
+
+def entry_of(name: str, adapter: Provider, prices_as: str | None = None) -> AdapterEntry:
+    """The entry of an adapter. Raises ConfigurationError if it is none, or the name can't be one."""
+    if not name or ":" in name:
+        raise ConfigurationError(f"an adapter can't be called {name!r}: its models are called name:model")
+    made = not isinstance(adapter, type) and isinstance(adapter, ProviderAdapter)
+    if not made and not callable(adapter):
+        raise ConfigurationError(
+            f"{type(adapter).__name__} {name!r} is no adapter: give an object with all that `ProviderAdapter` "
+            "has, or a function without arguments that makes one"
+        )
+    config = getattr(adapter, "config", None)
+    return AdapterEntry(
+        name=name,
+        type=_type_of(adapter) if made else "",
+        config=config if isinstance(config, AdapterConfig) else AdapterConfig(),
+        prices_as=prices_as,
+        make=(lambda: adapter) if made else adapter,  # type: ignore[arg-type, return-value]
+        shared=made,
+    )
+
+
+def _type_of(adapter: object) -> str:
+    """The registered name of an adapter's class, else where that is."""
+    kind = type(adapter)
+    for name, place in ADAPTER_TYPES.items():
+        package, _, class_name = place.partition(":")
+        if kind.__name__ == class_name and kind.__module__.startswith(package):
+            return name
+    return f"{kind.__module__}:{kind.__qualname__}"

@@ -1,0 +1,103 @@
+"""Calls that wait for an answer, found in the history alone; and what a host answers.
+
+A turn that waits for an approval or for a passive tool is over, and nothing of it is kept but its messages: that
+is why it can go on after a restart, and in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
+from bus.errors import CallboardError
+
+from .approval import Approved, Denied
+from .function_tool import Tool
+from .results import ToolError, as_content
+from .running import denial
+
+Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
+"""Approved() runs the call, Denied(...) doesn't; anything else is its result, as a tool would give it back."""
+
+
+def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
+    """The calls of the last reply that have no result; none if it was cut off, or something was said since."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        match message.role:
+            case Role.TOOL:
+                answered |= {block.tool_use_id for block in message.content if isinstance(block, ToolResultBlock)}
+            case Role.ASSISTANT if not was_cut_off(message):
+                return tuple(call for call in message.tool_uses if call.id not in answered and not call.incomplete)
+            case _:
+                break
+    return ()
+
+
+def last_reply(messages: Sequence[Message]) -> Message:
+    """The assistant's last message. Raises LookupError if there is none."""
+    return next(message for message in reversed(messages) if message.role is Role.ASSISTANT)
+
+
+def was_cut_off(message: Message) -> bool:
+    """Whether a reply was cancelled, or broke off."""
+    ended = message.metadata.stop_reason if message.metadata is not None else None
+    return ended in (StopReason.CANCELLED, StopReason.ERROR)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """results: by the call's id, those that are known already. to_run: the calls that were approved."""
+
+    results: Mapping[str, ToolResultBlock]
+    to_run: tuple[ToolUseBlock, ...]
+
+
+def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
+    """Sort a host's answers. Raises CallboardError for what can't be one."""
+    _require_open(calls, given)
+    runnable = {tool.name for tool in tools if tool.handler is not None}
+    results: dict[str, ToolResultBlock] = {}
+    to_run: list[ToolUseBlock] = []
+    for call in calls:
+        if call.id not in given:
+            continue
+        answer = given[call.id]
+        if not isinstance(answer, Approved):
+            results[call.id] = _result(call, answer)
+        elif call.name in runnable:
+            to_run.append(call)
+        else:
+            raise CallboardError(
+                f"call {call.id} can't be run: {call.name!r} has no handler in this session; submit its result, "
+                "or resume the session with tools=[...] that have one"
+            )
+    return Answers(results, tuple(to_run))
+
+
+def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer]) -> None:
+    names = {call.id: call.name for call in calls}
+    waiting = ", ".join(f"{id_} ({name})" for id_, name in names.items()) or "none"
+    if unknown := [id_ for id_ in given if id_ not in names]:
+        raise CallboardError(
+            f"no open call has the id {', '.join(unknown)}; open are: {waiting}. See Session.pending_calls"
+        )
+    if calls and not given:
+        raise CallboardError(f"nothing was answered; open are: {waiting}. See Session.pending_calls")
+
+
+def _result(call: ToolUseBlock, answer: Answer) -> ToolResultBlock:
+    match answer:
+        case Denied(reason=reason):
+            return ToolResultBlock(call.id, denial(reason), is_error=True)
+        case ToolError(content=content):
+            return ToolResultBlock(call.id, content, is_error=True)
+        case ToolResultBlock(content=content, is_error=is_error):
+            return ToolResultBlock(call.id, content, is_error)
+        case _:
+            try:
+                return ToolResultBlock(call.id, as_content(answer))
+            except TypeError as error:
+                raise CallboardError(f"the answer to {call.id} ({call.name}) is none: {error}") from error

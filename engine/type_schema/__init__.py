@@ -1,0 +1,16 @@
+"""JSON Schemas of Python types, and values that are checked and converted by them.
+
+A type is a msgspec Struct, a dataclass, a TypedDict, an attrs or pydantic class, or any hint made of them and of
+plain types; pydantic is never imported. Whoever has several named values (the parameters of a function) makes one
+Struct of them with `msgspec.defstruct`.
+"""
+
+from __future__ import annotations
+
+from .checking import check, check_schema
+from .converting import convert
+from .definitions import inline_root, refers_to
+from .errors import SchemaError
+from .of_types import json_schema
+
+__all__ = ["SchemaError", "check", "check_schema", "convert", "inline_root", "json_schema", "refers_to"]

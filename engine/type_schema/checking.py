@@ -1,0 +1,107 @@
+"""Values checked against JSON Schemas."""
+
+from __future__ import annotations
+
+import functools
+import re
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from adapters.schema_sanitizer import map_subschemas
+from bus.json_types import Json, JsonObject
+
+from .errors import SchemaError
+from .paths import json_path
+
+if TYPE_CHECKING:
+    from jsonschema.exceptions import ValidationError
+    from jsonschema.protocols import Validator
+
+REPORTED = 5
+"""As many faults of one value are told, lest a long list with one mistake in each item fill the text."""
+
+LONGEST_FAULT = 300
+"""In characters; jsonschema puts the wrong value into the text."""
+
+
+def check(value: Json, schema: JsonObject) -> None:
+    """Raise ValueError unless the value follows the schema; its text names each fault with its JSON path.
+
+    Formats are not checked, nor patterns that Python can't read, and no reference is fetched. Raises SchemaError
+    if the schema itself is wrong.
+    """
+    from referencing.exceptions import Unresolvable
+
+    try:
+        faults = list(islice(_validator(schema).iter_errors(value), REPORTED))
+    except RecursionError:
+        raise ValueError("$: it is nested too deeply to be checked") from None
+    except Unresolvable as error:
+        raise SchemaError(
+            f"the schema refers to {error.ref.lstrip('/#')!r}, which is not in it; put it into $defs"
+        ) from error
+    if faults:
+        raise ValueError("; ".join(_told(fault) for fault in faults))
+
+
+def check_schema(schema: JsonObject) -> None:
+    """Raise SchemaError unless it is a JSON Schema."""
+    _validator(schema)
+
+
+def _validator(schema: JsonObject) -> Validator:
+    try:
+        text = msgspec.json.encode(schema)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise SchemaError(f"a JSON Schema consists of JSON values only: {error}") from error
+    return _remembered(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _remembered(schema: bytes) -> Validator:
+    """The validator of a schema. The same schemas come again and again, as equal objects, not as the same."""
+    from jsonschema.exceptions import SchemaError as WrongSchema
+    from jsonschema.validators import Draft202012Validator, validator_for
+    from referencing import Registry
+
+    read = _with_own_patterns(msgspec.json.decode(schema, type=JsonObject))
+    kind = validator_for(read, default=Draft202012Validator)
+    try:
+        kind.check_schema(read)
+    except WrongSchema as error:
+        where = json_path(error.absolute_path)
+        raise SchemaError(f"not a JSON Schema: {where}: {_shortened(error.message)}") from error
+    return kind(read, registry=Registry())  # an empty one: jsonschema's own would fetch what a schema refers to
+
+
+def _with_own_patterns(schema: JsonObject) -> JsonObject:
+    """The schema without the patterns that Python can't read: JSON Schema has those of JavaScript."""
+    kept = {name: value for name, value in schema.items() if name != "pattern" or _is_pattern(value)}
+    if isinstance(named := kept.get("patternProperties"), dict):
+        kept["patternProperties"] = {name: value for name, value in named.items() if _is_pattern(name)}
+    return map_subschemas(kept, _with_own_patterns)
+
+
+def _is_pattern(value: Json) -> bool:
+    if isinstance(value, str):
+        try:
+            re.compile(value)
+        except re.error:
+            return False
+    return True  # also of what is no text, of which the schema's own check will tell
+
+
+def _told(fault: ValidationError) -> str:
+    from jsonschema.exceptions import best_match
+
+    deepest = best_match([fault]) or fault  # of alternatives, the one that came nearest
+    return f"{json_path(deepest.absolute_path)}: {_shortened(deepest.message)}"
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_FAULT:
+        return text
+    half = LONGEST_FAULT // 2
+    return f"{text[:half]} … {text[-half:]}"

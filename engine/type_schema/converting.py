@@ -1,0 +1,92 @@
+"""JSON values made into what a type says."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar, overload
+
+import msgspec
+
+from bus.json_types import Json
+
+from .errors import SchemaError
+from .paths import json_path
+from .pydantic_types import Refused, is_model, validate
+
+T = TypeVar("T")
+
+_PLACE = re.compile(r"(.*) - at `(\$.*)`\Z", re.DOTALL)
+"""How msgspec says where an error is."""
+
+
+@overload
+def convert(value: Json, to: type[T]) -> T: ...
+
+
+@overload
+def convert(value: Json, to: object) -> Any: ...
+
+
+def convert(value: Json, to: object) -> Any:
+    """The value as an instance of the type.
+
+    Numbers as JSON has them: a whole number may be written ``3.0``. Keys of the value that the type doesn't know
+    are ignored, unless the type forbids them.
+
+    Raises ValueError, whose text begins with the JSON path of what is wrong; SchemaError, if nothing in JSON can
+    become that type.
+    """
+    try:
+        return _converted(value, to)
+    except RecursionError:
+        raise ValueError("$: it is nested too deeply to be converted") from None
+    except (TypeError, NotImplementedError) as error:
+        raise SchemaError(str(error)) from error
+    except ValueError as error:
+        whole = _with_whole_numbers(value)
+        if whole is not value:
+            try:
+                return _converted(whole, to)
+            except ValueError:
+                pass  # the first error is about the value that was given
+        raise ValueError(_explained(error)) from error
+
+
+def _converted(value: Json, to: object) -> Any:
+    if is_model(to):
+        return validate(value, to)
+    return msgspec.convert(value, to, str_keys=True, dec_hook=_custom)
+
+
+def _custom(to: object, value: Json) -> object:
+    """What msgspec asks of a type that it doesn't know itself."""
+    if is_model(to):
+        return validate(value, to)
+    if to is object:
+        return value
+    raise NotImplementedError(f"{to!r} can't be made of JSON")
+
+
+def _with_whole_numbers(value: Json) -> Json:
+    """The same value with each ``3.0`` as ``3``; the same object if there is none."""
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            items = [_with_whole_numbers(item) for item in value]
+            return value if all(new is old for new, old in zip(items, value, strict=True)) else items
+        case dict():
+            members = {name: _with_whole_numbers(item) for name, item in value.items()}
+            return value if all(members[name] is value[name] for name in value) else members
+        case _:
+            return value
+
+
+def _explained(error: ValueError) -> str:
+    refused = error if isinstance(error, Refused) else error.__cause__
+    text, place = str(error), "$"
+    if found := _PLACE.match(text):
+        text, place = found[1], found[2]
+    if isinstance(refused, Refused):
+        return "; ".join(f"{json_path(steps, place)}: {fault}" for steps, fault in refused.faults)
+    return f"{place}: {text.replace('`', '')}"

@@ -1,0 +1,114 @@
+"""Formats for datetimes and times: msgspec names them only where the hint says whether there is a timezone.
+
+Without a format, models write dates as they like, and what is read back must be of RFC 3339.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from msgspec import inspect
+
+from bus.json_types import Json, JsonObject
+
+_PREFIX = "#/$defs/"
+
+
+class Moments:
+    """The classes within a type, to be asked for beside it: `add_formats` gets what msgspec makes of them all."""
+
+    def __init__(self, of: object) -> None:
+        self._root = inspect.type_info(of)
+        self._classes: dict[object, _Fielded] = {}
+        self._found = False
+        self._look(self._root)
+
+    @property
+    def classes(self) -> tuple[Any, ...]:
+        return tuple(self._classes) if self._found else ()
+
+    def add_formats(self, root: JsonObject, references: Iterable[JsonObject], definitions: JsonObject) -> None:
+        """Write them into the schemas. references: of `classes`, in their order."""
+        if not self._found:
+            return
+        _mark(self._root, root)
+        for fielded, reference in zip(self._classes.values(), references, strict=True):
+            definition = definitions[str(reference["$ref"]).removeprefix(_PREFIX)]
+            assert isinstance(definition, dict)
+            places = definition.get("properties") or definition.get("prefixItems")
+            for number, field in enumerate(fielded.fields):
+                if isinstance(places, dict):
+                    _mark(field.type, places[field.encode_name])
+                elif isinstance(places, list):
+                    _mark(field.type, places[number - len(fielded.fields)])  # a tag may stand before them
+
+    def _look(self, info: inspect.Type) -> None:
+        if isinstance(info, inspect.DateTimeType | inspect.TimeType):
+            self._found = True
+        if isinstance(info, _Fielded) and info.cls not in self._classes:
+            self._classes[info.cls] = info
+            for field in info.fields:
+                self._look(field.type)
+        for inner in _inner(info):
+            self._look(inner)
+
+
+_Fielded = inspect.StructType | inspect.DataclassType | inspect.TypedDictType | inspect.NamedTupleType
+
+
+def _inner(info: inspect.Type) -> Iterator[inspect.Type]:
+    match info:
+        case inspect.Metadata():
+            yield info.type
+        case inspect.UnionType():
+            yield from info.types
+        case inspect.CollectionType():
+            yield info.item_type
+        case inspect.TupleType():
+            yield from info.item_types
+        case inspect.DictType():
+            yield info.value_type
+        case _:
+            pass
+
+
+def _mark(info: inspect.Type, schema: Json) -> None:
+    """Follow a type and its schema down to where a moment is a string. Classes have their own place."""
+    if not isinstance(schema, dict):
+        return
+    match info:
+        case inspect.Metadata():
+            _mark(info.type, schema)
+        case inspect.DateTimeType() if info.tz is not False:  # the format has a timezone
+            schema.setdefault("format", "date-time")
+        case inspect.TimeType() if info.tz is not False:
+            schema.setdefault("format", "time")
+        case inspect.CollectionType():
+            _mark(info.item_type, schema.get("items"))
+        case inspect.DictType():
+            _mark(info.value_type, schema.get("additionalProperties"))
+        case inspect.TupleType() if isinstance(items := schema.get("prefixItems"), list):
+            for item_type, item in zip(info.item_types, items, strict=True):
+                _mark(item_type, item)
+        case inspect.UnionType() if isinstance(options := schema.get("anyOf"), list):
+            for member in info.types:  # msgspec has at most one of each kind in a union
+                for option in options:
+                    if isinstance(option, dict) and option.get("type") == _kind(member):
+                        _mark(member, option)
+        case _:
+            pass
+
+
+def _kind(info: inspect.Type) -> str | None:
+    match info:
+        case inspect.Metadata():
+            return _kind(info.type)
+        case inspect.DateTimeType() | inspect.TimeType():
+            return "string"
+        case inspect.CollectionType() | inspect.TupleType():
+            return "array"
+        case inspect.DictType():
+            return "object"
+        case _:
+            return None

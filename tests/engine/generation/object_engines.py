@@ -1,0 +1,85 @@
+"""Engines with one scripted model, for objects; and what was asked of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+from pydantic import BaseModel
+
+from adapters import AdapterCapabilities, AdapterConfig, CanonicalRequest, StopReason
+from bus.json_types import JsonObject
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine.middleware import MiddlewareLike
+from tests.support.scripted import CAPABILITIES, Say, ScriptedAdapter, scripted_type
+from tracestore import PriceTable
+
+NO_SCHEMA = msgspec.structs.replace(CAPABILITIES, supports_structured_output=False)
+ONLY_WORDS = msgspec.structs.replace(NO_SCHEMA, supports_tools=False)
+THINKS = msgspec.structs.replace(NO_SCHEMA, supports_thinking=True)
+
+
+@dataclasses.dataclass
+class Person:
+    """Somebody."""
+
+    name: str
+    age: int
+    nickname: str = ""
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+class Place(BaseModel):
+    """Somewhere."""
+
+    city: str
+
+
+PERSON: JsonObject = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+ADA = '{"name": "Ada", "age": 36}'
+
+
+def ended(reply: Say, stop: StopReason) -> Say:
+    """The reply, ending for another reason."""
+    reply.reply = msgspec.structs.replace(reply.reply, stop=stop)
+    return reply
+
+
+@asynccontextmanager
+async def running(
+    *replies: Say,
+    can: AdapterCapabilities = CAPABILITIES,
+    and_then: AdapterCapabilities | None = None,
+    middleware: Sequence[MiddlewareLike] = (),
+) -> AsyncIterator[tuple[Engine, list[CanonicalRequest]]]:
+    """An engine with model `s:m`, and the requests that reach it. and_then: a second model, `t:m`, which plays the
+    same replies."""
+    asked: list[CanonicalRequest] = []
+    script = list(replies)
+
+    class Watched(ScriptedAdapter):
+        def say(self, request: CanonicalRequest) -> Say:
+            asked.append(request)
+            return script.pop(0)
+
+    of = {"s": can} if and_then is None else {"s": can, "t": and_then}
+    adapters = {
+        name: AdapterEntry(
+            name=name, type=scripted_type(base=Watched, capabilities=capabilities), config=AdapterConfig()
+        )
+        for name, capabilities in of.items()
+    }
+    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in of}
+    async with Engine(
+        models=ModelRegistry(adapters, models),
+        trace=False,
+        prices=PriceTable.default(),
+        middleware=middleware,
+    ) as engine:
+        yield engine, asked

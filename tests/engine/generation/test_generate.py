@@ -1,0 +1,302 @@
+"""`generate`: one conversation in one call, and what it says when it is called wrongly. Seed 2, section 8.4."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+
+from adapters import (
+    CancelledError,
+    CanonicalRequest,
+    Message,
+    RequestTimeoutError,
+    Role,
+    ServerError,
+    TextBlock,
+    ToolDefinition,
+)
+from bus import CallboardError, ConfigurationError, SessionTurnCompleted
+from engine import AbortController, Engine, ModelChoice, ModelRegistry, TimeoutConfig, Tool, generate
+from tests.support.scripted import Say
+
+from ..engines import registry, running, topics
+
+pytestmark = pytest.mark.anyio
+
+
+async def add(arguments: dict[str, int]) -> int:
+    return arguments["a"] + arguments["b"]
+
+
+ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
+CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
+
+
+async def test_a_prompt_is_answered() -> None:
+    """8.4: text, usage, stop reason and the whole conversation; as a function and as a method."""
+    async with running(Say("Hello"), Say("Hello again")) as (engine, _):
+        result = await generate("s:m", "Hi", engine=engine, system_prompt="Be brief.")
+        again = await engine.generate("s:m", "Hi")
+    assert (result.text, result.status, result.stop_reason, result.raw_stop_reason) == (
+        *("Hello", "completed"),
+        *("end_turn", "end_turn"),
+    )
+    assert (result.usage.input_tokens, result.total_usage, result.reasoning) == (10, result.usage, None)
+    assert [(message.role, message.text) for message in result.messages] == [
+        (Role.USER, "Hi"),
+        (Role.ASSISTANT, "Hello"),
+    ]
+    assert again.text == "Hello again"
+
+
+async def test_a_whole_conversation_is_answered() -> None:
+    """8.4: messages instead of a prompt; a prompt may also be made of blocks."""
+    said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
+    async with running(Say("3"), Say("4")) as (engine, _):
+        result = await engine.generate("s:m", messages=said)
+        assert [message.text for message in result.messages] == ["1+1?", "2", "And 1 more?", "3"]
+        assert (await engine.generate("s:m", [TextBlock("Hi")])).messages[0].text == "Hi"
+
+
+async def test_tools_are_run_and_every_step_is_kept() -> None:
+    """8.7: the steps with calls and results, sums over all of them, and a conversation that can go on."""
+    async with running(CALLS_ADD, Say("It is 3."), Say("You are welcome.")) as (engine, _):
+        result = await engine.generate("s:m", "1+2?", tools=[ADD])
+        assert [step.text for step in result.steps] == ["Let me see.", "It is 3."]
+        assert [call.name for call in result.steps[0].tool_calls] == ["add"]
+        assert [answer.text for answer in result.steps[0].tool_results] == ["3"]
+        assert (result.total_usage.input_tokens, result.usage.input_tokens) == (20, 10)
+        more = await engine.generate("s:m", messages=[*result.messages, Message.user("Thanks")])
+    assert more.text == "You are welcome."
+    assert [message.role for message in more.messages] == [
+        *(Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT),
+        *(Role.USER, Role.ASSISTANT),
+    ]
+
+
+async def test_with_no_rounds_the_calls_are_returned() -> None:
+    """8.7: `max_tool_rounds=0` runs nothing."""
+    async with running(CALLS_ADD) as (engine, _):
+        result = await engine.generate("s:m", "1+2?", tools=[ADD], max_tool_rounds=0)
+    assert (result.status, [call.name for call in result.tool_calls]) == ("max_tool_rounds", ["add"])
+
+
+async def test_an_empty_reply_still_belongs_to_the_conversation() -> None:
+    """What the model was asked isn't lost because it said nothing."""
+    async with running(Say()) as (engine, _):
+        result = await engine.generate("s:m", "Hi")
+    assert [message.role for message in result.messages] == [Role.USER, Role.ASSISTANT]
+    assert result.text == ""
+
+
+async def test_a_failure_says_what_had_been_done() -> None:
+    """`.turn` has the steps before it and their cost, the error what had arrived of the reply."""
+    async with running(CALLS_ADD, Say("It", " is", fails=ServerError("down"))) as (engine, _):
+        with pytest.raises(ServerError) as raised:
+            await engine.stream("s:m", "1+2?", tools=[ADD]).result()
+    turn = raised.value.turn  # type: ignore[attr-defined]
+    assert [step.text for step in turn.steps] == ["Let me see."]
+    assert [message.role for message in turn.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT]
+    assert [block.text for block in raised.value.content if isinstance(block, TextBlock)] == ["It is"]
+
+
+# -- which model
+
+
+@pytest.mark.parametrize(
+    ("model", "provider", "meant"),
+    [
+        ("m", "t", "t:m"),
+        ("t:m", "t", "t:m"),
+        ("anything-new", "t", "t:anything-new"),
+        (("m", "other"), "t", "t:m"),
+    ],
+)
+async def test_the_provider_says_whose_model_is_meant(
+    model: str | tuple[str, ...], provider: str, meant: str
+) -> None:
+    """8.1: a name that two have, and one that is in no list; with its prefix it is the same."""
+    async with running(t=[Say("from t")]) as (engine, _):
+        result = await engine.generate(model, "Hi", provider=provider)
+        assert (result.text, result.response.model) == ("from t", meant)
+
+
+async def test_an_alias_stays_what_it_is() -> None:
+    """A provider's alias is looked up, not sent."""
+    models = registry(Say("Hello"))
+    entry = models.models["s:m"]
+    named = ModelRegistry(models.adapters, {"s:m": msgspec.structs.replace(entry, aliases=("mine",))})
+    async with Engine(models=named, trace=False) as engine:
+        assert (await engine.generate("mine", "Hi", provider="s")).response.model == "s:m"
+
+
+async def test_without_a_model_the_configured_one_is_asked() -> None:
+    """C10: `default_model`, also with its provider named; without one the error says what to do."""
+    plain = registry(Say("Hello"), Say("Hello"))
+    async with Engine(
+        models=ModelRegistry(plain.adapters, plain.models, default_model="s:m"), trace=False
+    ) as engine:
+        assert (await engine.generate(prompt="Hi")).response.model == "s:m"
+        assert (await engine.generate(prompt="Hi", provider="s")).response.model == "s:m"
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match="no model named"):
+            await engine.generate(prompt="Hi")
+
+
+# -- giving up
+
+
+async def test_a_signal_from_another_thread_ends_the_call() -> None:
+    """C04: CancelledError with the reason, with what had arrived, and the signal forgets the turn."""
+    controller, begun = AbortController(), asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with running(Say("never", pause=wait)) as (engine, events):
+        asking = asyncio.create_task(engine.generate("s:m", "Hi", signal=controller.signal))
+        await begun.wait()
+        thread = threading.Thread(target=controller.abort, args=("the user left",))
+        thread.start()
+        thread.join()
+        with pytest.raises(CancelledError, match="the turn was aborted: the user left") as raised:
+            await asking
+        ends = [each.data for each in events.take() if isinstance(each.data, SessionTurnCompleted)]
+    assert [end.status for end in ends] == ["cancelled"]
+    assert raised.value.turn.status == "cancelled"  # type: ignore[attr-defined]
+    assert not controller.signal._watchers
+
+
+async def test_a_signal_that_was_given_before_lets_nothing_begin() -> None:
+    """No call is made."""
+    controller = AbortController()
+    controller.abort()
+    async with running(Say("never")) as (engine, events):
+        with pytest.raises(CancelledError, match="the caller gave up"):
+            await engine.generate("s:m", "Hi", signal=controller.signal)
+        assert topics(events.take(), "llm.") == []
+        assert (await engine.generate("s:m", "Hi", signal=AbortController().signal)).text == "never"
+
+
+async def test_cancelling_who_waits_cancels_the_call() -> None:
+    """Whoever starts a call owns it."""
+    begun = asyncio.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with running(Say("never", pause=wait)) as (engine, events):
+        asking = asyncio.create_task(engine.generate("s:m", "Hi"))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        assert asking.cancelled()
+        ends = [each.data for each in events.take() if isinstance(each.data, SessionTurnCompleted)]
+    assert [end.status for end in ends] == ["cancelled"]
+
+
+@pytest.mark.parametrize("timeout", [5.0, TimeoutConfig(total=5.0), TimeoutConfig(total=9, per_step=5.0)])
+async def test_time_runs_out(timeout: float | TimeoutConfig) -> None:
+    """8.4: in total, and for each call."""
+    async with running(Say("never", pause=asyncio.Event().wait)) as (engine, _):
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(RequestTimeoutError):
+            await engine.generate("s:m", "Hi", timeout=timeout)
+        assert asyncio.get_running_loop().time() - begun == pytest.approx(5.0, abs=0.1)
+
+
+# -- misuse: the text says what to do
+
+
+MISUSED: list[tuple[dict[str, object], str]] = [
+    ({"prompt": "Hi", "messages": [Message.user("Hi")]}, r"say only one.*messages=\[\*messages, Message.user"),
+    ({}, "neither a prompt nor messages"),
+    ({"messages": []}, "messages is empty.*at least one message"),
+    ({"prompt": "Hi", "model": ModelChoice(), "provider": "s"}, r"a ModelChoice says among="),
+]
+
+
+@pytest.mark.parametrize(("arguments", "advice"), MISUSED)
+async def test_what_is_asked_must_make_sense(arguments: dict[str, object], advice: str) -> None:
+    """8.4: both prompt and messages, neither, and the like, before anything is sent."""
+    async with running(Say("never")) as (engine, events):
+        for ask in (engine.generate, engine.stream):
+            with pytest.raises(CallboardError, match=advice):
+                await ask(**{"model": "s:m", **arguments})  # type: ignore[operator]
+        assert topics(events.take(), "llm.") == []
+
+
+async def test_a_prompt_in_the_model_s_place_is_noticed() -> None:
+    """Who gives only a prompt is told how to."""
+    async with running() as (engine, _):
+        with pytest.raises(CallboardError, match=r"first argument is the model, here 'What is 1\+1\?'.*prompt="):
+            await engine.generate("What is 1+1?")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("n", "make n calls"),
+        ("max_tokens", "max_output_tokens="),
+        ("system", "system_prompt="),
+        ("timeout_seconds", "timeout="),
+        ("schema", "generate_object"),
+        ("temprature", "did you mean temperature="),
+        ("xyzzy", "fields of TurnOptions"),
+    ],
+)
+async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: str) -> None:
+    """M32 and the names of others: what it is called here."""
+    async with running() as (engine, _):
+        with pytest.raises(TypeError, match=advice):
+            await engine.generate("s:m", "Hi", **{name: 2})  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        ({"messages": [{"role": "user", "content": "Hi"}]}, r"not dict: Message.user\('...'\) makes one"),
+        ({"messages": "Hi"}, r"not str: Message.user"),
+        ({"prompt": [Message.user("Hi")]}, r"say messages=\[...\]"),
+        ({"prompt": Message.user("Hi")}, r"say messages=\[...\]"),
+        ({"prompt": 3}, "text or content blocks, not int"),
+        ({"prompt": "Hi", "model": 3}, "a name, several names or a ModelChoice, not int"),
+        ({"prompt": "Hi", "tools": [add]}, "not function: put @tool above"),
+        ({"prompt": "Hi", "stop_sequences": "END"}, r"stop_sequences=\['...'\]"),
+        ({"prompt": "Hi", "signal": AbortController()}, r"signal=controller\.signal"),
+        (
+            {"model": CanonicalRequest(request_id="", messages=(), model="s:m", max_output_tokens=1)},
+            r"engine\.complete\(\)",
+        ),
+    ],
+)
+async def test_a_mistake_of_kind_is_met_at_once(arguments: dict[str, object], advice: str) -> None:
+    """Before a turn begins, with what to write."""
+    async with running() as (engine, events):
+        with pytest.raises(TypeError, match=advice):
+            await engine.generate(**{"model": "s:m", **arguments})  # type: ignore[arg-type]
+        assert topics(events.take(), "session.") == []
+
+
+async def test_a_provider_that_there_is_not_is_named_with_those_there_are() -> None:
+    """ConfigurationError, before anything is sent."""
+    async with running() as (engine, _):
+        with pytest.raises(ConfigurationError, match=r"'x' is none of the adapters.*they are s"):
+            await engine.generate("m", "Hi", provider="x")
+        with pytest.raises(ConfigurationError, match="name one of its models"):
+            await engine.generate(prompt="Hi", provider="s")
+
+
+async def test_an_engine_that_is_closed_says_so() -> None:
+    """And what to do."""
+    async with running(Say("never")) as (engine, _):
+        pass
+    with pytest.raises(CallboardError, match="closed; make a new one"):
+        await engine.generate("s:m", "Hi")
+    with pytest.raises(CallboardError, match="closed; make a new one"):
+        await engine.stream("s:m", "Hi").result()

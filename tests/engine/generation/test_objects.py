@@ -1,0 +1,380 @@
+"""`generate_object`: each way to hold a model to a schema, and each way in which no object comes of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
+from bus import CallboardError, CapabilityError, RequestTimeoutError
+from bus.json_types import Json, JsonObject
+from engine import Tool
+from engine.generation.object_reply import NoObjectGeneratedError
+from engine.type_schema import SchemaError
+from tests.support.scripted import Say
+
+from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, THINKS, Person, Place, ended, running
+
+pytestmark = pytest.mark.anyio
+
+
+class Row(TypedDict):
+    name: str
+
+
+class Point(msgspec.Struct):
+    x: Annotated[int, msgspec.Meta(ge=0)]
+
+
+# -- what comes out
+
+
+@pytest.mark.parametrize(
+    ("schema", "reply", "output"),
+    [
+        (Person, ADA, Person("Ada", 36)),
+        (Place, '{"city": "Bath"}', Place(city="Bath")),
+        (Row, '{"name": "Ada"}', {"name": "Ada"}),
+        (Point, '{"x": 3}', Point(3)),
+        (PERSON, ADA, {"name": "Ada", "age": 36}),
+        ({"type": "object"}, '{"any": [1]}', {"any": [1]}),
+        (list[Place], '{"value": [{"city": "Bath"}]}', [Place(city="Bath")]),
+        (list[Person] | None, '{"value": null}', None),
+        (Literal["yes", "no"], '{"value": "no"}', "no"),
+        (int, '{"value": 3}', 3),
+        ({"type": "array", "items": {"type": "integer"}}, '{"value": [1, 2]}', [1, 2]),
+        ({"$ref": "#/definitions/A", "definitions": {"A": {"type": "object"}}}, "{}", {}),
+        (
+            {"type": "array", "items": {"$ref": "#/definitions/A"}, "definitions": {"A": {"type": "integer"}}},
+            '{"value": [1]}',
+            [1],
+        ),
+    ],
+    ids=lambda value: str(value)[:24],
+)
+async def test_a_reply_becomes_what_was_asked_for(schema: object, reply: str, output: object) -> None:
+    """Types of every kind, JSON Schemas, and what is no object, which is asked for inside of one."""
+    async with running(Say(reply)) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=schema)
+    assert result.output == output
+    assert type(result.output) is type(output)
+    assert result.text == reply
+    assert asked[0].output_schema is not None
+    assert asked[0].output_schema["type"] == "object"
+
+
+async def test_a_result_has_text_usage_cost_and_steps() -> None:
+    async with running(Say(ADA)) as (engine, _):
+        result = await engine.generate_object("s:m", "Who?", schema=Person)
+    assert (result.text, len(result.steps), result.status, result.repaired) == (ADA, 1, "completed", False)
+    assert (result.usage.input_tokens, result.total_usage.output_tokens) == (10, 5)
+    assert result.total_cost == result.cost
+    assert [message.role for message in result.messages] == [Role.USER, Role.ASSISTANT]
+
+
+async def test_a_null_for_what_may_be_left_out_is_as_good_as_nothing() -> None:
+    async with running(Say('{"name": "Ada", "age": 36, "nickname": null, "tags": null}')) as (engine, _):
+        result = await engine.generate_object("s:m", "Who?", schema=Person)
+    assert result.output == Person("Ada", 36)
+
+
+async def test_a_null_that_the_schema_allows_is_kept() -> None:
+    schema: JsonObject = {"type": "object", "properties": {"a": {}, "b": {"type": ["string", "null"]}}}
+    async with running(Say('{"a": null, "b": null}')) as (engine, _):
+        result = await engine.generate_object("s:m", "Who?", schema=schema)
+    assert result.output == {"a": None, "b": None}
+
+
+async def test_tools_are_run_before_the_object_is_given() -> None:
+    def look_up(arguments: JsonObject) -> Json:
+        return {"age": 36}
+
+    tool = Tool(ToolDefinition("look_up"), look_up)
+    replies = [Say("Let me {see}.", calls=[("look_up", {})]), Say(ADA)]
+    async with running(*replies) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool])
+    assert result.output == Person("Ada", 36)
+    assert len(result.steps) == 2
+    assert [request.output_schema is not None for request in asked] == [True, True]
+
+
+# -- how the model is held to it
+
+
+async def test_a_model_that_takes_schemas_gets_the_schema() -> None:
+    async with running(Say(ADA)) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=PERSON, system_prompt="Be brief.")
+    assert asked[0].output_schema == PERSON
+    assert (asked[0].tools, asked[0].system_prompt) == ((), "Be brief.")
+    assert result.warnings == ()
+
+
+async def test_a_model_that_takes_none_is_made_to_call_a_tool() -> None:
+    """Its arguments are the reply, and stand as text in the result and in the conversation."""
+    reply = Say("I will answer.", calls=[("answer", {"name": "Ada", "age": 36})])
+    async with running(reply, can=NO_SCHEMA) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=PERSON)
+    (request,) = asked
+    assert request.output_schema is None
+    assert [(tool.name, tool.input_schema) for tool in request.tools] == [("answer", PERSON)]
+    assert request.tool_choice == ToolChoice("named", "answer")
+    assert result.output == {"name": "Ada", "age": 36}
+    assert msgspec.json.decode(result.text) == result.output
+    assert (result.stop_reason, result.tool_calls) == (StopReason.END_TURN, ())
+    assert [message.tool_uses for message in result.messages] == [(), ()]
+    assert [warning.code for warning in result.warnings] == ["schema_as_tool"]
+
+
+@pytest.mark.parametrize("case", ["no_tools", "own_tools", "own_choice", "reasons"])
+async def test_where_no_call_can_be_forced_the_model_is_told_the_schema(case: str) -> None:
+    """It has no tools, or has tools of the caller's that it must be free to call, or is to reason."""
+    tool = Tool(ToolDefinition("look_up"), lambda arguments: None)
+    can = {"no_tools": ONLY_WORDS, "reasons": THINKS}.get(case, NO_SCHEMA)
+    async with running(Say(f"```json\n{ADA}\n```"), can=can) as (engine, asked):
+        result = await engine.generate_object(
+            "s:m",
+            "Who?",
+            schema=PERSON,
+            system_prompt="Be brief.",
+            tools=[tool] if case.startswith("own") else [],
+            tool_choice=ToolChoice("auto") if case == "own_choice" else None,
+            reasoning_effort="high" if case == "reasons" else None,
+        )
+    (request,) = asked
+    assert request.output_schema is None
+    assert "answer" not in {tool.name for tool in request.tools}
+    assert request.system_prompt is not None
+    assert request.system_prompt.startswith("Be brief.\n\n")
+    assert msgspec.json.encode(PERSON).decode() in request.system_prompt
+    assert result.output == {"name": "Ada", "age": 36}
+    assert [warning.code for warning in result.warnings] == ["schema_as_instruction"]
+
+
+async def test_a_fallback_is_held_to_the_schema_by_its_own_means() -> None:
+    replies = [Say(fails=NetworkError("down")), Say(calls=[("answer", {"name": "Ada", "age": 36})])]
+    async with running(*replies, and_then=NO_SCHEMA) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=PERSON, fallback=["t:m"])
+    assert [request.output_schema for request in asked] == [PERSON, None]
+    assert [len(request.tools) for request in asked] == [0, 1]
+    assert result.output == {"name": "Ada", "age": 36}
+
+
+async def test_native_mode_takes_only_models_that_take_schemas() -> None:
+    async with running(Say(ADA), can=NO_SCHEMA) as (engine, asked):
+        with pytest.raises(CapabilityError, match="can't be held to a schema"):
+            await engine.generate_object("s:m", "Who?", schema=PERSON, schema_mode="native")
+    assert asked == []
+
+
+async def test_a_session_may_ask_for_any_means_as_well() -> None:
+    """The forced call comes back as text, so that the history has no open call."""
+    replies = [Say(calls=[("answer", {"name": "Ada", "age": 36})]), Say("You're welcome.")]
+    async with running(*replies, can=NO_SCHEMA) as (engine, asked):
+        session = engine.session("s:m")
+        message = await session.send("Who?", output_schema=PERSON, schema_mode="auto")
+        await session.send("Thanks")
+    assert msgspec.json.decode(message.text) == {"name": "Ada", "age": 36}
+    assert [message.role for message in asked[1].messages] == [Role.USER, Role.ASSISTANT, Role.USER]
+    assert asked[1].tools == ()
+
+
+# -- when there is no object
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason", "detail"),
+    [
+        (Say("I am not sure."), "not_json", "there is no JSON"),
+        (Say('{"name": "Ada", "age": }'), "not_json", "a value was expected, at character 23"),
+        (Say('{"name": "Ada", "age": NaN}'), "not_json", "a value was expected, at character 23"),
+        (Say(""), "not_json", "there is no JSON"),
+        (Say('{"name": "Ada", "age": "old"}'), "invalid", "$.age: 'old' is not of type 'integer'"),
+        (Say('{"name": "Ada"}'), "invalid", "$: 'age' is a required property"),
+        (ended(Say('{"name": "Ada", "a'), StopReason.MAX_TOKENS), "truncated", "the text ends before the value"),
+        (ended(Say("Well, let me think."), StopReason.MAX_TOKENS), "truncated", "there is no JSON"),
+        (ended(Say('{"name": x, "a'), StopReason.MAX_TOKENS), "not_json", "a value was expected, at character 9"),
+        (ended(Say("{}"), StopReason.MAX_TOKENS), "invalid", "$: 'name' is a required property"),
+        (ended(Say("I can't help with that."), StopReason.REFUSAL), "refused", "I can't help with that."),
+        (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),
+    ],
+    ids=str,
+)
+async def test_a_reply_that_is_no_such_object_is_an_error_with_its_reason(
+    reply: Say, reason: str, detail: str
+) -> None:
+    async with running(reply) as (engine, _):
+        with pytest.raises(NoObjectGeneratedError) as none:
+            await engine.generate_object("s:m", "Who?", schema=Person)
+    error = none.value
+    assert error.reason == reason
+    assert detail in error.detail
+    assert error.detail in str(error)
+    assert error.text == "".join(reply.reply.text)
+    assert error.response.text == error.text
+    assert (error.usage.input_tokens, error.usage.output_tokens) == (10, 5)
+    assert error.cost == error.steps[0].cost
+
+
+async def test_a_whole_object_counts_even_if_the_limit_was_reached_with_it() -> None:
+    async with running(ended(Say(ADA), StopReason.MAX_TOKENS)) as (engine, _):
+        result = await engine.generate_object("s:m", "Who?", schema=Person)
+    assert result.output == Person("Ada", 36)
+
+
+async def test_what_the_type_alone_refuses_is_invalid_too() -> None:
+    """A constraint that stands in no JSON Schema."""
+
+    class Even(msgspec.Struct):
+        number: int
+
+        def __post_init__(self) -> None:
+            if self.number % 2:
+                raise ValueError("must be even")
+
+    async with running(Say('{"number": 3}')) as (engine, _):
+        with pytest.raises(NoObjectGeneratedError, match="must be even") as none:
+            await engine.generate_object("s:m", "Which?", schema=Even)
+    assert none.value.reason == "invalid"
+
+
+async def test_calls_that_are_left_to_the_caller_are_no_object() -> None:
+    tool = Tool(ToolDefinition("ask_user"))
+    async with running(Say(calls=[("ask_user", {})])) as (engine, _):
+        with pytest.raises(
+            NoObjectGeneratedError, match="it calls ask_user, and the turn ended with awaiting_tools"
+        ):
+            await engine.generate_object("s:m", "Who?", schema=Person, tools=[tool], max_reasks=1)
+
+
+async def test_a_failed_call_raises_what_it_failed_with() -> None:
+    async with running(Say(fails=NetworkError("down"))) as (engine, _):
+        with pytest.raises(NetworkError):
+            await engine.generate_object("s:m", "Who?", schema=Person)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        complex,
+        {"name": "string"},
+        {"type": 3},
+        {"$ref": "#/$defs/A", "$defs": 1},
+        {"type": "array", "items": {"$ref": "#"}},
+    ],
+)
+async def test_a_schema_that_is_none_costs_no_call(schema: object) -> None:
+    async with running() as (engine, asked):
+        with pytest.raises(SchemaError):
+            await engine.generate_object("s:m", "Who?", schema=schema)
+    assert asked == []
+
+
+async def test_the_schema_has_one_place() -> None:
+    async with running() as (engine, _):
+        with pytest.raises(CallboardError, match="schema="):
+            await engine.generate_object("s:m", "Who?", schema=Person, output_schema=PERSON)
+
+
+# -- asking again
+
+
+async def test_a_wrong_reply_is_shown_to_the_model_with_what_is_wrong() -> None:
+    wrong = '{"name": "Ada", "age": "old"}'
+    async with running(Say(wrong), Say("Sorry!"), Say(ADA)) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=2)
+    assert result.output == Person("Ada", 36)
+    assert [len(request.messages) for request in asked] == [1, 3, 5]
+    assert asked[1].messages[1].text == wrong
+    assert "does not follow the schema: $.age: 'old' is not of type 'integer'" in asked[1].messages[2].text
+    assert "is not JSON" in asked[2].messages[4].text
+    assert (len(result.steps), result.total_usage.input_tokens, result.usage.input_tokens) == (3, 30, 10)
+    assert result.total_cost == result.steps[0].cost + result.steps[1].cost + result.steps[2].cost
+    assert len(result.messages) == 6
+
+
+async def test_a_call_that_stood_for_a_wrong_reply_is_asked_for_again_as_a_call() -> None:
+    replies = [Say(calls=[("answer", {"name": "Ada"})]), Say(calls=[("answer", {"name": "Ada", "age": 36})])]
+    async with running(*replies, can=NO_SCHEMA) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
+    assert result.output == Person("Ada", 36)
+    assert [request.tool_choice for request in asked] == [ToolChoice("named", "answer")] * 2
+    assert asked[1].messages[1].text == '{"name":"Ada"}'
+
+
+async def test_an_empty_reply_is_asked_for_again_with_the_question() -> None:
+    async with running(Say(""), Say(ADA)) as (engine, asked):
+        result = await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
+    assert result.output == Person("Ada", 36)
+    assert [(message.role, message.text[:4]) for message in asked[1].messages] == [
+        (Role.USER, "Who?"),
+        (Role.USER, "Your"),
+    ]
+
+
+async def test_all_that_is_asked_again_shares_one_time_limit() -> None:
+    async def slowly() -> None:
+        await anyio.sleep(1)
+
+    async with running(*[Say("no", pause=slowly)] * 9) as (engine, asked):
+        with pytest.raises(RequestTimeoutError):
+            await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=8, timeout=5)
+    assert len(asked) == 3
+
+
+async def test_it_is_not_asked_more_often_than_allowed() -> None:
+    async with running(Say("no"), Say("no"), Say(ADA)) as (engine, asked):
+        with pytest.raises(NoObjectGeneratedError) as none:
+            await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=1)
+    assert len(asked) == 2
+    assert (none.value.usage.input_tokens, len(none.value.steps)) == (20, 2)
+
+
+@pytest.mark.parametrize("stop", [StopReason.REFUSAL, StopReason.MAX_TOKENS], ids=str)
+async def test_a_refusal_and_a_truncation_are_not_asked_for_again(stop: StopReason) -> None:
+    async with running(ended(Say('{"na'), stop), Say(ADA)) as (engine, asked):
+        with pytest.raises(NoObjectGeneratedError):
+            await engine.generate_object("s:m", "Who?", schema=Person, max_reasks=3)
+    assert len(asked) == 1
+
+
+# -- repair
+
+
+@pytest.mark.parametrize(
+    ("reply", "output"),
+    [
+        (Say('{"name": "Ada", "age": 36,}'), Person("Ada", 36)),
+        (Say('Here: {"name": "Ada\nL.", "age": 36'), Person("Ada\nL.", 36)),
+        (
+            ended(Say('{"name": "Ada", "age": 36, "tags": ["a", "b'), StopReason.MAX_TOKENS),
+            Person("Ada", 36, "", ["a", "b"]),
+        ),
+    ],
+    ids=["comma", "line", "truncated"],
+)
+async def test_nearly_valid_json_is_read_as_it_was_meant_on_request(reply: Say, output: Person) -> None:
+    async with running(reply, reply) as (engine, _):
+        with pytest.raises(NoObjectGeneratedError):
+            await engine.generate_object("s:m", "Who?", schema=Person)
+        result = await engine.generate_object("s:m", "Who?", schema=Person, repair=True)
+    assert result.output == output
+    assert result.repaired
+
+
+async def test_a_number_that_was_cut_off_is_not_guessed() -> None:
+    async with running(ended(Say('{"name": "Ada", "age": 3'), StopReason.MAX_TOKENS)) as (engine, _):
+        with pytest.raises(NoObjectGeneratedError) as none:
+            await engine.generate_object("s:m", "Who?", schema=Person, repair=True)
+    assert none.value.reason == "truncated"
+
+
+async def test_messages_may_be_given_instead_of_a_prompt() -> None:
+    messages = [Message.user("Who?"), Message.assistant("Whom do you mean?"), Message.user("Ada.")]
+    async with running(Say(ADA)) as (engine, asked):
+        await engine.generate_object("s:m", schema=Person, messages=messages)
+        with pytest.raises(CallboardError, match="prompt"):
+            await engine.generate_object("s:m", "Who?", schema=Person, messages=messages)
+    assert [message.text for message in asked[0].messages] == ["Who?", "Whom do you mean?", "Ada."]

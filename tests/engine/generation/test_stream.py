@@ -1,0 +1,456 @@
+"""`stream`: a reply as it comes, read, awaited, shared, cancelled and left. Seed 2, sections 4.2, 4.4 and 8.4."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapters import CancelledError, CanonicalRequest, Message, ServerError, StopReason, TextDelta, ToolDefinition
+from bus import CallboardError, MessageStart, SessionTurnCompleted, WrongLoop
+from engine import (
+    AbortController,
+    Engine,
+    Finish,
+    StreamAccumulator,
+    StreamFailed,
+    StreamResult,
+    Tool,
+    UsageSoFar,
+    ViewEvent,
+    stream,
+)
+from engine.generation.streaming import DELTAS_PER_ESTIMATE
+from tests.support.scripted import Say
+from tracestore import PriceTable
+
+from ..engines import running, topics
+
+pytestmark = pytest.mark.anyio
+
+PRICES = """
+label: test
+prices:
+  - {model: "s:*", input: "1", output: "10"}
+"""
+
+
+async def add(arguments: dict[str, int]) -> int:
+    return arguments["a"] + arguments["b"]
+
+
+ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
+CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
+SHORT = ["message.start", "text.start", "text.delta", "text.delta", "text.end", "message.complete", "step.finish"]
+MERGED = [kind for place, kind in enumerate(SHORT) if place != 2]
+
+
+class Gate:
+    """Lets a reply's pieces through one by one, each when it is told to."""
+
+    def __init__(self) -> None:
+        self._open = asyncio.Semaphore(0)
+
+    def let(self, pieces: int) -> None:
+        for _ in range(pieces):
+            self._open.release()
+
+    async def __call__(self) -> None:
+        await self._open.acquire()
+
+
+@asynccontextmanager
+async def stalled(*pieces: str, let: int) -> AsyncIterator[tuple[Engine, Gate, Callable[[], list[str]]]]:
+    """An engine whose one reply stops after so many pieces, and the statuses of the turns that have ended."""
+    gate = Gate()
+    gate.let(let)
+    async with running(Say(*pieces, pause=gate)) as (engine, events):
+
+        def statuses() -> list[str]:
+            found = [each.data for each in events.take()]
+            return [each.status for each in found if isinstance(each, SessionTurnCompleted)]
+
+        yield engine, gate, statuses
+
+
+async def settled() -> None:
+    """Let everything run that can."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+async def test_a_loop_without_a_context_gives_everything() -> None:
+    """8.4: from message.start to finish; deltas add up to the text; the response is there afterwards."""
+    async with running(Say("Hel", "lo")) as (engine, _):
+        result = stream("s:m", "Hi", engine=engine)
+        events = [event async for event in result]
+        response = await result.response()
+    assert [event.type for event in events] == [*SHORT, "finish"]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == response.text == "Hello"
+    last = events[-1]
+    assert isinstance(last, Finish)
+    assert last.response == response
+    assert (last.stop_reason, last.usage, last.status) == ("end_turn", response.usage, "completed")
+
+
+async def test_tools_are_run_between_two_messages() -> None:
+    """4.4: the steps in order, with the tools between; `result()` is what generate() returns."""
+    async with running(CALLS_ADD, Say("3"), CALLS_ADD, Say("3")) as (engine, _):
+        streamed = engine.stream("s:m", "1+2?", tools=[ADD])
+        types = [event.type async for event in streamed]
+        result = await streamed.result()
+        plain = await engine.generate("s:m", "1+2?", tools=[ADD])
+    assert types == [
+        *("message.start", "text.start", "text.delta", "text.end"),
+        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete"),
+        *("tool.started", "tool.finished", "step.finish"),
+        *("message.start", "text.start", "text.delta", "text.end", "message.complete", "step.finish", "finish"),
+    ]
+    assert [step.text for step in result.steps] == [step.text for step in plain.steps] == ["Let me see.", "3"]
+    assert (result.total_usage, result.total_cost) == (plain.total_usage, plain.total_cost)
+
+
+async def test_a_request_is_streamed_as_complete_answers_it() -> None:
+    """4.1, 4.2: the low-level form keeps its ids, runs no tools, and accumulates to the same response."""
+    request = CanonicalRequest(
+        request_id="req_mine",
+        messages=(Message.user("1+2?"),),
+        model="s:m",
+        max_output_tokens=99,
+        tools=(ToolDefinition("add"),),
+    )
+    async with running(CALLS_ADD, CALLS_ADD) as (engine, _):
+        accumulator = StreamAccumulator()
+        async for event in engine.stream(request, tags={"team": "red"}):
+            accumulator.process(event)
+        whole = await engine.complete(request)
+    mine = accumulator.response()
+    assert mine.request_id == whole.request_id == "req_mine"
+    for name in ("model", "provider", "stop_reason", "usage", "warnings", "text"):
+        assert getattr(mine, name) == getattr(whole, name), name
+    assert (
+        [call.input for call in mine.tool_uses] == [call.input for call in whole.tool_uses] == [{"a": 1, "b": 2}]
+    )
+
+
+async def test_a_request_says_all_there_is_to_ask() -> None:
+    """Options beside a CanonicalRequest would contradict it."""
+    request = CanonicalRequest(request_id="", messages=(Message.user("Hi"),), model="s:m", max_output_tokens=9)
+    async with running() as (engine, _):
+        with pytest.raises(TypeError, match="CanonicalRequest says all"):
+            engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
+
+
+async def test_the_text_alone_comes_piece_by_piece() -> None:
+    """`text_stream`, in a context or not, goes on where the last loop stopped."""
+    async with running(Say("a", "b", "c"), Say("d", "e")) as (engine, _):
+        async with engine.stream("s:m", "Hi") as result:
+            async for event in result:
+                if isinstance(event, TextDelta):
+                    break
+            assert [piece async for piece in result.text_stream] == ["b", "c"]
+        assert [piece async for piece in engine.stream("s:m", "Hi").text_stream] == ["d", "e"]
+
+
+async def test_what_has_arrived_can_be_looked_at() -> None:
+    """`partial_response` grows, whoever reads; the id is the call's; at the end it is the response."""
+    async with stalled("Hel", "lo", let=1) as (engine, gate, _):
+        async with engine.stream("s:m", "Hi") as result:
+            assert result.partial_response is None
+            await settled()
+            partial = result.partial_response
+            assert partial is not None
+            assert (partial.text, partial.stop_reason, partial.model) == ("Hel", StopReason.CANCELLED, "s:m")
+            gate.let(9)
+            response = await result.response()
+            assert (partial.request_id, response.text) == (response.request_id, "Hello")
+            assert result.partial_response == response
+
+
+# -- several readers
+
+
+async def test_every_reader_has_everything() -> None:
+    """At the same time and after the end; the first loop isn't disturbed, and a merged delta is one event."""
+    async with running(Say("Hel", "lo")) as (engine, _):
+        async with engine.stream("s:m", "Hi") as result:
+            beside = asyncio.create_task(_types(result.reader()))
+            assert await _types(result) == await beside == [*SHORT, "finish"]
+            assert await _types(result.reader(coalesce=True)) == [*MERGED, "finish"]
+        assert await _types(result.reader()) == [*SHORT, "finish"]
+        attached = [event.type async for event in engine.attach(result.stream_id)]
+        assert attached[-1] == "turn.complete"
+
+
+async def _types(reader: AsyncIterator[ViewEvent]) -> list[str]:
+    return [event.type async for event in reader]
+
+
+async def test_a_reader_after_the_log_was_folded_has_everything() -> None:
+    """Late, it has each block in one piece; in the middle, what it lacks."""
+    async with stalled("Hel", "lo", let=1) as (engine, gate, _):
+        result = engine.stream("s:m", "Hi")
+        early = result.reader()
+        begun = [(await anext(early)).type for _ in range(3)]
+        gate.let(9)
+        await result.response()
+        result._run.turn.log.fold()
+        assert [*begun, *await _types(early)] == [*SHORT, "finish"]
+        assert await _types(result.reader()) == [*MERGED, "finish"]
+
+
+async def test_one_reader_for_two_tasks_is_refused_with_advice() -> None:
+    """They would take each other's events away."""
+    async with stalled("never", let=0) as (engine, _, _):
+        async with engine.stream("s:m", "Hi") as result:
+            waiting = asyncio.create_task(anext(result))
+            await settled()
+            with pytest.raises(CallboardError, match=r"reader of its own: stream\.reader\(\)"):
+                await anext(result)
+        await asyncio.wait([waiting])
+        assert isinstance(waiting.exception(), StopAsyncIteration | CancelledError)
+
+
+async def test_another_loop_can_t_read_it() -> None:
+    """It would wait for ever; the error says where to read."""
+    async with running(Say("Hello")) as (engine, _):
+        result = engine.stream("s:m", "Hi")
+        await result.response()
+
+        def elsewhere() -> None:
+            for ask in (result.response, result.reader().__anext__):
+                with pytest.raises(WrongLoop, match="read it where it was begun"):
+                    asyncio.run(ask())  # type: ignore[arg-type]
+
+        await asyncio.to_thread(elsewhere)
+
+
+# -- failures
+
+
+async def test_a_failure_is_an_event_and_then_raised() -> None:
+    """C22: the same error; what had arrived is there, and so it is raised by everybody who asks."""
+    async with running(Say("Hel", fails=ServerError("down"))) as (engine, _):
+        result, events = engine.stream("s:m", "Hi"), []
+        with pytest.raises(ServerError, match="down") as raised:
+            async for event in result:
+                events.append(event)  # noqa: PERF401 (what came before the failure counts)
+        with pytest.raises(ServerError):
+            await result.response()
+        assert [event async for event in result] == []
+        assert result.partial_response is not None
+        assert result.partial_response.text == "Hel"
+    assert [event.type for event in events] == [*SHORT[:3], "text.end", "message.complete", "error"]
+    last = events[-1]
+    assert isinstance(last, StreamFailed)
+    assert last.error is raised.value
+    assert raised.value.turn.status == "failed"  # type: ignore[attr-defined]
+
+
+async def test_a_failure_before_the_first_event_is_the_only_event() -> None:
+    """Nothing was said, so nothing is shown but the error."""
+    async with running(Say(fails=ServerError("down"))) as (engine, _):
+        result = engine.stream("s:m", "Hi")
+        assert (await anext(result)).type == "error"
+        with pytest.raises(ServerError):
+            await anext(result)
+
+
+# -- cancelling
+
+
+async def test_cancelling_ends_the_events_in_order() -> None:
+    """The segment is closed, then CancelledError, with what had arrived."""
+    async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
+        result = engine.stream("s:m", "Hi")
+        types = [(await anext(result)).type for _ in range(3)]
+        assert await result.cancel()
+        with pytest.raises(CancelledError) as raised:
+            async for event in result:
+                types.append(event.type)  # noqa: PERF401 (what came before the failure counts)
+        assert not await result.cancel()
+        assert statuses() == ["cancelled"]
+    assert types == [*SHORT[:3], "text.end", "message.complete", "error"]
+    assert [block.text for block in raised.value.content] == ["Hel"]  # type: ignore[union-attr]
+
+
+async def test_a_signal_cancels_a_stream() -> None:
+    """C04: the reason is in the error."""
+    controller = AbortController()
+    async with stalled("Hel", "lo", let=1) as (engine, _, _):
+        async with engine.stream("s:m", "Hi", signal=controller.signal) as result:
+            await settled()
+            controller.abort("enough")
+            with pytest.raises(CancelledError, match="enough"):
+                await result.response()
+
+
+async def test_leaving_the_context_cancels_unless_it_was_detached() -> None:
+    """Left early, the call has ended when the context is over; detached, it goes on to its end."""
+    async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
+        async with engine.stream("s:m", "Hi") as result:
+            await anext(result)
+        assert statuses() == ["cancelled"]
+    async with stalled("Hel", "lo", let=1) as (engine, gate, statuses):
+        async with engine.stream("s:m", "Hi") as result:
+            result.detach()
+        assert statuses() == []
+        gate.let(9)
+        assert (await result.response()).text == "Hello"
+
+
+# -- leaving without a word
+
+
+async def _leave_a_loop(engine: Engine) -> object:
+    async for event in engine.stream("s:m", "Hi"):
+        if isinstance(event, TextDelta):
+            break
+    return None
+
+
+async def _leave_the_text(engine: Engine) -> object:
+    async for _ in engine.stream("s:m", "Hi").text_stream:
+        break
+    return None
+
+
+async def _close(engine: Engine) -> object:
+    result = engine.stream("s:m", "Hi")
+    await anext(result)
+    await result.aclose()
+    await result.aclose()
+    return result
+
+
+async def _lose_a_reader(engine: Engine) -> object:
+    reader = engine.stream("s:m", "Hi").reader()
+    await anext(reader)
+    return None
+
+
+async def _lose_a_result_that_was_asked(engine: Engine) -> object:
+    asking = asyncio.create_task(engine.stream("s:m", "Hi").response())
+    await settled()
+    asking.cancel()
+    await asyncio.wait([asking])
+    return None
+
+
+async def _fail_in_a_loop(engine: Engine) -> object:
+    with pytest.raises(ZeroDivisionError):
+        async for _ in engine.stream("s:m", "Hi"):
+            1 / 0  # noqa: B018
+    return None
+
+
+async def _cancel_a_loop(engine: Engine) -> object:
+    async def loop() -> None:
+        async for _ in engine.stream("s:m", "Hi"):
+            pass
+
+    looping = asyncio.create_task(loop())
+    await settled()
+    looping.cancel()
+    await asyncio.wait([looping])
+    return None
+
+
+async def _be_part_of_a_circle(engine: Engine) -> object:
+    result = engine.stream("s:m", "Hi")
+    circle: list[object] = [result]
+    circle.append(circle)
+    await anext(result)
+    return None
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        _leave_a_loop,
+        _leave_the_text,
+        _close,
+        _lose_a_reader,
+        _lose_a_result_that_was_asked,
+        _fail_in_a_loop,
+        _cancel_a_loop,
+        _be_part_of_a_circle,
+    ],
+)
+async def test_however_a_stream_is_left_its_call_is_cancelled(
+    leave: Callable[[Engine], Awaitable[object]],
+) -> None:
+    """And nothing of it is left behind: no reader, no task, no open log."""
+    async with stalled("Hel", "lo", let=1) as (engine, _, statuses):
+        kept = await leave(engine)
+        gc.collect()
+        await settled()
+        assert statuses() == ["cancelled"]
+        statistics = engine.streams.statistics()
+        assert (statistics.open, statistics.readers) == (0, 0)
+        assert not [task for task in asyncio.all_tasks() if "turn" in task.get_name()]
+        del kept
+
+
+async def test_a_stream_that_somebody_keeps_goes_on() -> None:
+    """Leaving a loop is no farewell while the result is there."""
+    async with stalled("Hel", "lo", let=1) as (engine, gate, statuses):
+        result = engine.stream("s:m", "Hi")
+        async for event in result:
+            if isinstance(event, TextDelta):
+                break
+        gc.collect()
+        await settled()
+        assert statuses() == []
+        gate.let(9)
+        assert [piece async for piece in result.text_stream] == ["lo"]
+
+
+async def test_a_stream_that_is_never_read_never_begins() -> None:
+    """Asking for one sends nothing; a closed one says that it was."""
+    async with running(Say("never")) as (engine, events):
+        result: StreamResult | None = engine.stream("s:m", "Hi")
+        del result
+        closed = engine.stream("s:m", "Hi")
+        await closed.aclose()
+        with pytest.raises(CallboardError, match="closed before it began"):
+            await closed.response()
+        assert topics(events.take(), "session.") == []
+
+
+# -- what it uses
+
+
+async def test_usage_is_estimated_until_the_provider_has_said_it(tmp_path: Path) -> None:
+    """C8: with a cost, every few deltas and not at each; the last figure is the reported one."""
+    told: list[UsageSoFar] = []
+    pieces = ["word "] * (3 * DELTAS_PER_ESTIMATE)
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    async with running(Say(*pieces), prices=PriceTable.from_yaml(tmp_path / "prices.yaml")) as (engine, _):
+        result = engine.stream("s:m", "Hi", on_usage=told.append)
+        assert result.usage_so_far.usage.total_tokens == 0
+        async for _ in result:
+            pass
+        assert result.usage_so_far == told[-1]
+    assert [each.estimated for each in told] == [True] * 4 + [False] * 2
+    assert told[-1].usage.output_tokens == 5
+    assert told[-1].cost.nano_usd == 10 * 1000 + 5 * 10_000
+    assert all(
+        each.cost.nano_usd == each.usage.input_tokens * 1000 + each.usage.output_tokens * 10_000 for each in told
+    )
+
+
+async def test_what_a_call_warns_of_stands_at_its_beginning() -> None:
+    """M08: the first event carries the warnings that are known before the call, streamed or not."""
+    many = [Message.user("x")] * 13_000  # ten tokens each, for a window of 128,000
+    async with running(Say("Hello"), Say("Hello")) as (engine, _):
+        result = engine.stream("s:m", messages=many)
+        first = await anext(result)
+        response = await result.response()
+    assert isinstance(first, MessageStart)
+    assert [warning.code for warning in first.warnings] == ["prompt_near_window"]
+    assert response.warnings == first.warnings

@@ -1,0 +1,309 @@
+"""The sync twins, on the thread of the sync functions: in plain programs, beside and inside loops, and at the end.
+
+Real processes: what matters is that they end, in order, with everything in the trace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from adapters import CancelledError, ServerError, ToolDefinition
+from bus import WrongLoop
+from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
+from tests.support.scripted import Say
+from tests.support.virtual_time import Backend, backend
+from tracestore import TraceStore
+
+from ..engines import registry
+
+CHECKOUT = Path(__file__).parents[3]
+
+PRELUDE = """
+import asyncio, os, sys, threading
+from pathlib import Path
+from engine import Engine, generate_sync, run_sync, stream_sync
+from tests.engine.engines import registry
+from tests.support.scripted import Say
+
+start = threading.Thread.start
+
+def start_in_time(thread):
+    if not threading.main_thread().is_alive():  # as Python 3.12 and later have it
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+    start(thread)
+
+threading.Thread.start = start_in_time
+
+def engine(*replies):
+    return Engine(models=registry(*replies), store=Path(sys.argv[1]))
+
+plain = engine(*[Say("Hel", "lo")] * 9)
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+@pytest.fixture
+def engines() -> Iterator[list[Engine]]:
+    """Engines that are closed afterwards, in their thread."""
+    made: list[Engine] = []
+    yield made
+    for each in made:
+        run_sync(each.aclose())
+
+
+def an_engine(engines: list[Engine], *replies: Say) -> Engine:
+    engines.append(Engine(models=registry(*replies), trace=False))
+    return engines[-1]
+
+
+def program(path: Path, body: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PRELUDE + body, str(path)],
+        cwd=CHECKOUT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "CALLBOARD_HOME": str(path.parent)},
+    )
+
+
+def rows(path: Path) -> list[str]:
+    async def read() -> list[str]:
+        async with TraceStore.open_readonly(path) as store:
+            return [row.status for row in await store.calls()]
+
+    return asyncio.run(read())
+
+
+PROGRAMS = {
+    "two calls": (
+        "for _ in range(2):\n    print(generate_sync('s:m', 'Hi', engine=plain).text)",
+        *(0, "Hello\nHello\n", ["completed"] * 2),
+    ),
+    "a stream": (
+        "print(*stream_sync('s:m', 'Hi', engine=plain).text_stream)",
+        *(0, "Hel lo\n", ["completed"]),
+    ),
+    "an exception": (
+        "generate_sync('s:m', 'Hi', engine=plain)\nraise SystemExit(3)",
+        *(3, "", ["completed"]),
+    ),
+    "a stream that somebody still has": (
+        "pauses = iter([0, 600])\n"
+        "e = engine(Say('Hel', 'lo', pause=lambda: asyncio.sleep(next(pauses))))\n"
+        "s = stream_sync('s:m', 'Hi', engine=e)\n"
+        "print(next(s.text_stream))",
+        *(0, "Hel\n", ["cancelled"]),
+    ),
+    "a thread that goes on when the main thread has ended": (
+        "def work():\n"
+        "    threading.main_thread().join()\n"
+        "    print(generate_sync('s:m', 'Hi', engine=plain).text)\n"
+        "generate_sync('s:m', 'Hi', engine=plain)\n"
+        "def first():\n"
+        "    generate_sync('s:m', 'Hi', engine=plain)\n"
+        "    work()\n"
+        "threading.Thread(target=first).start()",
+        *(0, "Hello\n", ["completed"] * 3),
+    ),
+    "the engine of the environment": (
+        "Path(sys.argv[1]).parent.joinpath('models.yaml').write_text('''\n"
+        "adapters: {s: {type: scripted, options: {replies: [Hello]}}}\n"
+        "models: {'s:m': {adapter: s, wire_name: m}}\n"
+        "''')\n"
+        "print(generate_sync('s:m', 'Hi').text)",
+        *(0, "Hello\n", ["completed"]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_ends_in_order(name: str, tmp_path: Path) -> None:
+    """In time, with its own exit code, nothing on stderr and everything in the trace."""
+    body, code, output, statuses = PROGRAMS[name]
+    process = program(tmp_path / "trace.db", body)
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (code, output, "")
+    assert rows(tmp_path / "trace.db") == statuses
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
+@pytest.mark.parametrize(
+    "ask", ["generate_sync('s:m', 'Hi', engine=e)", "list(stream_sync('s:m', 'Hi', engine=e))"]
+)
+def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
+    """KeyboardInterrupt where the program waits; the call is cancelled and stands in the trace."""
+    process = program(
+        tmp_path / "trace.db",
+        "async def wait():\n    print('waiting', flush=True)\n    await asyncio.sleep(600)\n"
+        "e = engine(Say('never', pause=wait))\n"
+        f"try:\n    {ask}\nexcept KeyboardInterrupt:\n    print('interrupted')",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGINT)
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (0, "interrupted\n", "")
+    assert rows(tmp_path / "trace.db") == ["cancelled"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork beside threads")
+def test_a_forked_child_has_a_thread_of_its_own(tmp_path: Path) -> None:
+    """As in a server that loads its program first and forks its workers then."""
+    process = program(
+        tmp_path / "trace.db",
+        "generate_sync('s:m', 'Hi', engine=plain)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    mine = Engine(models=registry(Say('child')), trace=False)\n"
+        "    print(generate_sync('s:m', 'Hi', engine=mine).text, flush=True)\n"
+        "    run_sync(mine.aclose())\n"
+        "    os._exit(0)\n"
+        "os.waitpid(child, 0)\n"
+        "print('parent')",
+    )
+    said, errors = process.communicate(timeout=30)
+    assert (process.returncode, said, errors) == (0, "child\nparent\n", "")
+
+
+def test_a_failure_is_raised_where_it_was_asked(engines: list[Engine]) -> None:
+    """The same exception, with what had been done."""
+    engine = an_engine(engines, Say(fails=ServerError("down")), Say("Hel", fails=ServerError("down")))
+    with pytest.raises(ServerError, match="down") as raised:
+        generate_sync("s:m", "Hi", engine=engine)
+    assert raised.value.turn.status == "failed"  # type: ignore[attr-defined]
+    types: list[str] = []
+    with pytest.raises(ServerError, match="down"):
+        for event in stream_sync("s:m", "Hi", engine=engine):
+            types.append(event.type)  # noqa: PERF401 (what came before the failure counts)
+    assert types[-1] == "error"
+
+
+def test_a_stream_is_what_it_is_in_a_coroutine(engines: list[Engine]) -> None:
+    """Events, text, response, result, partial response and usage."""
+    engine = an_engine(engines, Say("Hel", "lo"))
+    with stream_sync("s:m", "Hi", engine=engine) as result:
+        assert result.partial_response is None
+        types = [event.type for event in result]
+        assert types[0] == "message.start"
+        assert types[-1] == "finish"
+        assert list(result) == []
+        assert result.response().text == result.result().text == "Hello"
+        assert result.partial_response == result.response()
+        assert not result.usage_so_far.estimated
+        assert result.stream_id.startswith("trn_")
+        assert not result.cancel()
+
+
+def test_leaving_a_stream_cancels_it(engines: list[Engine]) -> None:
+    """By its context, and by losing it."""
+    pauses = iter([0.0, 600.0, 0.0, 600.0])
+    never = Say("Hel", "lo", pause=lambda: asyncio.sleep(next(pauses)))
+    engine = an_engine(engines, never, never)
+    with stream_sync("s:m", "Hi", engine=engine) as result:
+        assert next(result.text_stream) == "Hel"
+    with pytest.raises(CancelledError):
+        result.response()
+    for _ in stream_sync("s:m", "Hi", engine=engine).text_stream:
+        break
+
+    async def ended() -> list[str]:
+        async with engine.bus.subscribe("session.turn_completed") as ends:
+            if engine.streams.statistics().open:
+                await anext(ends)
+        return [] if engine.streams.statistics().readers else ["cancelled"]
+
+    assert run_sync(ended()) == ["cancelled"]
+
+
+def test_a_signal_is_given_in_another_thread(engines: list[Engine]) -> None:
+    """Where the caller waits, somebody else can give up."""
+    controller, begun = AbortController(), threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    def give_up() -> None:
+        begun.wait()
+        controller.abort("enough")
+
+    threading.Thread(target=give_up).start()
+    with pytest.raises(CancelledError, match="enough"):
+        generate_sync("s:m", "Hi", engine=an_engine(engines, Say("never", pause=wait)), signal=controller.signal)
+
+
+@pytest.mark.anyio
+async def test_it_works_beside_a_loop_and_warns_inside_of_one(engines: list[Engine]) -> None:
+    """In a thread beside a running loop nothing is held up; in the loop's own thread that loop is."""
+    engine = an_engine(engines, Say("beside"), Say("inside"), Say("stream"))
+    beside = await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=engine)
+    assert beside.text == "beside"
+    with pytest.warns(RuntimeWarning, match=r"generate_sync\(\) holds up the event loop.*await") as warned:
+        assert generate_sync("s:m", "Hi", engine=engine).text == "inside"
+    assert [warning.filename for warning in warned] == [__file__]
+    with pytest.warns(RuntimeWarning, match=r"stream_sync\(\) holds up") as warned:
+        assert list(stream_sync("s:m", "Hi", engine=engine).text_stream) == ["stream"]
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+@pytest.mark.anyio
+async def test_an_engine_of_another_loop_is_refused_with_advice(engines: list[Engine]) -> None:
+    """In both directions."""
+    async with Engine(models=registry(Say("never")), trace=False) as mine:
+        with pytest.raises(WrongLoop, match=r"leave engine= out.*await engine\.generate\(\)"):
+            await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=mine)
+    theirs = an_engine(engines, Say("Hello"))
+    await asyncio.to_thread(generate_sync, "s:m", "Hi", engine=theirs)
+    with pytest.raises(WrongLoop, match="another event loop"):
+        await theirs.generate("s:m", "Hi")
+
+
+def test_an_async_tool_can_t_wait_for_its_own_thread(engines: list[Engine]) -> None:
+    """It would wait for itself: the model gets the advice as the tool's error. A plain tool may."""
+
+    async def ask(arguments: object) -> str:
+        return generate_sync("s:m", "Hi", engine=engine).text
+
+    def ask_plainly(arguments: object) -> str:
+        return generate_sync("s:m", "Hi", engine=engine).text
+
+    engine = an_engine(
+        engines, Say(calls=[("ask", {}), ("plain", {})]), Say("from inside"), Say("That didn't work out.")
+    )
+    tools = [Tool(ToolDefinition("ask"), ask), Tool(ToolDefinition("plain"), ask_plainly)]  # type: ignore[arg-type]
+    result = generate_sync("s:m", "Hi", engine=engine, tools=tools)
+    refused, answered = result.steps[0].tool_results
+    assert "await the async function there" in refused.text
+    assert answered.text == "from inside"
+
+
+def test_a_host_s_engine_serves_the_sync_functions(engines: list[Engine]) -> None:
+    """`set_default_engine` counts for them, too, if the engine has no loop yet."""
+    set_default_engine(an_engine(engines, Say("Hello")))
+    try:
+        assert generate_sync("s:m", "Hi").text == "Hello"
+    finally:
+        set_default_engine(None)
+
+
+def test_any_coroutine_may_be_run_there(engines: list[Engine]) -> None:
+    """Sessions, for example; the result or the exception comes back."""
+    session = an_engine(engines, Say("Hello"), Say(fails=ServerError("down"))).session("s:m")
+    assert run_sync(session.send("Hi")).text == "Hello"
+    with pytest.raises(ServerError):
+        run_sync(session.send("Hi"))

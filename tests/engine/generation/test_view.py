@@ -1,0 +1,197 @@
+"""The view of a stream: pure, from a turn's events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bus import CallboardError, Cost, CostSource, StreamReset, ToolFinished, ToolStarted
+from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.errors import CancelledError
+from bus.stream_events import (
+    CallWarning,
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StepFinish,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+    ToolUseStart,
+    TurnComplete,
+    TurnEvent,
+)
+from bus.stream_fold import fold
+from bus.usage import StopReason, TokenUsage
+from engine import Finish, ProviderEvent, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
+from engine.generation.view import TurnView
+
+USAGE = TokenUsage(10, 5)
+COST = Cost(7, CostSource.COMPUTED)
+
+
+def message(message_id: str, *blocks: ContentBlock, cut: int = 2) -> list[TurnEvent]:
+    """A whole message, its text and arguments in pieces of so many characters."""
+    events: list[TurnEvent] = [MessageStart(message_id, "m", "s", (CallWarning("odd", "It is odd."),))]
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                events += [TextDelta(piece, index, message_id) for piece in pieces(block.text, cut)]
+            case ThinkingBlock():
+                events += [ThinkingDelta(piece, None, index, message_id) for piece in pieces(block.text, cut)]
+                events.append(ThinkingDelta("", block.signature, index, message_id))
+            case ToolUseBlock():
+                events.append(ToolUseStart(block.id, block.name, index, message_id))
+                events += [
+                    ToolUseInputDelta(block.id, piece, index, message_id)
+                    for piece in pieces(block.raw_arguments or "", cut)
+                ]
+                events.append(ToolUseEnd(block.id, block.input, False, index, message_id))
+            case OpaqueBlock():
+                events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
+            case _:
+                raise AssertionError(block)
+    events.append(MessageComplete(tuple(blocks), StopReason.END_TURN, "stop", USAGE, message_id))
+    return events
+
+
+def pieces(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def viewed(events: Sequence[TurnEvent | StreamReset[TurnEvent]]) -> list[ViewEvent]:
+    view = TurnView()
+    return [shown for event in events for shown in view.process(event)]
+
+
+THINKING = ThinkingBlock("Hmm, let me see.", "sig")
+TEXT = TextBlock("Let me add.")
+CALL = ToolUseBlock("tu_1", "add", {"a": 1}, raw_arguments='{"a" : 1}')
+ODD = OpaqueBlock("web_search", ProviderRaw("s", {"q": "x"}))
+
+
+def test_every_segment_begins_and_ends_with_its_whole_value() -> None:
+    """Thinking, text, a tool call and an unknown block, in the order in which they came."""
+    shown = viewed(message("msg_1", THINKING, TEXT, TextBlock("More."), CALL, ODD, cut=100))
+    assert shown == [
+        MessageStart("msg_1", "m", "s", (CallWarning("odd", "It is odd."),)),
+        ThinkingStart("msg_1:0", "msg_1", 0),
+        ThinkingDelta("Hmm, let me see.", None, 0, "msg_1"),
+        ThinkingDelta("", "sig", 0, "msg_1"),
+        ThinkingEnd("msg_1:0", "Hmm, let me see.", "sig", "msg_1", 0),
+        TextStart("msg_1:1", "msg_1", 1),
+        TextDelta("Let me add.", 1, "msg_1"),
+        TextEnd("msg_1:1", "Let me add.", "msg_1", 1),
+        TextStart("msg_1:2", "msg_1", 2),
+        TextDelta("More.", 2, "msg_1"),
+        TextEnd("msg_1:2", "More.", "msg_1", 2),
+        ToolUseStart("tu_1", "add", 3, "msg_1"),
+        ToolUseInputDelta("tu_1", '{"a" : 1}', 3, "msg_1"),
+        ToolUseEnd("tu_1", {"a": 1}, False, 3, "msg_1"),
+        ProviderEvent("web_search", {"q": "x"}, "msg_1", 4),
+        shown[-1],
+    ]
+    assert isinstance(shown[-1], MessageComplete)
+
+
+def test_a_delta_names_its_segment() -> None:
+    """The id of a delta is that of the start and the end around it."""
+    shown = viewed(message("msg_1", THINKING, TEXT))
+    ids = [
+        event.segment_id
+        for event in shown
+        if isinstance(event, TextStart | TextDelta | TextEnd | ThinkingStart | ThinkingDelta | ThinkingEnd)
+    ]
+    assert ids == ["msg_1:0"] * 11 + ["msg_1:1"] * 8
+
+
+def two_steps() -> list[TurnEvent]:
+    return [
+        *message("msg_1", TEXT, CALL),
+        StepFinish(0, StopReason.TOOL_USE, USAGE, COST, "msg_1"),
+        ToolStarted(tool_use_id="tu_1", tool_name="add"),
+        ToolFinished(tool_use_id="tu_1", tool_name="add", is_error=False, latency_ms=1),
+        *message("msg_2", TextBlock("It is 1.")),
+        StepFinish(1, StopReason.END_TURN, USAGE, COST, "msg_2"),
+        TurnComplete("completed"),
+    ]
+
+
+def test_the_last_event_has_the_sums_and_the_last_response() -> None:
+    """Usage and cost of all steps; stop reason and response of the last message."""
+    last = viewed(two_steps())[-1]
+    assert isinstance(last, Finish)
+    assert (last.stop_reason, last.status) == (StopReason.END_TURN, "completed")
+    assert (last.usage, last.cost) == (TokenUsage(20, 10), Cost(14, CostSource.COMPUTED))
+    assert (last.response.text, last.response.model, last.response.raw_stop_reason) == ("It is 1.", "s:m", "stop")
+
+
+@pytest.mark.parametrize(("status", "error"), [("failed", CallboardError), ("cancelled", CancelledError)])
+def test_what_failed_ends_in_an_error(status: str, error: type[Exception]) -> None:
+    """The open segment is closed first; of the events alone, the error has the turn's text."""
+    partial = MessageComplete((TextBlock("Le"),), StopReason.ERROR, None, USAGE, "msg_1")
+    shown = viewed([*message("msg_1", TEXT)[:2], partial, TurnComplete(status, "ServerError: no")])
+    assert [event.type for event in shown[2:]] == ["text.delta", "text.end", "message.complete", "error"]
+    last = shown[-1]
+    assert isinstance(last, StreamFailed)
+    assert type(last.error) is error
+    assert "ServerError: no" in str(last.error)
+
+
+def joined(events: Sequence[ViewEvent]) -> list[object]:
+    """The events with each segment's deltas as one, and without the arguments' pieces, which a fold may lose."""
+    found: list[object] = []
+    for event in events:
+        before = found[-1] if found else None
+        if isinstance(event, TextDelta) and isinstance(before, TextDelta):
+            found[-1] = TextDelta(before.text + event.text, event.content_block_index, event.message_id)
+        elif isinstance(event, ThinkingDelta) and isinstance(before, ThinkingDelta):
+            found[-1] = ThinkingDelta(
+                before.text + event.text, event.signature, event.content_block_index, event.message_id
+            )
+        elif not isinstance(event, ToolUseInputDelta):
+            found.append(event)
+    return found
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_reader_that_was_too_slow_sees_one_row_of_events(data: st.DataObject) -> None:
+    """Wherever a reader stands, and wherever the log was folded meanwhile, it gets the rest, once."""
+    events = two_steps()
+    first = data.draw(st.integers(0, len(events)), "read")
+    folded = data.draw(st.integers(first, len(events)), "folded")
+    reset = StreamReset(fold(events[:folded]), folded)
+    shown = viewed([*events[:first], reset, *events[folded:]])  # type: ignore[list-item]
+    assert joined(shown) == joined(viewed(events))
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_arguments_are_never_given_twice_nor_wrongly(data: st.DataObject) -> None:
+    """What is given of a call's arguments is a beginning of the provider's text; all of it, if nothing is lost."""
+    events = message("msg_1", CALL, cut=1)
+    first = data.draw(st.integers(0, len(events)), "read")
+    folded = data.draw(st.integers(first, len(events)), "folded")
+    reset = StreamReset(fold(events[:folded]), folded)
+    shown = viewed([*events[:first], reset, *events[folded:]])  # type: ignore[list-item]
+    given_text = "".join(event.partial_json for event in shown if isinstance(event, ToolUseInputDelta))
+    assert CALL.raw_arguments is not None
+    assert CALL.raw_arguments.startswith(given_text)
+    if folded < len(events) or first == 0:
+        assert given_text == CALL.raw_arguments
+
+
+def test_a_late_reader_of_a_folded_log_gets_everything() -> None:
+    """Each block comes in one piece, with its beginning and its end."""
+    shown = viewed([StreamReset(fold(two_steps()), len(two_steps()))])  # type: ignore[list-item]
+    assert [event.type for event in shown] == [
+        *("message.start", "text.start", "text.delta", "text.end"),
+        *("tool.use_start", "tool.use_input_delta", "tool.use_end", "message.complete"),
+        *("step.finish", "tool.started", "tool.finished"),
+        *("message.start", "text.start", "text.delta", "text.end", "message.complete", "step.finish", "finish"),
+    ]

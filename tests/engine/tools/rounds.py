@@ -1,0 +1,40 @@
+"""Rounds of calls without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from adapters import ToolResultBlock, ToolUseBlock
+from bus import ToolFinished, ToolProgress, ToolStarted
+from bus.clock import SYSTEM_CLOCK
+from bus.json_types import JsonObject
+from engine import Tool
+from engine.tools import ToolRound, ToolScene, run_tools
+
+Told = list[ToolStarted | ToolProgress | ToolFinished]
+
+
+def call(
+    name: str, arguments: JsonObject | None = None, *, tool_use_id: str = "tu_1", **more: Any
+) -> ToolUseBlock:
+    return ToolUseBlock(tool_use_id, name, arguments or {}, **more)
+
+
+def scene(told: Told | None = None, **more: Any) -> ToolScene:
+    """told: gets the events."""
+    events: Told = [] if told is None else told
+    return ToolScene(clock=SYSTEM_CLOCK, tell=events.append, **more)
+
+
+async def run(
+    calls: Sequence[ToolUseBlock], tools: Sequence[Tool], told: Told | None = None, **more: Any
+) -> ToolRound:
+    return await run_tools(calls, tools, scene(told, **more))
+
+
+async def result_of(tool: Tool, arguments: JsonObject | None = None, **more: Any) -> ToolResultBlock:
+    """Of one call of one tool."""
+    made = await run([call(tool.name, arguments)], [tool], **more)
+    assert not made.waiting
+    return made.results[0]

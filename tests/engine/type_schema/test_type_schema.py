@@ -1,0 +1,393 @@
+"""JSON Schemas of types, values checked by schemas and made into what types say."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import decimal
+import types
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+import pytest
+from pydantic import BaseModel, ConfigDict
+
+from adapters.anthropic.request import close_objects
+from adapters.gemini.schema import fit_schema
+from adapters.schema_sanitizer import normalise_schema
+from adapters.strict_schema import NotStrict, to_strict
+from bus.json_types import Json, JsonObject
+from engine.type_schema import SchemaError, check, convert, json_schema
+
+from .sample_types import (
+    Address,
+    Box,
+    Cat,
+    Colour,
+    Customer,
+    Dog,
+    Folder,
+    Household,
+    Item,
+    Person,
+    Place,
+    Point,
+    Tree,
+)
+
+CUSTOMER: JsonObject = {
+    "person": {"name": "Ada"},
+    "address": {"city": "London", "zip_code": 3},
+    "favourite": "red",
+    "level": "pro",
+    "since": "2020-02-29",
+    "places": {"work": {"city": "Bath"}},
+    "address_before": None,
+}
+
+SAMPLES: list[tuple[object, Json, object]] = [
+    (Person, {"name": "Ada", "age": 36}, Person("Ada", 36)),
+    (Tree, {"label": "a", "children": [{"label": "b"}]}, Tree("a", [Tree("b")])),
+    (Place, {"city": "Bath"}, {"city": "Bath"}),
+    (Point, [1.5, 2], Point(1.5, 2.0)),
+    (Address, {"city": "Bath", "zip_code": 1}, Address(city="Bath", zip_code=1)),
+    (
+        Household,
+        {"address": {"city": "Bath", "zip_code": 1}},
+        Household(address=Address(city="Bath", zip_code=1)),
+    ),
+    (Folder, {"name": "a", "folders": [{"name": "b"}]}, Folder(name="a", folders=[Folder(name="b")])),
+    (
+        Customer,
+        CUSTOMER,
+        Customer(
+            Person("Ada"),
+            Address(city="London", zip_code=3),
+            Colour.RED,
+            "pro",
+            datetime.date(2020, 2, 29),
+            {"work": {"city": "Bath"}},
+        ),
+    ),
+    (Cat | Dog, {"type": "Dog", "tricks": ["sit"]}, Dog(["sit"])),
+    (Item, {"sku": "a", "price": "1.10"}, Item("a", decimal.Decimal("1.10"))),
+    (Box[Person], {"content": {"name": "Ada"}}, Box(Person("Ada"))),
+    (list[Person], [{"name": "Ada"}], [Person("Ada")]),
+    (list[Address], [{"city": "Bath", "zip_code": 1}], [Address(city="Bath", zip_code=1)]),
+    (Folder | None, None, None),
+    (dict[str, list[Folder]], {"a": [{"name": "b"}]}, {"a": [Folder(name="b")]}),
+    (Colour, "blue", Colour.BLUE),
+    (int | str, "7", "7"),
+    (tuple[int, str], [1, "a"], (1, "a")),
+    (dict[int, str], {"1": "a"}, {1: "a"}),
+    (dict[str, object], {"a": [1]}, {"a": [1]}),
+    (bool, True, True),
+    (object, None, None),
+]
+
+
+def name_of(value: object) -> str:
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("of", "value", "expected"), SAMPLES, ids=lambda value: name_of(value)[:30])
+def test_a_value_that_follows_a_types_schema_becomes_that_type(of: object, value: Json, expected: object) -> None:
+    check(value, json_schema(of))
+    converted = convert(value, of)
+    assert converted == expected
+    assert type(converted) is type(expected)
+
+
+@pytest.mark.parametrize("of", [sample[0] for sample in SAMPLES], ids=name_of)
+def test_every_provider_takes_the_schema_of_a_type(of: object) -> None:
+    """No reference stands at the root or is lost, and nothing stands in it that is made for tools only."""
+    schema = json_schema(of)
+    assert "$ref" not in schema
+    assert normalise_schema(schema) == schema
+    for fitted in (fit_schema(schema), close_objects(schema)):
+        text = msgspec.json.encode(fitted).decode()
+        names = set((fitted.get("$defs") or {}).keys())  # type: ignore[union-attr]
+        assert all(f'"#/$defs/{name}"' not in text or name in names for name in ("Address", "Folder", "Tree"))
+
+
+@pytest.mark.parametrize("of", [Person, Tree, Address, Household, Folder], ids=name_of)
+def test_classes_without_free_keys_can_be_strict(of: object) -> None:
+    try:
+        to_strict(json_schema(of))
+    except NotStrict as error:
+        pytest.fail(str(error))
+
+
+def test_a_schema_says_what_docstrings_and_annotations_say() -> None:
+    schema = json_schema(Person)
+    assert schema["title"] == "Person"
+    assert schema["description"] == "Somebody who was named in the text."
+    assert schema["properties"]["name"] == {  # type: ignore[call-overload, index]
+        "type": "string",
+        "description": "as it is written",
+        "minLength": 1,
+    }
+    assert schema["required"] == ["name"]
+
+
+def test_a_types_schema_may_be_changed_by_whoever_got_it() -> None:
+    json_schema(Person)["title"] = "Changed"
+    assert json_schema(Person)["title"] == "Person"
+
+
+def test_a_hint_that_can_not_be_hashed_has_a_schema_too() -> None:
+    hint = Annotated[int, msgspec.Meta(extra_json_schema={"examples": [3]})]
+    assert json_schema(hint) == {"type": "integer", "examples": [3]}
+
+
+def test_a_docstring_is_read_without_its_indentation() -> None:
+    class Long(msgspec.Struct):
+        """Somebody.
+
+        Who was there.
+        """
+
+    assert json_schema(Long)["description"] == "Somebody.\n\nWho was there."
+
+
+def test_titles_that_only_repeat_a_propertys_name_are_left_out() -> None:
+    """pydantic writes one at each property; each costs tokens and says nothing."""
+    assert json_schema(Address) == {
+        "title": "Address",
+        "description": "Where somebody lives.",
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "without the country"},
+            "zip_code": {"type": "integer", "exclusiveMinimum": 0},
+        },
+        "required": ["city", "zip_code"],
+    }
+
+
+class Meeting(msgspec.Struct, tag=True):
+    begins: datetime.datetime
+    ends: datetime.datetime | None
+    reminders: list[Annotated[datetime.time, msgspec.Meta(description="of that day")]]
+    by_name: dict[str, tuple[datetime.datetime, int]]
+    local: Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+    free: str | list[datetime.datetime] = ""
+
+
+def test_moments_have_a_format() -> None:
+    """Also deep inside; where msgspec leaves it out, models would write dates as they like."""
+    schema = json_schema(list[Meeting])
+    moment: JsonObject = {"type": "string", "format": "date-time"}
+    properties = schema["$defs"]["Meeting"]["properties"]  # type: ignore[call-overload, index]
+    assert properties == {
+        "type": {"enum": ["Meeting"]},
+        "begins": moment,
+        "ends": {"anyOf": [moment, {"type": "null"}]},
+        "reminders": {
+            "type": "array",
+            "items": {"type": "string", "format": "time", "description": "of that day"},
+        },
+        "by_name": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "array",
+                "minItems": 2,
+                "maxItems": 2,
+                "prefixItems": [moment, {"type": "integer"}],
+                "items": False,
+            },
+        },
+        "local": {"type": "string"},
+        "free": {"anyOf": [{"type": "string"}, {"type": "array", "items": moment}], "default": ""},
+    }
+    assert json_schema(datetime.datetime) == moment
+    assert json_schema(Stop)["prefixItems"] == [moment, {"type": "string"}]
+
+
+class Stop(NamedTuple):
+    at: datetime.datetime
+    where: str
+
+
+def test_properties_named_as_keywords_are_kept() -> None:
+    schema = json_schema(msgspec.defstruct("Odd", [("discriminator", str), ("title", str), ("ref", str)]))
+    assert schema["properties"] == {
+        "discriminator": {"type": "string"},
+        "title": {"type": "string"},
+        "ref": {"type": "string"},
+    }
+
+
+def test_a_type_that_contains_itself_keeps_one_definition_to_refer_to() -> None:
+    schema = json_schema(Tree)
+    assert list(schema["$defs"]) == ["Tree"]  # type: ignore[arg-type]
+    check({"label": "a", "children": [{"label": "b", "children": [{"label": "c"}]}]}, schema)
+    with pytest.raises(ValueError, match=r"\$\.children\[0\]\.children\[0\]: 'label' is a required property"):
+        check({"label": "a", "children": [{"label": "b", "children": [{}]}]}, schema)
+
+
+def test_two_models_of_one_name_keep_apart() -> None:
+    def model(kind: type) -> type[BaseModel]:
+        inner = type("Inner", (BaseModel,), {"__annotations__": {"value": kind}, "__module__": __name__})
+        return type("Outer", (BaseModel,), {"__annotations__": {"inner": inner}, "__module__": __name__})
+
+    both = msgspec.defstruct("Both", [("first", model(int)), ("second", model(str))])
+    schema = json_schema(both)
+    check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": "x"}}}, schema)
+    with pytest.raises(ValueError, match=r"\$\.second\.inner\.value"):
+        check({"first": {"inner": {"value": 1}}, "second": {"inner": {"value": 1}}}, schema)
+
+
+def test_a_schema_that_is_given_passes_through() -> None:
+    given: JsonObject = {"type": "object", "properties": {"a": {"type": "integer"}}, "examples": [{"a": 1}]}
+    assert json_schema(given) == given
+    assert json_schema(types.MappingProxyType({"type": "object"})) == {"type": "object"}
+    assert json_schema({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "string"}, 'did you mean {"type": "object", "properties"'),
+        ({"type": "str"}, "the types are array, boolean"),
+        ({"type": {"type": "string"}}, "is no type of JSON Schema"),
+        ({"type": "object", "default": object()}, "consists of JSON values only"),
+    ],
+)
+def test_a_mapping_that_is_no_schema_is_refused(given: JsonObject, said: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        json_schema(given)
+    assert said in str(refused.value)
+
+
+class _WithCallable(BaseModel):
+    value: Callable[[], int]
+
+
+@dataclasses.dataclass
+class _Unknown:
+    value: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        (complex, "no JSON Schema says complex: complex has no form in JSON; use a dataclass"),
+        (Callable[[], int], "has no form in JSON"),
+        (list[complex], "complex has no form in JSON"),
+        (Person | Tree, "more than one dict-like type"),
+        (_Unknown, "name 'Missing' is not defined"),
+        ("Person", "pass a JSON Schema"),
+        (_WithCallable, "Cannot generate a JsonSchema for core_schema.CallableSchema; use a dataclass"),
+    ],
+    ids=name_of,
+)
+def test_a_type_that_no_schema_expresses_is_refused_with_advice(of: object, said: str) -> None:
+    with pytest.raises(SchemaError) as refused:
+        json_schema(of)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_nothing_in_json_becomes_a_type_without_a_form_in_json() -> None:
+    with pytest.raises(SchemaError, match="complex"):
+        convert(1, complex)
+
+
+@pytest.mark.parametrize(
+    ("of", "value", "said"),
+    [
+        (Person, {"name": "Ada", "age": "x"}, "$.age: Expected int | null, got str"),
+        (Person, 3, "$: Expected object, got int"),
+        (list[Person], [{"name": "Ada"}, {}], "$[1]: Object missing required field name"),
+        (Address, {"city": "Bath", "zip_code": 0}, "$.zip_code: Input should be greater than 0"),
+        (
+            Household,
+            {"address": dict[str, Json](city=1, zip_code=0)},
+            "$.address.city: Input should be a valid string; $.address.zip_code: Input should be greater than 0",
+        ),
+        (
+            Customer,
+            {**CUSTOMER, "address": dict[str, Json](city="Bath", zip_code=0)},
+            "$.address.zip_code: Input should be greater than 0",
+        ),
+        (list[Address], [{"city": "Bath"}], "$[0].zip_code: Field required"),
+    ],
+    ids=lambda value: name_of(value)[:20],
+)
+def test_a_value_that_is_not_of_the_type_is_told_with_its_path(of: object, value: Json, said: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        convert(value, of)
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(("of", "expected"), [(int, 3), (float, 3.0), (list[int | str], [3, "3"])], ids=name_of)
+def test_a_whole_number_may_be_written_with_a_point(of: object, expected: object) -> None:
+    value: Json = [3.0, "3"] if isinstance(expected, list) else 3.0
+    assert convert(value, of) == expected
+
+
+def test_a_strict_pydantic_model_takes_dates_as_json_has_them() -> None:
+    class Day(BaseModel):
+        model_config = ConfigDict(strict=True)
+        day: datetime.date
+
+    assert convert({"day": "2020-02-29"}, Day).day == datetime.date(2020, 2, 29)
+
+
+def test_each_fault_is_told_with_its_path_and_at_most_five() -> None:
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"ages": {"type": "array", "items": {"type": "integer"}}},
+    }
+    with pytest.raises(ValueError) as refused:
+        check({"ages": [1, "x", 2.5]}, schema)
+    assert str(refused.value) == "$.ages[1]: 'x' is not of type 'integer'; $.ages[2]: 2.5 is not of type 'integer'"
+    with pytest.raises(ValueError) as refused:
+        check({"ages": ["x"] * 1000}, schema)
+    assert str(refused.value).count("is not of type") == 5
+
+
+def test_what_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
+    deep: Json = {"label": "", "children": []}
+    for _ in range(2000):
+        deep = {"label": "", "children": [deep]}
+    with pytest.raises(ValueError, match="nested too deeply"):
+        check(deep, json_schema(Tree))
+    with pytest.raises(ValueError, match="nested too deeply"):
+        convert(deep, Tree)
+
+
+def test_a_pattern_that_python_does_not_know_is_not_checked() -> None:
+    """They are JavaScript's, and the provider or the tool will see to them."""
+    schema: JsonObject = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "pattern": r"^\p{L}+$"}, "code": {"pattern": "^[A-Z]$"}},
+        "patternProperties": {r"^\p{L}": {}},
+    }
+    check({"name": "3"}, schema)
+    with pytest.raises(ValueError, match=r"\$\.code"):
+        check({"code": "a"}, schema)
+
+
+def test_a_long_wrong_value_does_not_fill_the_text() -> None:
+    with pytest.raises(ValueError) as refused:
+        check("a" * 100_000, {"type": "integer"})
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"$ref": "https://example.com/schema"}, "refers to 'https://example.com/schema', which is not in it"),
+        ({"$ref": "#/$defs/None"}, "refers to '$defs/None', which is not in it"),
+        ({"type": 3}, "not a JSON Schema: $.type"),
+        ({"type": "object", "properties": []}, "not a JSON Schema: $.properties"),
+        ({"default": object()}, "JSON values only"),
+    ],
+)
+def test_a_schema_that_is_wrong_itself_is_told_apart_from_a_wrong_value(schema: JsonObject, said: str) -> None:
+    """Nothing is fetched, however a schema asks for it."""
+    with pytest.raises(SchemaError) as refused:
+        check(1, schema)
+    assert said in str(refused.value)

@@ -1,0 +1,32 @@
+"""A few rounds of the kill loop; `benchmarks/kill_loop.py` runs hundreds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.kills.round import plans, run_round
+from benchmarks.reply_server import reply_server
+
+
+@pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
+@pytest.mark.parametrize("seeds", [(4,), (12,)])
+def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_path: Path) -> None:
+    """Engines under heavy calls, alone or two on one file, some on a full disk: the next one finds all of it."""
+    with reply_server(10) as url:
+        for seed in seeds:
+            report = run_round(seed, url, tmp_path / "trace.db")
+            assert not report.failures, f"python benchmarks/kill_loop.py --seed {seed} --rounds 1"
+            assert report.counts["killed"] == len(plans(seed))
+    assert report.counts["attempts in the file"] > 10
+
+
+def test_what_a_seed_decides_stays_and_covers_each_kind() -> None:
+    """Of few seeds, some have two victims, some a full disk, some are killed while they start."""
+    decided = [plans(seed) for seed in range(40)]
+    assert decided == [plans(seed) for seed in range(40)]
+    assert {len(victims) for victims in decided} == {1, 2}
+    victims = [victim for victims in decided for victim in victims]
+    assert {victim.kind for victim in victims} == {"calls", "full"}
+    assert {victim.once_up for victim in victims} == {True, False}

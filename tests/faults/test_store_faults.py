@@ -1,0 +1,416 @@
+"""A trace file that can't be written, for real: calls are answered, the reason is said, losses are counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
+from engine import Engine
+from tests.engine.engines import registry
+from tests.support.scripted import Say
+from tests.support.virtual_time import Backend, backend
+from tracestore import PriceTable, TraceStore, WriterOptions, files
+
+pytestmark = pytest.mark.anyio
+
+CHECKOUT = Path(__file__).parents[2]
+IMPATIENT = WriterOptions(first_retry=0.01, longest_retry=0.05, spill_after=2, batch_seconds=0.0)
+TINY_MEMORY = WriterOptions(
+    first_retry=0.01, longest_retry=0.05, spill_after=2, batch_seconds=0.0, memory_events=40
+)
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+class Rig:
+    """An engine on a file, that talks, and all that it publishes."""
+
+    def __init__(self, engine: Engine, events: Subscription) -> None:
+        self.engine = engine
+        self.seen: list[Envelope] = []
+        self._events = events
+        self._session = engine.session("s:m")
+
+    async def talk(self, turns: int) -> None:
+        """Each turn must be answered."""
+        for _ in range(turns):
+            assert (await self._session.send("Hi")).text == "ab"
+
+    async def until(self, state: str) -> None:
+        hosted = self.engine.hosted
+        assert hosted is not None
+        assert hosted.writer is not None
+        with anyio.fail_after(20):
+            while hosted.writer.state != state:  # noqa: ASYNC110
+                await anyio.sleep(0.005)
+
+    async def complaint(self) -> str:
+        """What the health report says of the writer, which must not be content."""
+        report = await self.engine.health(offline=True)
+        (check,) = [check for check in report.checks if check.name == "store:writer"]
+        assert not check.ok
+        return check.detail
+
+    def states(self) -> list[StoreStateChanged]:
+        """What the bus has said of the store since the start."""
+        self.seen += self._events.take()
+        return [envelope.data for envelope in self.seen if isinstance(envelope.data, StoreStateChanged)]
+
+
+@contextlib.asynccontextmanager
+async def rig_on(path: Path, options: WriterOptions = IMPATIENT, *, content: bool = False) -> AsyncIterator[Rig]:
+    says = [Say("a", "b") for _ in range(400)]
+    engine = Engine(models=registry(*says), store=path, prices=PriceTable.default(), capture_content=content)
+    events = engine.bus.subscribe(">", policy=Lossless(), name="test")
+    async with engine:
+        hosted = await engine.start()
+        assert hosted.writer is not None
+        hosted.writer._options = options
+        yield Rig(engine, events)
+
+
+async def stored(path: Path) -> set[tuple[str, int]]:
+    async with TraceStore.open_readonly(path) as store:
+        assert await store.check() == []
+        return {(envelope.run_id, envelope.seq) for envelope in await store.events(limit=None)}
+
+
+async def make_file(path: Path) -> None:
+    """A trace file of many pages, of an earlier process."""
+    async with rig_on(path, content=True) as rig:
+        await rig.talk(60)
+
+
+def spill_files(folder: Path) -> list[Path]:
+    return list(folder.glob("*.spill-*"))
+
+
+def remove_database(path: Path) -> None:
+    for ending in ("", "-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def remove_locks(path: Path) -> None:
+    for each in path.parent.glob(f"{path.name}.run-*"):
+        each.unlink()
+
+
+def attempt_mount(*arguments: str) -> bool:
+    try:
+        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 16 MB; only root may make one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if not attempt_mount("-t", "tmpfs", "-o", "size=16m,mode=700", "tmpfs", str(folder)):
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+# -- A full disk
+
+
+async def test_a_full_disk_loses_what_it_says_and_no_more(small_disk: Path) -> None:
+    """Without room for database and spill file a memoryful is kept, and the rest counted, until there is room."""
+    path, ballast = small_disk / "trace.db", small_disk / "ballast"
+    async with rig_on(path, TINY_MEMORY) as rig:
+        await rig.talk(3)
+        await rig.engine.flush()
+        with pytest.raises(OSError, match="No space"), ballast.open("wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        await rig.talk(60)
+        await rig.until("dropping")
+        with pytest.raises(StoreError, match="disk is full"):
+            await rig.engine.flush()
+        assert "disk is full" in await rig.complaint()
+        ballast.unlink()
+        with pytest.raises(StoreError, match="events were lost"):
+            await rig.engine.flush()
+        await rig.talk(3)
+        await rig.engine.flush()
+        hosted = rig.engine.hosted
+        assert hosted is not None
+        assert hosted.writer is not None
+        said = hosted.writer.statistics()
+        run_id = rig.engine.bus.run_id
+        assert said.lost_first_seq is not None
+        assert said.lost_last_seq is not None
+        assert f"{said.lost} lost" in await rig.complaint()
+        states = rig.states()
+    assert [change.current for change in states][-1] == "ok"
+    assert states[-1].lost == said.lost > 0
+    missing = {(run_id, envelope.seq) for envelope in rig.seen} - await stored(path)
+    assert len(missing) == said.lost
+    assert {seq for _, seq in missing} <= set(range(said.lost_first_seq, said.lost_last_seq + 1))
+
+
+async def test_a_database_that_is_full_spills_and_loses_nothing(tmp_path: Path) -> None:
+    """SQLite's limit of pages stands for a quota: events go to the spill file, and in the end into the store."""
+    path = tmp_path / "trace.db"
+    async with rig_on(path, content=True) as rig:
+        await rig.talk(3)
+        await rig.engine.flush()
+        assert rig.engine.store is not None
+        database = rig.engine.store._database
+        ((pages,),) = await database.read("PRAGMA page_count")
+        await database.read(f"PRAGMA max_page_count = {pages}")
+        await rig.talk(80)
+        await rig.until("spilling")
+        await rig.talk(3)
+        assert "disk is full" in await rig.complaint()
+        assert spill_files(tmp_path)
+        await database.read("PRAGMA max_page_count = 1000000")
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+        assert rig.states()[-1].current == "ok"
+    assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
+    assert not spill_files(tmp_path)
+
+
+# -- A file without rights
+
+
+async def test_a_read_only_file_is_written_as_soon_as_it_may_be(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """It neither stops the start nor a call; the connection, which would never notice, is opened anew."""
+    path = tmp_path / "trace.db"
+    if as_root := os.geteuid() == 0:  # whom no mode of a file keeps from anything
+        path = request.getfixturevalue("small_disk") / "trace.db"
+    await make_file(path)
+    if as_root:
+        assert attempt_mount("-o", "remount,ro", str(path.parent))
+    else:
+        path.chmod(0o400)
+    async with rig_on(path) as rig:
+        await rig.talk(3)
+        with pytest.raises(StoreError, match=r"readonly|read-only|unable to open|Read-only"):
+            await rig.engine.flush()
+        assert "trace.db" in await rig.complaint()
+        if as_root:
+            assert attempt_mount("-o", "remount,rw", str(path.parent))
+        else:
+            path.chmod(0o600)
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+    assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
+
+
+async def test_a_folder_that_cannot_be_used_stops_no_call(tmp_path: Path) -> None:
+    """Not even the lock of the run can be made there, until there can be a folder."""
+    (tmp_path / "here").write_text("no folder")
+    path = tmp_path / "here" / "trace.db"
+    async with rig_on(path) as rig:
+        await rig.talk(3)
+        with pytest.raises(StoreError, match="File exists"):
+            await rig.engine.flush()
+        assert "File exists" in await rig.complaint()
+        (tmp_path / "here").unlink()
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+        assert list(path.parent.glob("*.run-*")), "held, now that it can be"
+    assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
+
+
+# -- A file that somebody else has
+
+_HOLDER = """
+import sqlite3, sys
+held = sqlite3.connect(sys.argv[1], isolation_level=None)
+held.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_file_that_another_program_locks_is_written_when_it_lets_go(tmp_path: Path) -> None:
+    """Another program with an open transaction, such as a shell somebody has forgotten."""
+    path = tmp_path / "trace.db"
+    async with rig_on(path) as rig:
+        await rig.talk(1)
+        await rig.engine.flush()
+        assert rig.engine.store is not None
+        await rig.engine.store._database.read("PRAGMA busy_timeout = 20")
+        with subprocess.Popen(  # noqa: ASYNC220
+            [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as holder:
+            assert holder.stdout is not None
+            assert await anyio.to_thread.run_sync(holder.stdout.readline) == b"held\n"
+            await rig.talk(10)
+            with pytest.raises(StoreError, match="locked"):
+                await rig.engine.flush()
+            assert "locked" in await rig.complaint()
+            assert holder.stdin is not None
+            holder.stdin.close()
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+    assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
+
+
+async def test_a_writers_lock_that_is_not_given_back_stops_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped process between two commits: events wait, and are written when it goes on."""
+    path = tmp_path / "trace.db"
+    monkeypatch.setattr("tracestore.database.needs_file_lock", lambda: True)
+    async with rig_on(path) as rig:
+        await rig.engine.flush()
+        monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)
+        stopped = files.FileLock(path)
+        with anyio.fail_after(20):
+            while not stopped.try_acquire():  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+        await rig.talk(5)
+        with pytest.raises(StoreError, match=r"trace\.db\.lock has been locked"):
+            await rig.engine.flush()
+        assert "has been locked" in await rig.complaint()
+        stopped.release()
+        await rig.engine.flush()
+        stopped.close()
+
+
+_ANOTHER = """
+import asyncio, sys
+from pathlib import Path
+from tests.faults.test_store_faults import rig_on
+
+async def main():
+    async with rig_on(Path(sys.argv[1])) as rig:
+        print(rig.engine.bus.run_id, flush=True)
+        await asyncio.gather(*(rig.engine.session("s:m").send("Hi") for _ in range(100)))
+        await rig.engine.flush()
+        print(rig.engine.bus.last_seq, flush=True)
+        sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+async def test_two_processes_write_one_file(tmp_path: Path) -> None:
+    """Two engines side by side: each finds all of its own in the file, once, and the file is whole."""
+    path = tmp_path / "trace.db"
+    with subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", _ANOTHER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=CHECKOUT,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
+        text=True,
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        other_run = (await anyio.to_thread.run_sync(other.stdout.readline)).strip()
+        async with rig_on(path) as rig:
+            for _ in range(20):
+                await rig.talk(5)
+                await rig.engine.flush()
+            run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+            other_last = int(await anyio.to_thread.run_sync(other.stdout.readline))
+            other.stdin.close()
+    wanted = {(run_id, seq) for seq in range(1, last + 1)} | {(other_run, seq) for seq in range(1, other_last + 1)}
+    assert wanted <= await stored(path)
+    async with TraceStore.open_readonly(path) as store:
+        rows = await store.calls(limit=None)
+    assert len({row.request_id for row in rows}) == len(rows) == 200
+    assert {row.status for row in rows} == {"completed"}
+
+
+# -- A file that is damaged, or gone
+
+
+def pages(path: Path) -> dict[str, tuple[int, int]]:
+    """Where pages of each kind begin, and how many bytes of them to spoil."""
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        ((size,),) = file.execute("PRAGMA page_size")
+        roots = dict(file.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
+    found = {name: ((root - 1) * size, size) for name, root in roots.items()}
+    return {"header": (16, 60), "schema": (100, 3000), **found}
+
+
+@pytest.mark.parametrize("page", ["header", "schema", "events", "calls", "runs", "events_by_request", "content"])
+async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next_file(
+    tmp_path: Path, page: str
+) -> None:
+    """The damage is said, and what can't be written is kept until the file is moved away, without a restart."""
+    path = tmp_path / "trace.db"
+    await make_file(path)
+    place, size = pages(path)[page]
+    with path.open("r+b") as file:
+        file.seek(place)
+        file.write(b"\xff" * size)
+    async with rig_on(path, content=True) as rig:
+        await rig.talk(5)
+        with pytest.raises(StoreError, match=r"malformed|not a database"):
+            await rig.engine.flush()
+        assert "trace.db" in await rig.complaint()
+        hosted = rig.engine.hosted
+        assert hosted is not None
+        assert hosted.writer is not None
+        before = hosted.writer.statistics().committed  # what touches no damaged page
+        path.rename(tmp_path / "damaged.db")
+        remove_database(path)
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+        assert rig.states()[-1].current == "ok"
+    assert {(run_id, seq) for seq in range(before + 1, last + 1)} <= await stored(path)
+
+
+async def test_a_file_that_is_deleted_under_the_engine_is_made_anew(tmp_path: Path) -> None:
+    """Nothing is written to a file that nobody can find; only what was in the deleted one is gone."""
+    path = tmp_path / "trace.db"
+    async with rig_on(path) as rig:
+        await rig.talk(3)
+        await rig.engine.flush()
+        before = rig.engine.bus.last_seq
+        remove_database(path)
+        remove_locks(path)
+        await rig.talk(3)
+        await rig.engine.flush()
+        run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
+        async with TraceStore(path) as another:
+            assert await another.close_lost_runs() == [], "that it lives can be seen at the new file"
+    found = await stored(path)
+    assert {(run_id, seq) for seq in range(before + 1, last + 1)} <= found
+
+
+async def test_what_a_dead_process_left_is_taken_over_when_the_file_can_be_written(tmp_path: Path) -> None:
+    """An engine that started on a damaged file ends the lost runs of the good one that is put in its place."""
+    path = tmp_path / "trace.db"
+    lost = "INSERT INTO runs (run_id, first_us, last_us, committed_seq) VALUES ('run_dead', 1, 1, 0)"
+    await make_file(path)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as held:
+        held.execute(lost)
+        path.rename(tmp_path / "aside.db")
+        path.write_bytes(b"SQLite format 3\0" + b"\xff" * 4096)
+        async with rig_on(path) as rig:
+            await rig.talk(1)
+            await rig.until("spilling")
+            (tmp_path / "aside.db").rename(path)
+            await rig.until("ok")
+            with anyio.fail_after(20):
+                while True:
+                    ((ending,),) = held.execute("SELECT ending FROM runs WHERE run_id = 'run_dead'")
+                    if ending is not None:
+                        break
+                    await anyio.sleep(0.01)
+    assert ending == "process_lost"

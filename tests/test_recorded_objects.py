@@ -1,0 +1,108 @@
+"""Objects that real providers gave, recorded: each is what `generate_object` and `stream_object` make of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from adapters import AdapterConfig
+from adapters.contract import ProviderAdapter
+from bus.clock import Clock
+from bus.json_types import Json, JsonObject
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine.generation.object_reply import NoObjectGeneratedError
+from tests.support.scripted import adapter_type
+
+pytestmark = pytest.mark.anyio
+
+FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent / "../shared/recorded")
+
+SCHEMAS = {
+    "anthropic": (("output_config", "format", "schema"), ("output_format", "schema")),
+    "openai_responses": (("text", "format", "schema"),),
+    "openai_chat": (("response_format", "json_schema", "schema"),),
+    "gemini": (
+        ("generationConfig", "responseJsonSchema"),
+        ("generationConfig", "responseSchema"),
+        ("generationConfig", "response_json_schema"),
+    ),
+}
+"""Where the recorded requests have their schema."""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def schema_of(case: Mapping[str, Any]) -> JsonObject | None:
+    for path in SCHEMAS[case["protocol"]]:
+        found: Any = case["request_body"]
+        for name in path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        if isinstance(found, dict):
+            return found
+    return None
+
+
+def cases() -> Iterator[tuple[Mapping[str, Any], JsonObject]]:
+    """Every recorded exchange whose request has a schema, with the schema."""
+    from benchmarks.recorded_agreement import PROTOCOLS, read_cases
+
+    for protocol in PROTOCOLS:
+        for case in read_cases(FOLDER / f"{protocol}.jsonl"):
+            schema = schema_of(case)
+            if schema is not None and "oracle" in case:
+                yield case, schema
+
+
+def engine_of(case: Mapping[str, Any], mode: str) -> tuple[Engine, str]:
+    """An engine whose provider answers as recorded, its body cut so."""
+    from benchmarks.recorded_agreement import PROTOCOLS, fragments, make_adapter
+
+    kind = PROTOCOLS[case["protocol"]]
+    model = case["request_body"].get("model") or case["path"].rpartition("/")[2].partition(":")[0]
+
+    def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
+        return make_adapter(kind, case, fragments(case["response_body"].encode(), mode))
+
+    entry = AdapterEntry(name=kind, type=adapter_type(make), config=AdapterConfig())
+    named = f"{kind}:{model}"
+    models = {named: ModelEntry(id=named, adapter=kind, wire_name=model)}
+    return Engine(models=ModelRegistry({kind: entry}, models), trace=False), named
+
+
+async def read(case: Mapping[str, Any], schema: JsonObject, mode: str) -> Json:
+    """What is made of the exchange; of a streamed one, the last partial must be the same."""
+    engine, model = engine_of(case, mode)
+    async with engine:
+        if not (case["streamed"] or case.get("request_streamed")):
+            return (await engine.generate_object(model, "?", schema=schema, max_tool_rounds=0)).output
+        async with engine.stream_object(model, "?", schema=schema, max_tool_rounds=0) as stream:
+            partials = [partial async for partial in stream]
+            output = await stream.object()
+        assert partials[-1] == output, case["id"]
+        return output
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="no recorded traffic: see test_recorded_agreement")
+@pytest.mark.timeout(300)
+async def test_recorded_objects_are_read_and_checked() -> None:
+    """The object, where the recorded reply is one; the calls that it makes instead are said to be no object."""
+    read_of: set[str] = set()
+    for case, schema in cases():
+        for mode in ("whole", "random-1", "byte"):
+            if case["oracle"]["tool_calls"]:
+                with pytest.raises(NoObjectGeneratedError, match="it calls"):
+                    await read(case, schema, mode)
+            else:
+                assert await read(case, schema, mode) == msgspec.json.decode(case["oracle"]["final_text"]), case[
+                    "id"
+                ]
+                read_of.add(case["protocol"])
+    assert read_of == set(SCHEMAS)

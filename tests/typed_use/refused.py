@@ -1,0 +1,16 @@
+# pyright: reportUnnecessaryTypeIgnoreComment=true
+"""User code that is wrong: each line marked here must be an error, for both type checkers."""
+
+from __future__ import annotations
+
+from adapters import CanonicalRequest
+from engine import Engine, generate, stream
+
+
+async def wrong(engine: Engine, request: CanonicalRequest) -> None:
+    await generate("sonnet", "Hi", n=2)  # type: ignore[call-arg]
+    await generate("sonnet", 3)  # type: ignore[arg-type]
+    await generate("sonnet", "Hi", temperature="hot")  # type: ignore[arg-type]
+    stream("sonnet", "Hi", max_tokens=3)  # type: ignore[call-arg]
+    engine.stream(request, temperature=0.5)  # type: ignore[call-overload]
+    await engine.generate(request)  # type: ignore[arg-type]

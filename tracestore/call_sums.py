@@ -1,0 +1,218 @@
+"""Sums of calls by day, provider and model, so that what they cost needn't be added up call by call.
+
+`call_sums` has the sums over the calls up to number `summed_calls.up_to`; what came later is few, and whoever asks
+adds it. So a batch of events costs nothing more: now and then `sum_up` takes the new calls in, all at once. When a
+call that is summed already changes, or goes, triggers change the sums in the same transaction.
+
+`repriced_sums` says by how much the costs under a price version differ from those at call time, in sums over all
+calls that have one, whatever their number. Repricings add to it in the transaction of the costs themselves. So
+the sums under any version are known at once, whichever is current: undoing a repricing changes no sum.
+
+A count so absurd that a sum leaves 64 bits makes that sum a REAL and so inexact: better than a batch refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+from .database import Statements
+from .insert import SqlValue
+
+SUM_UP_AFTER = 5_000
+"""New calls, after which it is time to `sum_up`."""
+
+SUMMED = (
+    *("calls", "total_input_tokens", "output_tokens", "cost_nano", "unpriced", "estimated"),
+    *("cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens"),
+)
+"""The sums; costs are those at call time."""
+
+_KEY = ("day", "provider", "model")
+_ABSURD = 1 << 53
+
+
+def summands(row: str) -> tuple[str, ...]:
+    """What one row of `calls` adds to each of `SUMMED`, as SQL."""
+    return (
+        "1",
+        _count(f"({row}.input_tokens + {row}.cached_input_tokens + {row}.cache_creation_input_tokens)"),
+        _count(f"{row}.output_tokens"),
+        f"coalesce({row}.cost_nano, 0)",
+        f"({row}.usage_source IS NOT NULL AND {row}.cost_nano IS NULL)",
+        f"coalesce({row}.usage_source = 'estimated', 0)",
+        _count(f"{row}.cached_input_tokens"),
+        _count(f"{row}.cache_creation_input_tokens"),
+        _count(f"{row}.reasoning_tokens"),
+    )
+
+
+def _count(tokens: str) -> str:
+    # sum() fails where integers leave 64 bits, but not with a REAL among them.
+    return (
+        f"CASE WHEN {tokens} BETWEEN -{_ABSURD} AND {_ABSURD} THEN {tokens} ELSE coalesce({tokens} * 1.0, 0) END"
+    )
+
+
+_REPRICED = ("calls", "cost_nano", "unpriced")
+
+
+def _repriced_summands(cost: str, call: str) -> tuple[str, ...]:
+    """What one row of `call_cost` adds to each of `_REPRICED`."""
+    return (
+        "1",
+        f"(coalesce({cost}.cost_nano, 0) - coalesce({call}.cost_nano, 0))",
+        f"(({cost}.cost_nano IS NULL) - ({call}.usage_source IS NOT NULL AND {call}.cost_nano IS NULL))",
+    )
+
+
+def _changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
+    return ", ".join(f"{name} = {table}.{name} {sign} {value}" for name, value in zip(names, by, strict=True))
+
+
+def _added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
+    """An INSERT of what a SELECT gives, added to what is there."""
+    more = _changes(table, names, (f"excluded.{name}" for name in names), "+")
+    columns, unique = ", ".join([*key, *names]), ", ".join(key)
+    return f"INSERT INTO {table} ({columns}) {select} ON CONFLICT ({unique}) DO UPDATE SET {more}"
+
+
+def _sums(values: Iterable[str]) -> str:
+    return ", ".join(f"sum({value})" for value in values)
+
+
+def _of(row: str) -> str:
+    return " AND ".join(f"{name} = {row}.{name}" for name in _KEY)
+
+
+def _keys(row: str) -> str:
+    return ", ".join(f"{row}.{name}" for name in _KEY)
+
+
+# Without an index: the one on days would be walked from end to end, so that nothing needs to be sorted.
+_SUM_UP = _added(
+    *("call_sums", _KEY, SUMMED),
+    f"""
+    SELECT {_keys("c")}, {_sums(summands("c"))}
+      FROM calls AS c NOT INDEXED
+     WHERE c.id > (SELECT up_to FROM summed_calls)
+     GROUP BY {_keys("c")}
+    """,
+)
+_SUMMED_UP = "UPDATE summed_calls SET up_to = max(up_to, (SELECT coalesce(max(id), 0) FROM calls))"
+
+_REPRICED_KEY = ("price_version", *_KEY)
+_ADD_REPRICED = _added(
+    "repriced_sums", _REPRICED_KEY, _REPRICED, f"VALUES ({', '.join('?' * len((*_REPRICED_KEY, *_REPRICED)))})"
+)
+
+_OUT_OF_SUMS = f"""
+    UPDATE call_sums SET {_changes("call_sums", SUMMED, summands("OLD"), "-")} WHERE {_of("OLD")};
+    DELETE FROM call_sums WHERE {_of("OLD")} AND calls = 0;
+"""
+_EVERY_VERSION = "(SELECT version FROM price_version)"
+_SAID_BEFORE = (
+    "OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano, OLD.usage_source)"
+)
+_COUNTED = "input_tokens, output_tokens, cached_input_tokens, cache_creation_input_tokens, reasoning_tokens"
+
+CALL_SUMS = (
+    f"""
+    CREATE TABLE call_sums (
+        day       INTEGER NOT NULL,
+        provider  TEXT NOT NULL,
+        model     TEXT NOT NULL,
+        {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMED)},
+        PRIMARY KEY (day, provider, model)
+    ) WITHOUT ROWID
+    """,
+    "CREATE TABLE summed_calls (up_to INTEGER NOT NULL) STRICT",
+    "INSERT INTO summed_calls (up_to) VALUES (0)",
+    f"""
+    CREATE TABLE repriced_sums (
+        price_version  TEXT NOT NULL,
+        day            INTEGER NOT NULL,
+        provider       TEXT NOT NULL,
+        model          TEXT NOT NULL,
+        {", ".join(f"{name} INTEGER NOT NULL" for name in _REPRICED)},
+        PRIMARY KEY (price_version, day, provider, model)
+    ) WITHOUT ROWID
+    """,
+    _SUM_UP,
+    _SUMMED_UP,
+    _added(
+        *("repriced_sums", _REPRICED_KEY, _REPRICED),
+        f"""
+        SELECT k.price_version, {_keys("c")}, {_sums(_repriced_summands("k", "c"))}
+          FROM call_cost AS k
+          JOIN calls AS c ON c.id = k.call_id
+         GROUP BY k.price_version, {_keys("c")}
+        """,
+    ),
+    f"""
+    CREATE TRIGGER summed_call_changes
+    AFTER UPDATE OF day, provider, model, usage_source, cost_nano, {_COUNTED} ON calls
+    WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+    BEGIN
+        {_OUT_OF_SUMS}
+        {_added("call_sums", _KEY, SUMMED, f"VALUES ({_keys('NEW')}, {', '.join(summands('NEW'))})")};
+    END
+    """,
+    f"""
+    CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
+    WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+    BEGIN {_OUT_OF_SUMS} END
+    """,
+    f"""
+    CREATE TRIGGER repriced_call_changes
+    AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
+    WHEN {_SAID_BEFORE} IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
+    BEGIN
+        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, _repriced_summands("k", "OLD"), "-")}
+          FROM call_cost AS k
+         WHERE k.price_version = repriced_sums.price_version AND k.call_id = OLD.id
+           AND ({_keys("repriced_sums")}) = ({_keys("OLD")});
+        {
+        _added(
+            *("repriced_sums", _REPRICED_KEY, _REPRICED),
+            f"SELECT k.price_version, {_keys('NEW')}, {', '.join(_repriced_summands('k', 'NEW'))}"
+            f"  FROM call_cost AS k WHERE k.price_version IN {_EVERY_VERSION} AND k.call_id = NEW.id",
+        )
+    };
+        DELETE FROM repriced_sums WHERE {_of("OLD")} AND calls = 0;
+    END
+    """,
+    f"""
+    CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
+    BEGIN
+        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, _repriced_summands("OLD", "c"), "-")}
+          FROM calls AS c
+         WHERE c.id = OLD.call_id AND repriced_sums.price_version = OLD.price_version
+           AND ({_keys("repriced_sums")}) = ({_keys("c")});
+        DELETE FROM repriced_sums WHERE price_version = OLD.price_version AND calls = 0;
+    END
+    """,
+)
+"""The tables, filled with what a file has already, and the triggers that keep them in step."""
+
+RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
+"""Day, provider, model; how many calls got a cost, by how much their sum is more than that at call time, in
+nano-USD, and how many more of them are unpriced."""
+
+
+def sum_up(statements: Statements) -> None:
+    """Take the new calls into the sums."""
+    statements.run(_SUM_UP)
+    statements.run(_SUMMED_UP)
+
+
+def not_summed_up(statements: Statements) -> int:
+    """About how many calls are waiting for `sum_up`: never fewer than are."""
+    ((waiting,),) = statements.run("SELECT coalesce((SELECT max(id) FROM calls), 0) - up_to FROM summed_calls")
+    return max(0, int(waiting))
+
+
+def add_repriced(statements: Statements, version: str, groups: Iterable[RepricedGroup]) -> None:
+    """Add new costs under a version; to be called in the transaction that writes them."""
+    rows: list[list[SqlValue]] = [[version, *group] for group in groups]
+    statements.run_many(_ADD_REPRICED, rows)
