@@ -50,6 +50,8 @@ from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .media.handle import VideoHandle
+from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .offered import ConfiguredModel, configured_models
 from .price_watch import PriceWatch, announcement
@@ -98,7 +100,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine(ObjectMethods):
+class Engine(ObjectMethods, MediaMethods):
     """See the module's text. `async with Engine(...) as engine`, or let the first turn start it and `aclose()`.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
@@ -146,6 +148,7 @@ class Engine(ObjectMethods):
         self._limits = limits
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
+        self.videos: WeakValueDictionary[tuple[str, str], VideoHandle] = WeakValueDictionary()
         self._hosted: Hosted | None = None
         for name, adapter in (providers or {}).items():
             self.register(name, adapter)

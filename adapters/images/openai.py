@@ -18,7 +18,7 @@ import msgspec
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
 from adapters.multipart import FormPart, write_form
-from adapters.reported_cost import reported_nano_usd
+from adapters.reported_cost import reported_cost
 from adapters.settings import own_options
 from bus.content import ImageBlock
 from bus.json_types import Json, JsonObject
@@ -150,7 +150,7 @@ def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
     if not isinstance(usage, dict):
         return None
     tokens, output = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
-    cost = reported_nano_usd(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
+    cost = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
     if not tokens and not output:
         return None if cost is None else TokenUsage(reported_cost_nano_usd=cost, raw=raw.copy())
     given, made = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))

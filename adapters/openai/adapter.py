@@ -43,7 +43,7 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
     error_codes = CODES
     repair_rules = REPAIRS
     embedding_wire = OpenAIEmbeddings()
-    video_wire = OpenAIVideos()
+    video_wire = OpenAIVideos(codes=CODES)
 
     def __init__(
         self,

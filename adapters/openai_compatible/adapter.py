@@ -146,7 +146,8 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
 
     @property
     def video_wire(self) -> OpenAIVideos:
-        return OpenAIVideos(self._beside("/videos").partition("?")[0], protocol="openai_compatible")
+        path = self._beside("/videos").partition("?")[0]
+        return OpenAIVideos(path, protocol="openai_compatible", codes=ERROR_CODES)
 
     def _beside(self, endpoint: str) -> str:
         path, mark, query = self._path.partition("?")

@@ -16,6 +16,7 @@ from adapters.contract import AttemptObserver, CallWarning, RetryPolicy
 from adapters.data_url import read_data_url
 from adapters.http_adapter import WireCall
 from adapters.http_attempts import HttpAttempts
+from adapters.retry import backoff_delay
 from adapters.transport import ERROR_BODY_BYTES, HttpReply, HttpRequest, close_reply, read_body
 from bus.errors import (
     AdapterError,
@@ -47,8 +48,8 @@ QUESTION_SECONDS = 30.0
 CLOCKS_APART = 60
 """Seconds by which the provider's clock may be behind ours."""
 
-_LOOKS = (0.5, 2.0, 5.0)
-"""Seconds before each look for a job whose creation was never confirmed."""
+_LOOKS = 3
+"""So often a job is looked for whose creation was never confirmed; before each there is a retry's wait."""
 
 _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -115,7 +116,9 @@ class MakesVideosOverHttp(AskingAdapter):
         def read(body: bytes, headers: Mapping[str, str]) -> list[VideoJob]:
             return list(wire.read_latest(body, self.name, request))
 
-        for seconds in _LOOKS:
+        policy = request.retry or self.config.retry
+        for look in range(_LOOKS):
+            seconds = backoff_delay(look, policy, self.clock.random())
             await attempts.wait(partial(anyio.sleep, seconds), what="another look")
             try:
                 jobs, _ = await self.ask(attempts, listing, request.request_id, read)

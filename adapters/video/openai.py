@@ -11,19 +11,18 @@ whether it stops one that runs is not known. A job's length comes as text.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from adapters.classify import ErrorBody, error_without_status
+from adapters.classify import ErrorBody, ErrorType, error_without_status
 from adapters.contract import CallWarning
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
 from adapters.images.openai import file_part
 from adapters.images.wire import own_headers
 from adapters.multipart import FormPart, write_form
-from adapters.openai.errors import CODES
 from adapters.settings import own_options
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
@@ -96,10 +95,11 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 class OpenAIVideos(msgspec.Struct, frozen=True):
-    """path: of the collection. protocol: the name of options for all its servers."""
+    """path: of the collection. protocol: the name of options for all its servers. codes: of a job's errors."""
 
     path: str = "/v1/videos"
     protocol: str = "openai"
+    codes: Mapping[str, ErrorType] = {}
 
     def capabilities(self, model: str) -> VideoCapabilities:
         found = re.match(r"sora-2(-pro)?(?:$|-\d)", model)
@@ -144,7 +144,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
             provider=provider,
             status=status,
             progress=1.0 if status == "completed" else _progress(video.progress),
-            error=_error(video.error, provider) if status == "failed" else None,
+            error=self._error(video.error, provider) if status == "failed" else None,
             created_at=_moment(video.created_at),
             expires_at=_moment(video.expires_at),
             terms=made,
@@ -176,6 +176,13 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
                 found.append(self._job(video, provider, request.wire_model, request.terms))
         return found
 
+    def _error(self, error: _Error | None, provider: str) -> AdapterError:
+        said = error or _Error()
+        body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
+        found = error_without_status(body, self.codes, provider)
+        found.retryable = False  # the job is over, and asking for it again makes nothing of it
+        return found
+
     def _one(self, job_id: str) -> str:
         return f"{self.path}/{quote(job_id, safe='')}"
 
@@ -201,13 +208,3 @@ def _progress(percent: float | None) -> float | None:
 
 def _moment(seconds: float | None) -> int | None:
     return None if seconds is None else int(seconds)
-
-
-def _error(error: _Error | None, provider: str) -> AdapterError:
-    said = error or _Error()
-    body = ErrorBody(
-        type=said.type or "", code=said.code or "", message=said.message or "", param=said.param or ""
-    )
-    found = error_without_status(body, CODES, provider)
-    found.retryable = False  # the job is over, and asking for it again makes nothing of it
-    return found
