@@ -36,7 +36,7 @@ class MakesImagesOverHttp(AskingAdapter):
         def read(body: bytes, headers: Mapping[str, str]) -> ImageReply:
             reply = wire.read(body, request)
             if not reply.images:
-                raise _no_image(reply)
+                raise self._error_inside(body) or _no_image(reply)
             return reply
 
         async def once(attempts: HttpAttempts) -> ImageResponse:
