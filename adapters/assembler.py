@@ -18,69 +18,21 @@ arrive for a tool call already closed can't be delivered, and are reported in `w
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from bus.clock import Clock
-from bus.content import (
-    ContentBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-)
-from bus.json_types import Json, JsonObject
-from bus.stream_events import (
-    MessageComplete,
-    MessageStart,
-    ProviderBlock,
-    StreamEvent,
-    TextDelta,
-    ThinkingDelta,
-    ToolUseEnd,
-    ToolUseInputDelta,
-    ToolUseStart,
-)
+from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ToolUseBlock
+from bus.json_types import JsonObject
+from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
 from bus.usage import StopReason, TokenUsage, UsageSource
 
 from .contract import CallWarning, CanonicalRequest
-from .surrogates import mend_json
+from .reply_block import CleanInput, ReplyBlock
 
 Key: TypeAlias = Hashable
-
-
-@dataclass(slots=True)
-class _Block:
-    kind: Literal["text", "thinking", "tool", "whole"]
-    implicit_end: bool
-    index: int = -1  # assigned when the block opens
-    parts: list[str] = field(default_factory=list)
-    signature: str | None = None
-    raw: JsonObject | None = None  # becomes provider_raw
-    tool_id: str = ""
-    tool_name: str = ""
-    final_input: JsonObject | None = None
-    whole: ContentBlock | None = None  # for kind "whole"
-    whole_raw: Json = None
-    ended: bool = False  # the provider said so; a held block can be ended before it opens
-    incomplete: bool = False  # the provider said that this call must not be executed
-    closed: bool = False
-    content: ContentBlock | None = None  # what it came to, once closed
-
-    def copy(self) -> _Block:
-        return replace(self, parts=list(self.parts))
-
-    def written(self) -> list[str]:
-        """What the model wrote, in fragments; of a call whose arguments came as an object, that as JSON."""
-        if self.parts or not self.final_input:
-            return self.parts
-        return [msgspec.json.encode(self.final_input).decode()]
 
 
 class Assembler:
@@ -106,7 +58,7 @@ class Assembler:
         self.message_id = message_id
         self.provider = provider
         self.request = request
-        self.clean_input: Callable[[str, JsonObject], JsonObject] | None = None
+        self.clean_input: CleanInput | None = None
         self.model = requested_model
         self.response_id: str | None = None
         self._usage: TokenUsage | None = None
@@ -121,10 +73,10 @@ class Assembler:
         self._clock = clock
         self._estimate_usage = estimate_usage
         self._ready: list[StreamEvent] = []
-        self._by_key: dict[Key, _Block] = {}
-        self._open: _Block | None = None
-        self._held: list[_Block] = []
-        self._done: list[_Block] = []
+        self._by_key: dict[Key, ReplyBlock] = {}
+        self._open: ReplyBlock | None = None
+        self._held: list[ReplyBlock] = []
+        self._done: list[ReplyBlock] = []
 
     # -- what providers say
 
@@ -160,7 +112,9 @@ class Assembler:
         self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
     ) -> None:
         """A tool call begins. raw: the provider's own identifiers for it."""
-        block = _Block("tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu"))
+        block = ReplyBlock(
+            self.message_id, "tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu")
+        )
         self._claim(key, block)
         self._admit(block)
 
@@ -175,7 +129,7 @@ class Assembler:
         elif fragment:
             block.parts.append(fragment)
             if block is self._open:
-                self._ready.append(ToolUseInputDelta(block.tool_id, fragment, block.index, self.message_id))
+                self._ready.append(block.delta(fragment))
 
     def tool_input(self, key: Key, final_input: JsonObject) -> None:
         """The call's whole arguments, as an object; stands over the fragments."""
@@ -204,7 +158,7 @@ class Assembler:
         self._whole(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
 
     def _whole(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
-        holder = _Block("whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
+        holder = ReplyBlock(self.message_id, "whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
         self._claim(key, holder)
         self._admit(holder)
 
@@ -310,29 +264,31 @@ class Assembler:
 
     # -- order
 
-    def _fragment(self, key: Key, kind: Literal["text", "thinking"], fragment: str, implicit_end: bool) -> _Block:
+    def _fragment(
+        self, key: Key, kind: Literal["text", "thinking"], fragment: str, implicit_end: bool
+    ) -> ReplyBlock:
         block = self._by_key.get(key)
         if block is None or block.closed or block.kind != kind:
-            block = _Block(kind, implicit_end)
+            block = ReplyBlock(self.message_id, kind, implicit_end)
             self._claim(key, block)
             self._admit(block)
         if fragment:
             block.parts.append(fragment)
             if block is self._open:
-                self._emit_delta(block, fragment)
+                self._ready.append(block.delta(fragment))
         return block
 
-    def _claim(self, key: Key, block: _Block) -> None:
+    def _claim(self, key: Key, block: ReplyBlock) -> None:
         former = self._by_key.get(key)
         if former is not None:
             former.ended = True  # nothing can reach it any more
         self._by_key[key] = block
 
-    def _admit(self, block: _Block) -> None:
+    def _admit(self, block: ReplyBlock) -> None:
         if self.complete:
             return  # nothing comes after `message.complete`
         self._held.append(block)
-        if self._open is not None and self._may_close(self._open):
+        if self._open is not None and self._open.may_be_complete():
             self._close_open()
         self._settle()
 
@@ -348,93 +304,22 @@ class Assembler:
             else:
                 return
 
-    def _may_close(self, block: _Block) -> bool:
-        if not block.implicit_end:
-            return False
-        return block.kind != "tool" or parse_object("".join(block.parts)) is not None
-
     def _begin(self) -> None:
         if not self.started:
             self.started = True
             self._ready.append(MessageStart(self.message_id, self.model, self.provider))
 
-    def _start(self, block: _Block) -> None:
+    def _start(self, block: ReplyBlock) -> None:
         self._begin()
         self._open = block
-        block.index = len(self._done)
-        match block.kind:
-            case "tool":
-                self._ready.append(ToolUseStart(block.tool_id, block.tool_name, block.index, self.message_id))
-                for part in block.parts:
-                    self._ready.append(ToolUseInputDelta(block.tool_id, part, block.index, self.message_id))
-            case "whole":
-                self._ready.append(ProviderBlock(block.tool_name, block.whole_raw, block.index, self.message_id))
-            case _:
-                for part in block.parts:
-                    self._emit_delta(block, part)
-
-    def _emit_delta(self, block: _Block, fragment: str) -> None:
-        if block.kind == "text":
-            self._ready.append(TextDelta(fragment, block.index, self.message_id))
-        else:
-            self._ready.append(ThinkingDelta(fragment, None, block.index, self.message_id))
+        self._ready += block.open(len(self._done))
 
     def _close_open(self, *, cut_off: bool = False) -> None:
         block = self._open
         assert block is not None
         self._open = None
-        block.closed = True
-        match block.kind:
-            case "text":
-                block.content = TextBlock("".join(block.parts), self._raw_or_none(block.raw))
-            case "thinking":
-                if block.signature is not None:
-                    self._ready.append(ThinkingDelta("", block.signature, block.index, self.message_id))
-                raw = self._raw(block.raw or {})
-                block.content = ThinkingBlock("".join(block.parts), block.signature, raw)
-            case "tool":
-                block.content = self._close_tool(block, cut_off)
-            case "whole":
-                block.content = block.whole
+        self._ready += block.close(self._raw, self.clean_input, cut_off=cut_off)
         self._done.append(block)
-
-    def _close_tool(self, block: _Block, cut_off: bool) -> ToolUseBlock:
-        text = "".join(block.parts)
-        parsed = block.final_input if block.final_input is not None else parse_object(text)
-        cut_off = cut_off or block.incomplete
-        if parsed is None and not text.strip() and not cut_off:
-            parsed = {}  # a call without arguments
-        incomplete = cut_off or parsed is None
-        final: JsonObject = parsed or {}
-        if parsed and self.clean_input is not None:
-            final = self.clean_input(block.tool_name, parsed)
-        self._ready.append(ToolUseEnd(block.tool_id, final, incomplete, block.index, self.message_id))
-        return ToolUseBlock(
-            id=block.tool_id,
-            name=block.tool_name,
-            input=final,
-            raw_arguments=text if parsed is None and text else None,
-            incomplete=incomplete,
-            provider_raw=self._raw(block.raw or {}),
-        )
 
     def _raw(self, data: JsonObject) -> ProviderRaw:
         return ProviderRaw(self.provider, data, self._requested_model)
-
-    def _raw_or_none(self, data: JsonObject | None) -> ProviderRaw | None:
-        return None if data is None else self._raw(data)
-
-
-def parse_object(text: str) -> JsonObject | None:
-    """A JSON object from its text, or None if it is anything else. Tolerates raw control characters."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        value = json.loads(mend_json(text.encode()), strict=False, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _no_json(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")

@@ -32,6 +32,7 @@ from bus.json_types import Json, JsonObject
 
 from .error_details import USED_UP, detail_delay, detail_reason
 from .gateway_errors import LITELLM_CODES, exception_name
+from .plain_text import as_text
 from .retry import retry_after_seconds
 from .surrogates import mend_json
 
@@ -224,9 +225,7 @@ def _canonical(status: Json) -> str:
 
 
 def _text(value: Json) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return "" if value is None else as_text(value)
 
 
 def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorType]) -> ErrorType:

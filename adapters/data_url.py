@@ -12,6 +12,9 @@ from bus.content import AudioBlock, DocumentBlock, ImageBlock
 WEB = ("https", "http")
 """The schemes of addresses that providers can fetch from, most of them."""
 
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+"""From the alphabet of base64 for addresses, which would lose these two without a word, to the usual one."""
+
 
 def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
     """Whether it is an address that a provider can fetch from."""
@@ -38,7 +41,7 @@ def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Itera
 
 
 def read_data_url(url: str) -> tuple[str, bytes] | None:
-    """The media type and bytes of a data URL; None if it is none."""
+    """The media type and bytes of a data URL; None if it is none. Base64 may be of either alphabet."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().startswith("data:"):
         return None
@@ -47,7 +50,7 @@ def read_data_url(url: str) -> tuple[str, bytes] | None:
     if "base64" not in parameters:
         return media_type, data
     try:
-        return media_type, b64decode(data, validate=False)
+        return media_type, b64decode(data.translate(_STANDARD), validate=False)
     except binascii.Error:
         return None
 

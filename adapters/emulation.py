@@ -31,8 +31,9 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.usage import StopReason
 
-from .assembler import parse_object
 from .contract import CallWarning, CanonicalRequest, CanonicalResponse
+from .json_object import parse_object
+from .plain_text import as_text
 from .settings import check_tool_choice
 
 WARNING = CallWarning(
@@ -196,14 +197,10 @@ def _render(message: Message, names: dict[str, str]) -> Message:
 
 
 def _render_call(call: ToolUseBlock) -> TextBlock:
-    arguments = ", ".join(f"{name}: {_as_text(value)}" for name, value in call.input.items())
+    arguments = ", ".join(f"{name}: {as_text(value)}" for name, value in call.input.items())
     return TextBlock(
         f"I will use the tool {call.name} ({arguments})." if arguments else f"I will use the tool {call.name}."
     )
-
-
-def _as_text(value: Json) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:

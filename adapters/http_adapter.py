@@ -71,6 +71,11 @@ class WireCall(msgspec.Struct, frozen=True):
     once: bool = False
 
 
+def bearer(api_key: str | None) -> dict[str, str]:
+    """The header that carries a key as a bearer token; none if there is no key."""
+    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 class HttpAdapter(ABC):
     """Base of the adapters that speak HTTP; see the module's text.
 

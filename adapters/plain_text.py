@@ -1,11 +1,19 @@
-"""Content as one text, and which of it is new: for protocols whose messages are plain strings."""
+"""Content and values as text: for protocols whose messages are plain strings, and for what is put into words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from bus.content import ContentBlock, TextBlock
+from bus.json_types import Json
 from bus.messages import Message, Role
+
+
+def as_text(value: Json) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def join_text(content: Iterable[ContentBlock]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-import msgspec
-
 from bus.json_types import Json, JsonObject
+
+from .plain_text import as_text
 
 _NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
 """Keywords, and leftovers of schema generators, that mean nothing to a model. So do those that begin with ~."""
@@ -106,8 +106,7 @@ def in_words(constraints: JsonObject) -> Iterator[str]:
         if name == "uniqueItems":
             yield "no item twice"
         else:
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-            yield _WORDS.get(name, f"{name}: {{}}").replace("{}", text)
+            yield _WORDS.get(name, f"{name}: {{}}").replace("{}", as_text(value))
 
 
 def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:

@@ -15,6 +15,7 @@ from bus.errors import InvalidRequestError
 from bus.json_types import JsonObject
 from bus.messages import ToolDefinition
 
+from .schema_memory import remembered
 from .schema_sanitizer import normalise_schema
 from .strict_schema import NotStrict, StrictSchema, to_strict, without_added_nulls
 
@@ -80,21 +81,9 @@ def _is_asked(tool: ToolDefinition, by_default: bool) -> bool:
     return by_default if tool.strict is None else tool.strict
 
 
+@remembered
 def _strict(schema: JsonObject) -> StrictSchema | str:
-    """The strict schema, or why there is none. The same schemas come with every call, so they are remembered."""
-    try:
-        text = msgspec.json.encode(schema)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever writes the body decides about that
-        return _rewritten(schema)
-    return _remembered(text)
-
-
-@functools.lru_cache(maxsize=256)
-def _remembered(schema: bytes) -> StrictSchema | str:
-    return _rewritten(msgspec.json.decode(schema, type=JsonObject))
-
-
-def _rewritten(schema: JsonObject) -> StrictSchema | str:
+    """The strict schema, or why there is none."""
     try:
         return to_strict(schema)
     except NotStrict as reason:

@@ -15,9 +15,9 @@ followed by a restart, a stop or an escalation as `bus.restart` decides. The wai
 recovery task; under one_for_all and rest_for_one recoveries take turns, and one that finds its child already
 alive does nothing.
 
-Stopping a life: ask it → 5 s → cancel it → 1 s. A task can't be abandoned: what still runs then is reported as
-stuck, its stack is logged at once and every 5 s, and `run` goes on waiting for it, but `stop` returns its report.
-A restart waits for it too, since two lives of one child must never overlap.
+Stopping a life takes a few seconds at the most (`bus.endings`). What still runs then is stuck: `run` goes on
+waiting for it, but `stop` returns its report. A restart waits for it too, since two lives of one child must never
+overlap.
 
 Lives are shielded. When the host cancels `run`, the supervisor sees it and stops its children in order; they would
 otherwise all be cancelled at once, the ones that others rely on included.
@@ -28,18 +28,25 @@ supervisor that is a crash like any: the whole subtree is started again, or the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TypeAlias
 
 import anyio
 import anyio.abc
-import msgspec
 
 from . import events
-from .actor import STOPPING_SECONDS, Actor, ActorRef, ActorStatistics, Incarnation, Phase
+from .actor import ActorRef, Incarnation
+from .child import (
+    Child,
+    ChildSpec,
+    ChildStatistics,
+    Life,
+    ShutdownReport,
+    SupervisorLife,
+    SupervisorStatistics,
+)
 from .clock import Clock
+from .endings import Endings
 from .errors import ActorStopped, SupervisorEscalated
 from .event_bus import Bus
 from .log import Log
@@ -60,124 +67,6 @@ __all__ = [
 ]
 
 _log = Log("bus.supervisor")
-
-STOP_GRACE_SECONDS = 5.0
-KILL_GRACE_SECONDS = 1.0
-STUCK_LOG_SECONDS = 5.0
-
-
-class ChildSpec(msgspec.Struct, frozen=True):
-    """An actor to supervise.
-
-    name: unique below its supervisor, and better in the whole tree: lifecycle events carry it.
-    factory: makes a new instance for every life. policy: None for the supervisor's own.
-    on_limit: what happens after too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the
-    child stays stopped, until `restart_child`, and its siblings live on.
-    """
-
-    name: str
-    factory: Callable[[], Actor]
-    restart: RestartType = "permanent"
-    policy: RestartPolicy | None = None
-    on_limit: OnLimit = "escalate"
-
-
-class ShutdownReport(msgspec.Struct, frozen=True):
-    """clean: everything has ended. stuck: the names of what still runs. lost: messages nobody got to."""
-
-    clean: bool
-    stuck: tuple[str, ...] = ()
-    lost: int = 0
-
-
-class ChildStatistics(msgspec.Struct, frozen=True):
-    """failures: in a row, so far. uptime_seconds: of the current life; 0.0 if there is none."""
-
-    name: str
-    phase: Phase
-    restarts: int
-    failures: int
-    uptime_seconds: float
-    actor: ActorStatistics | None
-    supervisor: SupervisorStatistics | None
-
-
-class SupervisorStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a tree of supervision. stuck: tasks that did not end when they were told to."""
-
-    name: str
-    strategy: Strategy
-    running: bool
-    children: tuple[ChildStatistics, ...]
-    stuck: tuple[str, ...]
-
-
-class _SupervisorLife(anyio.abc.TaskStatus[None]):
-    """One run of a nested supervisor, with the same face as an actor's `Incarnation`."""
-
-    def __init__(self, supervisor: Supervisor, clock: Clock) -> None:
-        self.supervisor = supervisor
-        self.phase: Phase = "starting"
-        self.error: Exception | None = None
-        self.cancelled = False
-        self.was_started = False
-        self.started_ns = 0
-        self.stop_reason: str | None = None
-        self.on_up: Callable[[], None] | None = None
-        self.up = anyio.Event()
-        self.ended = anyio.Event()
-        self._clock = clock
-
-    def started(self, value: None = None) -> None:
-        """Told by `Supervisor.run` when all its children are up."""
-        self.was_started = True
-        self.started_ns = self._clock.monotonic_ns()
-        self.phase = "running"
-        if self.on_up is not None:
-            self.on_up()
-        self.up.set()
-
-    async def run(self) -> None:
-        try:
-            with anyio.CancelScope(shield=True):
-                await self.supervisor.run(task_status=self)
-        except anyio.get_cancelled_exc_class():
-            self.cancelled = True  # as in Incarnation.run
-        except Exception as error:
-            self.error = unwrapped(error)
-        finally:
-            self.phase = "ended"
-            self.up.set()
-
-
-_Life: TypeAlias = Incarnation | _SupervisorLife
-
-
-class _Child:
-    def __init__(
-        self,
-        name: str,
-        make_life: Callable[[], _Life],
-        restart: RestartType,
-        policy: RestartPolicy,
-        on_limit: OnLimit,
-        ref: ActorRef | None,
-    ) -> None:
-        self.name = name
-        self.make_life = make_life
-        self.restart = restart
-        self.policy = policy
-        self.on_limit = on_limit
-        self.ref = ref
-        self.wanted = False
-        self.first_start = False
-        self.life: _Life | None = None
-        self.failures = 0
-        self.restarts = 0
-
-    @property
-    def active(self) -> bool:
-        return self.life is not None and not self.life.ended.is_set()
 
 
 class Supervisor:
@@ -201,7 +90,7 @@ class Supervisor:
         self.policy = RestartPolicy() if policy is None else policy
         self._bus = bus
         self._clock = bus.clock if clock is None else clock
-        self._children: dict[str, _Child] = {}  # in the order of their starting
+        self._children: dict[str, Child] = {}  # in the order of their starting
         self._group: anyio.abc.TaskGroup | None = None
         self._report = ShutdownReport(clean=True)
 
@@ -218,16 +107,14 @@ class Supervisor:
         self._bus.check_thread()
         self._stopping = False
         self._escalation: str | None = None
-        self._deadline = float("inf")
         self._lost = 0
-        self._stuck: dict[str, _Life] = {}
         self._recoveries: set[anyio.CancelScope] = set()
         self._turn = anyio.Lock()  # recoveries of a group strategy, one after the other
         self._until_stopped = anyio.CancelScope()
         self._stopped = anyio.Event()
         try:
             async with anyio.create_task_group() as group:
-                self._group = group
+                self._group, self._endings = group, Endings(group)
                 try:
                     with self._until_stopped:
                         await self._start_again()
@@ -250,7 +137,7 @@ class Supervisor:
         Returns when everything has ended, or all that did not is known to be stuck.
         """
         if self._group is not None:
-            self._deadline = min(self._deadline, anyio.current_time() + budget)
+            self._endings.deadline = min(self._endings.deadline, anyio.current_time() + budget)
             self._until_stopped.cancel()
             await self._stopped.wait()
         return self._report
@@ -265,11 +152,11 @@ class Supervisor:
         """
         ref = ActorRef(spec.name, self._bus)
 
-        def make_life() -> _Life:
+        def make_life() -> Life:
             return Incarnation(ref, spec.factory, self._bus, self._clock)
 
         policy = spec.policy or self.policy
-        await self._add(_Child(spec.name, make_life, spec.restart, policy, spec.on_limit, ref))
+        await self._add(Child(spec.name, make_life, spec.restart, policy, spec.on_limit, ref))
         return ref
 
     async def start_supervisor(
@@ -283,10 +170,10 @@ class Supervisor:
             name, bus=self._bus, clock=self._clock, strategy=strategy, policy=policy or self.policy
         )
 
-        def make_life() -> _Life:
-            return _SupervisorLife(nested, self._clock)
+        def make_life() -> Life:
+            return SupervisorLife(nested, self._clock)
 
-        await self._add(_Child(name, make_life, "permanent", self.policy, "escalate", None))
+        await self._add(Child(name, make_life, "permanent", self.policy, "escalate", None))
         return nested
 
     async def stop_child(self, name: str) -> None:
@@ -327,13 +214,13 @@ class Supervisor:
             name=self.name,
             strategy=self.strategy,
             running=self._group is not None,
-            children=tuple(self._describe(child) for child in self._children.values()),
-            stuck=() if self._group is None else tuple(self._stuck),
+            children=tuple(child.statistics(self._clock) for child in self._children.values()),
+            stuck=() if self._group is None else self._endings.stuck,
         )
 
     # -- starting
 
-    async def _add(self, child: _Child) -> None:
+    async def _add(self, child: Child) -> None:
         if child.name in self._children:
             raise ValueError(f"supervisor {self.name} has a child {child.name!r} already")
         self._children[child.name] = child
@@ -343,7 +230,7 @@ class Supervisor:
             del self._children[child.name]
             raise
 
-    async def _first_start(self, child: _Child) -> None:
+    async def _first_start(self, child: Child) -> None:
         self._running_group()
         child.wanted = child.first_start = True
         child.failures = 0
@@ -371,7 +258,7 @@ class Supervisor:
                 if life.error is not None and not life.was_started:
                     raise life.error
 
-    async def _start(self, child: _Child, *, again: bool = False) -> _Life:
+    async def _start(self, child: Child, *, again: bool = False) -> Life:
         """Begin a new life, and wait until it is up or has failed; the caller decides.
 
         Returns that life, because the child may have gone on to another before the caller looks.
@@ -382,12 +269,12 @@ class Supervisor:
         life = child.life = child.make_life()
         life.on_up = partial(self._came_up, child, again)
         if isinstance(life, Incarnation):
-            life.on_closing = partial(self._closing, life)
+            life.on_closing = partial(self._endings.closing, life)
         group.start_soon(self._host, child, life, name=child.name)
         await life.up.wait()
         return life
 
-    def _came_up(self, child: _Child, again: bool) -> None:
+    def _came_up(self, child: Child, again: bool) -> None:
         # Called by the life itself: a first message that crashes it comes later, and so does its event.
         child.first_start = False
         if again:
@@ -396,7 +283,7 @@ class Supervisor:
         else:
             self._publish(events.ActorStarted(actor=child.name))
 
-    async def _host(self, child: _Child, life: _Life) -> None:
+    async def _host(self, child: Child, life: Life) -> None:
         await life.run()
         try:
             self._ended(child, life)
@@ -405,7 +292,7 @@ class Supervisor:
 
     # -- ends, and what follows from them
 
-    def _ended(self, child: _Child, life: _Life) -> None:
+    def _ended(self, child: Child, life: Life) -> None:
         uptime_ns = self._clock.monotonic_ns() - life.started_ns
         if life.was_started and uptime_ns >= child.policy.healthy_after * 1e9:
             child.failures = 0
@@ -426,7 +313,7 @@ class Supervisor:
             if self._restart_due(child, life):
                 self._running_group().start_soon(self._recover, child, life)
 
-    def _restart_due(self, child: _Child, life: _Life) -> bool:
+    def _restart_due(self, child: Child, life: Life) -> bool:
         """Judge a child that ended by itself, and do what can be done at once. True: it is to be restarted."""
         crashed = life.error is not None
         match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
@@ -441,7 +328,7 @@ class Supervisor:
                     self._escalate(child, life)
         return False
 
-    def _escalate(self, child: _Child, life: _Life) -> None:
+    def _escalate(self, child: Child, life: Life) -> None:
         last = "" if life.error is None else f", lastly with {describe(life.error)}"
         reason = f"{child.name} ended {child.failures} times in a row{last}"
         if self._escalation is None and not self._stopping:
@@ -450,17 +337,17 @@ class Supervisor:
             self._publish(events.ActorEscalated(actor=child.name, reason=reason))
             self._until_stopped.cancel()
 
-    def _retire(self, child: _Child, reason: str) -> None:
+    def _retire(self, child: Child, reason: str) -> None:
         """Let a child that has ended stay stopped."""
         self._close(child)
         self._publish(events.ActorStopped(actor=child.name, reason=reason))
 
-    def _close(self, child: _Child) -> None:
+    def _close(self, child: Child) -> None:
         child.wanted = False
         if child.ref is not None:
             self._lost += child.ref._close()
 
-    async def _recover(self, child: _Child, life: _Life) -> None:
+    async def _recover(self, child: Child, life: Life) -> None:
         if self._stopping:
             return
         with anyio.CancelScope(shield=True) as scope:
@@ -475,7 +362,7 @@ class Supervisor:
             finally:
                 self._recoveries.discard(scope)
 
-    async def _restart(self, failed: _Child) -> None:
+    async def _restart(self, failed: Child) -> None:
         """Stop who is affected, wait, and start them again in order; from the top when one of them won't start."""
         while True:
             names = affected(self.strategy, tuple(self._children), failed.name)
@@ -492,7 +379,7 @@ class Supervisor:
                 return
             failed = again
 
-    async def _start_members(self, members: list[_Child]) -> _Child | None:
+    async def _start_members(self, members: list[Child]) -> Child | None:
         """Start in order those that are down and should be up. Returns one that failed and is to be retried."""
         for child in members:
             if child.life is not None and child.life.stop_reason is not None:
@@ -521,61 +408,19 @@ class Supervisor:
             await self._end(child, reason)
             if child.ref is not None:
                 self._lost += child.ref._close()
-        stuck = tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
+        stuck = self._endings.stuck
         self._report = ShutdownReport(clean=not stuck, stuck=stuck, lost=self._lost)
         self._stopped.set()
 
-    async def _end(self, child: _Child, reason: str) -> None:
+    async def _end(self, child: Child, reason: str) -> None:
         """End a child's life. Returns when it has ended, or has been reported as stuck."""
         life = child.life
         if life is None or life.ended.is_set():
             if child.wanted and not child.first_start and self._group is not None:  # it waited for its restart
                 self._publish(events.ActorStopped(actor=child.name, reason=reason))
             return
-        life.stop_reason = reason
-        remaining = max(0.0, self._deadline - anyio.current_time())
-        if isinstance(life, _SupervisorLife):
-            report = await life.supervisor.stop(budget=remaining)
-            self._stuck.update(dict.fromkeys(report.stuck, life))
-            self._lost += report.lost
-            if report.clean:
-                await life.ended.wait()
-            return
-        life.ask_to_stop()
-        if await _ends_within(life, min(STOP_GRACE_SECONDS, remaining)):
-            return
-        _log.warning("actor.cancelled_at_stop", actor=child.name, reason=reason)
-        life.scope.cancel()
-        if await _ends_within(life, KILL_GRACE_SECONDS):
-            return
-        if life.hook_running and await _ends_within(life, STOPPING_SECONDS):
-            return
-        self._report_stuck(life)
-
-    def _closing(self, life: Incarnation) -> None:
-        """A life closes that nobody asked to stop, after a crash perhaps; its tasks may be stuck all the same."""
-        if life.stop_reason is None and life.tasks and self._group is not None:
-            self._group.start_soon(self._watch_closing, life)
-
-    async def _watch_closing(self, life: Incarnation) -> None:
-        with anyio.CancelScope(shield=True):
-            if not await _ends_within(life, KILL_GRACE_SECONDS + STOPPING_SECONDS):
-                self._report_stuck(life)
-
-    def _report_stuck(self, life: Incarnation) -> None:
-        assert self._group is not None  # a life is a task of this group
-        if not any(stuck is life for stuck in self._stuck.values()):
-            self._stuck.update(dict.fromkeys(life.stacks(), life))
-            self._group.start_soon(self._watch_stuck, life)
-
-    async def _watch_stuck(self, life: Incarnation) -> None:
-        with anyio.CancelScope(shield=True):
-            while not life.ended.is_set():
-                for name, stack in life.stacks().items():
-                    _log.error("task.stuck", task=name, where=stack)
-                await _ends_within(life, STUCK_LOG_SECONDS)
-        for name in [name for name, stuck in self._stuck.items() if stuck is life]:
-            del self._stuck[name]
+        lost = await self._endings.end(life, reason)
+        self._lost += lost  # counted by others, too, while this one waited
 
     # -- small things
 
@@ -586,7 +431,7 @@ class Supervisor:
             )
         return self._group
 
-    def _child(self, name: str) -> _Child:
+    def _child(self, name: str) -> Child:
         child = self._children.get(name)
         if child is None:
             known = ", ".join(self._children) or "none"
@@ -595,22 +440,3 @@ class Supervisor:
 
     def _publish(self, event: events.Event) -> None:
         self._bus.publish(event)
-
-    def _describe(self, child: _Child) -> ChildStatistics:
-        life = child.life
-        up = life is not None and life.phase == "running"
-        return ChildStatistics(
-            name=child.name,
-            phase="ended" if life is None else life.phase,
-            restarts=child.restarts,
-            failures=child.failures,
-            uptime_seconds=(self._clock.monotonic_ns() - life.started_ns) / 1e9 if life and up else 0.0,
-            actor=None if child.ref is None else child.ref.statistics(),
-            supervisor=life.supervisor.statistics() if isinstance(life, _SupervisorLife) else None,
-        )
-
-
-async def _ends_within(life: _Life, seconds: float) -> bool:
-    with anyio.move_on_after(seconds):
-        await life.ended.wait()
-    return life.ended.is_set()

@@ -146,6 +146,11 @@ class CostSource(StrEnum):
     UNPRICED = "unpriced"
 
 
+def usd_of(nano_usd: int) -> Decimal:
+    """Nano-USD as US dollars, exactly; nothing is ``0``."""
+    return Decimal(nano_usd).scaleb(-9) if nano_usd else Decimal()
+
+
 class Cost(msgspec.Struct, frozen=True, gc=False):
     """Money, in integer nano-USD; None means unknown, which is never the same as zero.
 
@@ -164,7 +169,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     @property
     def usd(self) -> Decimal | None:
         """The cost in US dollars, exactly; None if it is unknown."""
-        return None if self.nano_usd is None else Decimal(self.nano_usd).scaleb(-9)
+        return None if self.nano_usd is None else usd_of(self.nano_usd)
 
     def __add__(self, other: Cost) -> Cost:
         """The sum: unknown as soon as one is; the provider's, or of a price version, only if both are.

@@ -118,7 +118,7 @@ async def embed(
         nothing = Cost(0, CostSource.COMPUTED)
         return EmbeddingResult(vectors=(), model=plan.named[0].model, usage=TokenUsage(), cost=nothing)
     await engine.admit()
-    engine.notice_prices()
+    engine.money.notice()
     work = _Embedding(engine, plan, texts, options)
     try:
         return await work.run()

@@ -23,7 +23,6 @@ from bus import (
     CallboardError,
     Clock,
     ConfigReloaded,
-    PricingRepriced,
     SessionCreated,
     SessionModelChanged,
     SessionTakenOver,
@@ -35,7 +34,6 @@ from bus import (
 )
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
-from tracestore.price_home import price_table
 
 from .adapter_pool import AdapterPool, make_spare
 from .availability import AvailabilityTable
@@ -53,17 +51,17 @@ from .hosting import Hosted
 from .media.handle import VideoHandle
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
+from .money import Money, load_prices
 from .offered import ConfiguredModel, configured_models
-from .price_watch import PriceWatch, announcement
 from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
-from .resuming import configured, costs_of, require_capture, require_ownership, resumed
+from .resuming import configured, require_capture, require_ownership, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
-from .session_manager import ApplyCosts, start_turn
+from .session_manager import start_turn
 from .session_state import SessionState
 from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
 from .slots import CallSlots
@@ -138,9 +136,8 @@ class Engine(ObjectMethods, MediaMethods):
         self.streams = StreamChannel(
             clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
         )
-        self.prices = _load_prices(prices)
         self.store = _make_store(store, clock) if trace else None
-        self._prices_watch = PriceWatch(self.store, clock) if self.store is not None else None
+        self.money = Money(self, load_prices(prices))
         self.capture = Capture(redact) if capture_content else None
         self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
@@ -409,6 +406,11 @@ class Engine(ObjectMethods, MediaMethods):
 
     # -- money
 
+    @property
+    def prices(self) -> PriceTable:
+        """The table in force: a call has the price of the moment in which its attempt starts."""
+        return self.money.prices
+
     async def reprice(
         self,
         version: str | PriceTable,
@@ -422,68 +424,11 @@ class Engine(ObjectMethods, MediaMethods):
         Live messages show the new costs afterwards. as_model: as if every call had gone to that model; never kept.
         Raises StoreError, ConfigurationError.
         """
-        hosted = await self.start()
-        if self.store is None:
-            raise CallboardError("this engine keeps no trace (trace=False), so there is nothing to reprice")
-        await hosted.flush()
-        watch = self._prices_watch
-        assert watch is not None
-        watch.held += 1
-        try:
-            report = await self.store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
-            if not dry_run and as_model is None:
-                await watch.mark()
-        finally:
-            watch.held -= 1
-        if not dry_run and as_model is None:
-            self.prices = version if isinstance(version, PriceTable) else await self._stored_prices(version)
-            await self._show_costs(hosted)
-            self.bus.publish(
-                PricingRepriced(
-                    pricing_version=report.version,
-                    calls=report.calls,
-                    unpriced=report.unpriced,
-                    sum_before_nano_usd=report.sum_before_nano_usd,
-                    sum_after_nano_usd=report.sum_after_nano_usd,
-                )
-            )
-        return report
+        return await self.money.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
 
     async def undo_reprice(self) -> RepriceRun:
         """Take the latest repricing back, also in live messages. Raises StoreError if there is none."""
-        hosted = await self.start()
-        if self.store is None or self._prices_watch is None:
-            raise CallboardError("this engine keeps no trace (trace=False), so there is nothing to undo")
-        await hosted.flush()
-        await self._prices_watch.mark()
-        run = await self.store.undo_reprice()
-        await self._look_at_prices()
-        return run
-
-    def notice_prices(self) -> None:
-        """Have a look, beside the turn that begins, whether somebody else repriced. At most one a second."""
-        watch, hosted = self._prices_watch, self._hosted
-        if watch is not None and hosted is not None and watch.due():
-            hosted.manager.spawn(self._look_at_prices, name="look at prices")
-
-    async def _look_at_prices(self) -> None:
-        watch, hosted = self._prices_watch, self._hosted
-        found = await watch.look() if watch is not None else None
-        if found is None or hosted is None:
-            return
-        if found.versions:
-            self.prices = await self._stored_prices(found.versions[0])
-        await self._show_costs(hosted)
-        self.bus.publish(announcement(found))
-
-    async def _stored_prices(self, version: str) -> PriceTable:
-        assert self.store is not None
-        return next(table for table in await self.store.price_tables() if table.version == version)
-
-    async def _show_costs(self, hosted: Hosted) -> None:
-        assert self.store is not None
-        for session_id in list(self._sessions):
-            await hosted.manager.ask(ApplyCosts(await costs_of(self.store, session_id)))
+        return await self.money.undo_reprice()
 
     # -- the life of the engine
 
@@ -652,12 +597,6 @@ def _require_asyncio() -> None:
         raise CallboardError(
             "the engine runs on asyncio or uvloop, as its store does; adapters, bus and streams run on trio too"
         ) from None
-
-
-def _load_prices(prices: PriceTable | Path | None) -> PriceTable:
-    if isinstance(prices, PriceTable):
-        return prices
-    return price_table(home_folder(), prices)
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

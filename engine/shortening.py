@@ -10,8 +10,8 @@ from bus import ContextOverflowError, PromptTooLongError
 
 from .choice import overridden
 from .context import ContextPolicy, Conversation
+from .journey import Journey
 from .routing import default_max_output
-from .step import Journey
 
 T = TypeVar("T")
 

@@ -1,16 +1,11 @@
 """One reply of the model within a turn: a call, and if it fails before it said anything, its fallbacks.
 
-A fallback is a call of its own: caused by the failed one, and for the same message. The turn keeps what its steps
-share in a `Journey`: which models failed, which one answers, and the adapters that serve it; these stay its own to
-the end of the turn, also when a reload replaces them for everybody else.
+A fallback is a call of its own: caused by the failed one, and for the same message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -26,24 +21,21 @@ from adapters import (
     TokenUsage,
     UsageSource,
 )
-from bus import CallboardError, ConfigurationError, Cost, CostSource, StreamLog
+from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.errors import CancelledError
 from bus.log import Log
-from bus.stream_events import TurnEvent
 
 from .accumulator import whole_reply_events
-from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome, CallScene
-from .capabilities import Asked, check
+from .capabilities import check
 from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
+from .journey import OWN_IDS, Journey
 from .published_prices import published_name
-from .registry import ModelRegistry
 from .routing import (
     NOMINAL_USAGE,
     Named,
     Option,
-    Plan,
     Route,
     choose,
     default_max_output,
@@ -54,49 +46,7 @@ from .routing import (
 from .running_adapter import RunningAdapter
 from .schema_means import answer_as_text, hold_to_schema
 
-if TYPE_CHECKING:
-    from .engine import Engine
-    from .session_state import SessionState
-    from .turn_options import TurnOptions
-
 _log = Log("engine.step")
-
-
-class FirstIds(NamedTuple):
-    """The ids that a caller wants for the first call and its message; an empty one is made up."""
-
-    request_id: str
-    message_id: str
-
-
-OWN_IDS = FirstIds("", "")
-
-
-@dataclass(eq=False, kw_only=True)
-class Journey:
-    """What the steps of one turn share. registry: as it was when the turn began.
-
-    adapters: until the turn's end. first_ids: of the first call. order, deadline: of the turn, for its calls.
-    hold_time: told when a call begins and ends keeping the time.
-    failed: models that are out of question for this turn, and why. serving: the model that has answered.
-    """
-
-    engine: Engine
-    state: SessionState
-    options: TurnOptions
-    registry: ModelRegistry
-    plan: Plan
-    asked: Asked
-    log: StreamLog[TurnEvent]
-    turn_id: str
-    streamed: bool
-    first_ids: FirstIds
-    order: int
-    deadline: float
-    hold_time: Callable[[bool], None]
-    adapters: BorrowedAdapters
-    failed: dict[str, str] = field(default_factory=dict)
-    serving: str | None = None
 
 
 class Step:

@@ -30,7 +30,6 @@ from bus import (
     CostSource,
     PromptTooLongError,
     SessionBusy,
-    SessionMessageAppended,
     SessionTurnCompleted,
     SessionTurnStarted,
     StreamLog,
@@ -43,15 +42,17 @@ from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 from .abort import AbortSignal
 from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome
-from .capabilities import Asked, check_tool_choice
+from .capabilities import check_tool_choice
 from .choice import Model, in_words
+from .journey import OWN_IDS, FirstIds, Journey, asked_of
 from .results import StepResult
 from .routing import expand
 from .session_state import SessionState
 from .shortening import ADVICE, shortened
 from .slots import arrival
-from .step import OWN_IDS, FirstIds, Journey, Step
+from .step import Step
 from .tools import Answer, ToolRound, last_reply
+from .turn_history import TurnHistory
 from .turn_options import TurnOptions
 from .turn_tools import TurnTools
 
@@ -111,7 +112,7 @@ class Turn:
         self._timeout = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
         self._deadline = math.inf
         self._order = arrival()
-        self._pending: list[Message] = []  # what this turn adds, until it may be committed
+        self._history = TurnHistory(state, engine.bus, engine.clock, self.id)
 
     @property
     def cost(self) -> Cost:
@@ -121,7 +122,7 @@ class Turn:
     @property
     def messages(self) -> tuple[Message, ...]:
         """The conversation, with all that this turn has added to it so far."""
-        return (*self._state.messages, *self._pending)
+        return self._history.messages
 
     def followed_by(self, *new: Message) -> Turn:
         """The next turn of the same conversation, asked in the same way and within the same time.
@@ -136,7 +137,7 @@ class Turn:
         return Turn(
             engine=self._engine,
             state=self._state,
-            new=(*(message for message in self._pending if message.content), *new),
+            new=(*(message for message in self._history.pending if message.content), *new),
             model=self._model,
             options=options,
             streamed=self._streamed,
@@ -228,18 +229,15 @@ class Turn:
 
     async def _begin(self) -> Message:
         state, engine = self._state, self._engine
-        engine.notice_prices()
+        engine.money.notice()
         model = in_words(self._model or state.model)
         engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id or None, turn_id=self.id)
-        self._pending = [
-            message if message.id else msgspec.structs.replace(message, id=engine.clock.new_id("msg"))
-            for message in self.new
-        ]
+        self._history.begin(self.new)
         journey = self._journey()
         tools = TurnTools(engine, state, self._options, self.id, self.log)
         try:
             if self._answers is not None:
-                made = await tools.take(self._answers, self._history())
+                made = await tools.take(self._answers, self.messages)
                 self._append_results(made)
                 if made.waiting:
                     self.status = "awaiting_tools"
@@ -264,7 +262,7 @@ class Turn:
             if status is None:
                 if self._cancelled:  # too late for the call, not for what would follow
                     raise CancelledError("the turn was cancelled; its tools were not run")
-                made = await tools.run(message, response.stop_reason, self._history())
+                made = await tools.run(message, response.stop_reason, self.messages)
                 self._append_results(made)
                 self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=made.results)
                 if made.waiting:
@@ -284,7 +282,7 @@ class Turn:
 
     def _append_results(self, made: ToolRound) -> None:
         if made.results:
-            self._append(Message(Role.TOOL, made.results, id=self._engine.clock.new_id("msg")))
+            self._history.add(Message(Role.TOOL, made.results, id=self._engine.clock.new_id("msg")))
 
     # -- one reply
 
@@ -292,7 +290,7 @@ class Turn:
         policy = self._options.context or self._state.policy
         if policy is None:
             try:
-                message, outcome = await self._call(journey, self._history(), first=first, caused_by=caused_by)
+                message, outcome = await self._call(journey, self.messages, first=first, caused_by=caused_by)
             except (PromptTooLongError, ContextOverflowError) as error:
                 error.add_note(ADVICE)
                 raise
@@ -300,11 +298,11 @@ class Turn:
             message, outcome = await shortened(
                 policy,
                 journey,
-                history=self._history(),
+                history=self.messages,
                 ask=self._ask,
                 call=lambda sent: self._call(journey, sent, first=first, caused_by=caused_by),
             )
-        self._append(message)
+        self._history.add(message)
         return message, outcome
 
     async def _ask(self, text: str) -> str:
@@ -336,7 +334,7 @@ class Turn:
             self.calls += step.calls
             self.costs += step.costs
             if step.partial is not None:
-                self._append(step.partial)
+                self._history.add(step.partial)
             if self._cancelled:  # even if the call came to its end just then
                 self._scope.cancel()
 
@@ -351,17 +349,7 @@ class Turn:
         if fallback is None and self._model is None:
             fallback = state.fallback
         plan = expand(engine.registry, self._model or state.model, fallback)
-        asked = Asked(
-            new=_said_last(self._pending),
-            tools=tuple(tool.definition for tool in state.tools),
-            tool_choice=options.tool_choice,
-            parallel_tool_calls=options.parallel_tool_calls,
-            output_schema=options.output_schema,
-            schema_mode=options.schema_mode,
-            reasoning_effort=options.reasoning_effort,
-            max_output_tokens=options.max_output_tokens,
-            requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),
-        )
+        asked = asked_of(state, options, plan, self._history.pending)
         check_tool_choice(asked)
         return Journey(
             engine=engine,
@@ -378,32 +366,6 @@ class Turn:
             deadline=self._deadline,
             hold_time=self._hold_time,
             adapters=BorrowedAdapters(engine),
-        )
-
-    # -- history
-
-    def _history(self) -> tuple[Message, ...]:
-        """All that was said, with what may not be committed yet."""
-        return (*self._state.messages, *self._pending)
-
-    def _append(self, message: Message) -> None:
-        """Add to the turn; with the assistant's first content the whole turn enters the history."""
-        self._pending.append(message)
-        if message.content:
-            pending, self._pending = self._pending, []
-            for entry in pending:
-                self._commit(entry)
-
-    def _commit(self, message: Message) -> None:
-        history = self._state.messages
-        history.append(message)
-        if not self._state.id:
-            return
-        self._engine.bus.publish(
-            SessionMessageAppended(position=len(history) - 1, message=message),
-            session_id=self._state.id or None,
-            turn_id=self.id,
-            message_id=message.id,
         )
 
     # -- the end
@@ -430,12 +392,6 @@ def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
     error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
     error.content, error.usage = cancelled.content, cancelled.usage
     return error
-
-
-def _said_last(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What the model hasn't answered yet. It must be able to take that; what came before is fitted to it."""
-    answered = (place for place, message in enumerate(messages, 1) if message.role is Role.ASSISTANT)
-    return tuple(messages[max(answered, default=0) :])
 
 
 async def own(turn: Turn, task: TaskHandle[Message]) -> Message:

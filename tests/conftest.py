@@ -24,6 +24,11 @@ hypothesis.settings.register_profile("callboard", derandomize=True, deadline=Non
 hypothesis.settings.load_profile("callboard")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "local: needs the local model")
+    config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
+
+
 @pytest.fixture(params=["virtual-asyncio", "virtual-trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> Backend:
     return backend(request.param)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,38 +12,30 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 USES = ROOT / "tests" / "typed_use"
+"""Typical code, with `assert_type`; it is read by the checkers and never run."""
+
+CHECKERS = {
+    "mypy": ["--strict", "--follow-imports=silent", "--config-file=", str(USES)],
+    "pyright": ["--pythonpath", sys.executable, "-p", "{config}"],
+}
 
 
 @pytest.mark.timeout(300)
-def test_mypy_in_strict_mode_infers_the_types() -> None:
-    pytest.importorskip("mypy")
-    run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--config-file=", str(USES)],
+@pytest.mark.parametrize("checker", CHECKERS)
+def test_typical_code_has_precise_types(checker: str, tmp_path: Path) -> None:
+    """Each checker accepts the files, and refuses what is marked as wrong in them."""
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"{checker} is not installed")
+    config = tmp_path / "pyrightconfig.json"
+    settings = {"include": [str(USES)], "extraPaths": [str(ROOT)], "pythonVersion": "3.11"}
+    config.write_text(json.dumps({**settings, "typeCheckingMode": "basic"}))
+    arguments = [word.format(config=config) for word in CHECKERS[checker]]
+    found = subprocess.run(
+        [sys.executable, "-m", checker, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
+        timeout=280,
         check=False,
     )
-    assert run.returncode == 0, run.stdout + run.stderr
-
-
-@pytest.mark.timeout(300)
-def test_pyright_infers_the_types(tmp_path: Path) -> None:
-    """Where it is installed."""
-    pytest.importorskip("pyright")
-    config = tmp_path / "pyrightconfig.json"
-    found = {
-        "include": [os.path.relpath(USES, tmp_path)],
-        "extraPaths": [str(ROOT)],
-        "typeCheckingMode": "basic",
-        "pythonVersion": "3.11",
-    }
-    config.write_text(json.dumps(found))
-    run = subprocess.run(
-        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "-p", str(config)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -30,13 +30,16 @@ from .free_sql import SqlResult
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
 from .pruning import PruneReport
-from .queries import CallFilter, CallRow, SessionRow
+from .queries import CallFilter, CallRow
 from .replay import StoredEvents
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
 from .saved_replies import SavedReplies
+from .sessions import SessionRow
 from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
-from .writer import Flush, TraceWriter, WriterCore, WriterOptions, WriterStatistics
+from .writer import WriterCore
+from .writer_actor import Flush, TraceWriter
+from .writer_state import WriterOptions, WriterStatistics
 
 __all__ = [
     "CallFilter",

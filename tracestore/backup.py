@@ -16,8 +16,8 @@ import anyio.to_thread
 
 from bus.errors import StoreError
 
-from .database import copy_snapshot
 from .files import refuse_missing, remove_quietly
+from .sqlite.snapshot import copy_snapshot
 
 _PAGES_AT_ONCE = 1000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from .database import needs_file_lock, sqlite_version
+from .sqlite.library import needs_file_lock, sqlite_version
 
 BESIDE = ("", "-wal", "-shm", ".lock")
 

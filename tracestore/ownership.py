@@ -1,9 +1,9 @@
 """Who goes on with a stored session: one run at a time.
 
-Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What
-another run still says of it, a turn that was under way for instance, is never mixed in: it is kept under a name of
-its own, ``SESSION.RUN``, a session that begins with the history that both have in common. So two who resume one
-session at once have two sessions in the end, and nothing that was said is lost.
+Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What another run still says of
+it, a turn that was under way for instance, is never mixed in: it is kept under a name of its own,
+``SESSION.RUN``, a session that begins with the history that both have in common. So two who resume one session
+at once have two sessions in the end, and nothing that was said is lost.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bus.log import Log
 
 from .captured import CapturedMessage, CapturedSetup
-from .database import Statements
+from .database import Database, Statements
 from .insert import SqlValue
 
 _log = Log("tracestore.ownership")
@@ -92,3 +92,17 @@ def claim(statements: Statements, session_id: str, run: int, seq: int, history: 
             (run, seq, history, session_id, session_id, history),
         )
     )
+
+
+async def owner(database: Database, session_id: str, run_id: str) -> tuple[str | None, int]:
+    """The query behind `TraceStore.session_owner`."""
+    ((name, committed),) = await database.read(
+        """
+        SELECT (SELECT r.run_id
+                  FROM session_setups AS s JOIN runs AS r ON r.id = s.run
+                 WHERE s.session_id = ?),
+               coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)
+        """,
+        (session_id, run_id),
+    )
+    return name, int(committed)

@@ -2,7 +2,7 @@
 
 Every distinct way in which the calls name a model is resolved once, in Python, when it is first met: into segments
 (boxes of time, hours and size with one price row each) in temporary tables. Then calls are joined with segments,
-and `reprice_cost` has the pico-USD of each, or the reason why there are none.
+and `reprice_cost` has the nano-USD of each, or the reason why there are none.
 
 There are two statements for that. `_PLAIN` prices a call with one look into one table and one row of products, and
 knows no reasons. What it can't price, it leaves: calls whose model is new, that have no price or whose usage
@@ -62,22 +62,17 @@ _TEMPORARY_TABLES = (
     ) WITHOUT ROWID
     """,
     """
-    -- The segments again, under the names themselves, for the calls that nothing is unusual about.
+    -- The segments again, under the names themselves, for the calls that nothing is unusual about. The key has
+    -- only what tells most of them apart: each column in it is compared for each call.
     CREATE TEMP TABLE IF NOT EXISTS reprice_plain (
         served          TEXT NOT NULL,
         model           TEXT NOT NULL,
-        provider        TEXT NOT NULL,
-        priced_as       TEXT NOT NULL,
-        tier            TEXT NOT NULL,
         segment         INTEGER NOT NULL,
-        key             INTEGER NOT NULL,
+        provider        TEXT NOT NULL,
+        priced_as       TEXT,
+        tier            TEXT,
         always          INTEGER NOT NULL,  -- whatever the time, the hour and the size
-        since           INTEGER NOT NULL,
-        until           INTEGER NOT NULL,
-        above           INTEGER NOT NULL,
-        up_to           INTEGER NOT NULL,
-        daily_from      INTEGER NOT NULL,
-        daily_to        INTEGER NOT NULL,
+        key             INTEGER NOT NULL,
         input           INTEGER NOT NULL,
         output          INTEGER NOT NULL,
         reasoning       INTEGER NOT NULL,
@@ -85,16 +80,22 @@ _TEMPORARY_TABLES = (
         cache_write_5m  INTEGER NOT NULL,
         cache_write_1h  INTEGER NOT NULL,
         per_request     INTEGER NOT NULL,
-        PRIMARY KEY (served, model, provider, priced_as, tier, segment)
+        since           INTEGER NOT NULL,
+        until           INTEGER NOT NULL,
+        above           INTEGER NOT NULL,
+        up_to           INTEGER NOT NULL,
+        daily_from      INTEGER NOT NULL,
+        daily_to        INTEGER NOT NULL,
+        PRIMARY KEY (served, model, segment)
     ) WITHOUT ROWID
     """,
     """
     CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
         id       INTEGER PRIMARY KEY,
         place    INTEGER,             -- key of `reprice_model` and day in one, see `key_and_day`
-        pico     INTEGER,
+        nano     INTEGER,
         at_call  INTEGER,             -- the cost at call time, in nano-USD
-        session  TEXT NOT NULL,       -- empty unless it is asked for
+        session  TEXT,                -- NULL unless it is asked for
         reason   TEXT
     )
     """,
@@ -126,17 +127,17 @@ def key_and_day(place: int) -> tuple[int, int]:
     return key, day - _DAYS // 2
 
 
-_PRICED = f"(a.pico <= {MOST_PICO} OR a.reason IS NOT NULL)"
-"""Of a row ``a`` of `reprice_cost`: whether it is finished. An integer that leaves 64 bits is a larger REAL."""
+_PRICED = f"(a.nano < {MOST_PICO // 1000} OR a.reason IS NOT NULL)"
+"""Of a row ``a`` of `reprice_cost`: whether it is surely finished. What leaves 64 bits is a REAL, and larger."""
 
 _TOTAL = "c.input_tokens + c.cached_input_tokens + c.cache_creation_input_tokens"
 _1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
 
 # Counts that are missing or contradict each other make the sum NULL, and so leave the call to `_ANY`.
 _PLAIN = f"""
-    INSERT INTO temp.reprice_cost (id, place, pico, at_call, session)
+    INSERT INTO temp.reprice_cost (id, place, nano, at_call, session)
     SELECT c.id, s.key * {_DAYS} + c.day,
-           CASE WHEN c.usage_details IS NULL AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
+           (CASE WHEN c.usage_details IS NULL AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
                 THEN c.input_tokens * s.input
                    + c.cached_input_tokens * s.cache_read
                    + CASE WHEN coalesce(c.reasoning_tokens, 0) = 0
@@ -150,12 +151,12 @@ _PLAIN = f"""
                              + {_1H} * s.cache_write_1h
                      END
                    + s.per_request
-           END,
+           END + 500) / 1000,
            c.cost_nano, {{session}}
       FROM calls AS c
       LEFT JOIN temp.reprice_plain AS s
         ON s.served = coalesce(c.served_model, '') AND s.model = c.model AND s.provider = c.provider
-       AND s.priced_as = coalesce(c.priced_as, '') AND s.tier = coalesce(c.service_tier, '')
+       AND s.priced_as IS c.priced_as AND s.tier IS c.service_tier
        AND (s.always
             OR (    c.ts_us >= s.since AND c.ts_us < s.until
                 AND {_TOTAL} > s.above AND {_TOTAL} <= s.up_to
@@ -180,7 +181,7 @@ _RATED = f"{_DETAILS} LEFT JOIN temp.reprice_rate AS x ON x.segment = m.segment 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
 # leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
 _ANY = f"""
-    INSERT OR REPLACE INTO temp.reprice_cost (id, place, at_call, session, pico, reason)
+    INSERT OR REPLACE INTO temp.reprice_cost (id, place, at_call, session, nano, reason)
     WITH counted AS (
         SELECT c.id, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us, c.provider, c.usage_details,
                c.day, a.session, a.at_call,
@@ -255,7 +256,9 @@ _ANY = f"""
           FROM matched AS m
     )
     SELECT id, key * {_DAYS} + day, at_call, session,
-           CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO} THEN pico END,
+           CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO}
+                THEN (pico + 500) / 1000
+           END,
            CASE WHEN missing IS NULL AND (typeof(pico) <> 'integer' OR pico > {MOST_PICO}) THEN '{TOO_LARGE}'
                 ELSE missing
            END
@@ -295,7 +298,7 @@ class Pricer:
         self._table = table
         self._values = values
         self._as_model = as_model
-        session = "coalesce(c.session_id, '')" if by_session else "''"
+        session = "coalesce(c.session_id, '')" if by_session else "NULL"
         self._plain = _PLAIN.format(session=session, condition=condition)
         self._rows: list[PriceRow] = []  # of the segments, by their numbers
         self._details: list[str] = []
@@ -336,9 +339,10 @@ class Pricer:
         statements.run(_INSERT_MODEL, [key, *names, name, name + tier_words(tier)])
         served_as, published = (None, None) if self._as_model else (served or None, priced_as or None)
         for part in self._table.segments(name, served_as, published, tier or None):
-            self._add_segment(statements, key, [served, model, provider, priced_as, tier], part)
+            self._add_segment(statements, key, names, part)
 
-    def _add_segment(self, statements: Statements, key: int, names: list[SqlValue], part: Segment) -> None:
+    def _add_segment(self, statements: Statements, key: int, names: Row, part: Segment) -> None:
+        provider, model, served, priced_as, tier = names
         number, row = len(self._rows), part.row
         self._rows.append(row)
         box = (part.since, part.until, part.above, part.up_to, part.daily_from, part.daily_to)
@@ -346,7 +350,22 @@ class Pricer:
         statements.run(_INSERT_SEGMENT, [number, key, *box, *rates, row.per_request])
         rates[2] = row.rate("reasoning")
         known = [_NOT_KNOWN if rate is None else rate for rate in rates]
-        statements.run(_INSERT_PLAIN, [*names, number, key, int(box == _EVER), *box, *known, row.per_request])
+        rated = [*known, row.per_request]
+        statements.run(
+            _INSERT_PLAIN,
+            [
+                served,
+                model,
+                number,
+                provider,
+                priced_as or None,
+                tier or None,
+                int(box == _EVER),
+                key,
+                *rated,
+                *box,
+            ],
+        )
         self._add_rates(statements, number, self._details)
 
     def _learn_details(self, statements: Statements) -> None:

@@ -156,30 +156,6 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost | None = None
 
 
-class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A session and what it used so far, all attempts of all its calls together.
-
-    first_us, last_us: of its first and last event. model: the current one. cost_nano_usd: the sum over the calls
-    that have a cost under the current prices; `unpriced` counts those with usage that have none. messages: how
-    many of its messages are stored; resumable: whether that is the whole session.
-    """
-
-    session_id: str
-    first_us: int
-    last_us: int
-    model: str | None
-    tags: dict[str, str]
-    turns: int
-    calls: int
-    total_input_tokens: int
-    output_tokens: int
-    cost_nano_usd: int
-    unpriced: int
-    messages: int = 0
-    resumable: bool = False
-    name: str | None = None
-
-
 # The cost under the current version: the first of the current versions that has a row for the call, else the one
 # at call time. `under` stands for the version of that row, and is NULL where the call-time cost holds.
 CURRENT_VERSION_OF_CALL = """(

@@ -63,15 +63,13 @@ _SUMS_TABLE = (
     "DELETE FROM temp.reprice_sum",
 )
 
-_NANO = "(a.pico + 500) / 1000"
-
 # Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
-_SUMS = f"""
-    SELECT a.place, {{session}}, count(*), count(a.pico), coalesce(sum({_NANO}), 0),
+_SUMS = """
+    SELECT a.place, {session}, count(*), count(a.nano), coalesce(sum(a.nano), 0),
            count(a.at_call), coalesce(sum(a.at_call), 0),
-           {{before}}
-      FROM {{source}}
-     GROUP BY a.place{{also}}
+           {before}
+      FROM {source}
+     GROUP BY a.place{also}
 """
 
 # Where the costs before are: with the calls; under one version, for all of these calls; or to be looked for.
@@ -101,13 +99,13 @@ _ADD_SUMS = """
            before = before + excluded.before
 """
 
-_KEEP = f"""
+_KEEP = """
     INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
-    SELECT ?, a.id, {_NANO}, a.reason FROM temp.reprice_cost AS a
+    SELECT ?, a.id, a.nano, a.reason FROM temp.reprice_cost AS a
 """
 _KEPT = "call_cost AS k WHERE k.price_version = ? AND k.call_id > ? AND k.call_id <= ?"
 _KEPT_DIFFERENTLY = f"""
-    SELECT 1 FROM temp.reprice_cost AS a, {_KEPT} AND k.call_id = a.id AND k.cost_nano IS NOT {_NANO} LIMIT 1
+    SELECT 1 FROM temp.reprice_cost AS a, {_KEPT} AND k.call_id = a.id AND k.cost_nano IS NOT a.nano LIMIT 1
 """
 
 

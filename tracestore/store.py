@@ -7,57 +7,37 @@ of a message that was appended its position, role and id remain. What the writer
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import anyio
-import msgspec
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import StoreError, StoreUnavailable
 from bus.events import Envelope
-from bus.log import Log
 from bus.messages import Message
 
 from . import backup, reprice_runs, repricing
-from .call_sums import SUM_UP_AFTER, not_summed_up, sum_up
-from .codec import decode_event
 from .condition import StoreCondition, condition
-from .content import RESUMABLE, STORED_MESSAGES, SavedSession, load_session
+from .content import SavedSession, load_session
 from .costs import CostRow, costs
-from .database import Database, Durability, Row, Statements, Unstorable
+from .database import Database, Durability, Statements
+from .event_queries import envelope, events_query
 from .expiry import delete_session, forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
-from .migrations import inspect, migrate
-from .ownership import claim
+from .ownership import claim, owner
 from .prices import PriceTable
-from .projection import Batch, RunSpan
+from .projection import RunSpan
 from .pruning import PruneReport, Pruning
-from .queries import (
-    WITH_CURRENT_COST,
-    CallFilter,
-    CallRow,
-    SessionRow,
-    call_row,
-    calls_after_query,
-    calls_query,
-    tags_of,
-    to_us,
-)
+from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query, to_us
 from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
 from .repricing import OnProgress
-from .runs import Runs
+from .sessions import SessionRow, sessions
 from .statistics import ErrorRow, StatisticsRow, errors, statistics
-
-_KNOWN_RUNS = 256
-
-_log = Log("tracestore.store")
+from .trace_file import TraceFile
 
 
 class TraceStore:
@@ -77,12 +57,7 @@ class TraceStore:
     ) -> None:
         self._database = Database(Path(path).expanduser(), durability=durability, readonly=readonly)
         self._clock = clock
-        self._runs: dict[str, int] = {}
-        self._living = Runs(self._database, clock)
-        self._new_calls = SUM_UP_AFTER  # at most, that are in no sum yet; the first write finds out
-        self._opening = anyio.Lock()
-        self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
-        self._reopening = anyio.Lock()
+        self._file = TraceFile(self._database, clock)
         self._repricing = anyio.Lock()  # a repricing has temporary tables, and a connection has one set of them
 
     @classmethod
@@ -110,32 +85,14 @@ class TraceStore:
         symbolic link, or no database; StoreUnavailable if it can't be used now. Then each `write` tries again,
         until the store is closed.
         """
-
-        async def prepare(database: Database) -> None:
-            await migrate(database, self._clock.now_us())
-
-        async with self._opening:
-            if self._database.is_open:
-                return
-            try:
-                if not self.readonly:
-                    await inspect(self.path)
-                await self._database.open(prepare)
-            except StoreUnavailable:
-                self._anew = not self.readonly
-                raise
+        await self._file.open()
 
     async def close(self) -> None:
         """Finish what is under way, mark the runs that lived here as ended, and close the file.
 
         Closing twice is harmless.
         """
-        self._anew = False
-        try:
-            await self._living.end_all()
-        finally:
-            self._runs.clear()
-            await self._database.close()
+        await self._file.close()
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -158,18 +115,11 @@ class TraceStore:
         when the next writer starts. Touches one small file beside the database. After StoreUnavailable, the next
         `write` says it again.
         """
-        try:
-            self._living.hold(run_id)
-        except StoreUnavailable:
-            self._anew = True
-            raise
+        self._file.hold_run(run_id)
 
     async def close_lost_runs(self) -> list[str]:
         """End the calls and the runs of processes that died; the names of those runs. Starting writers do it."""
-        try:
-            return await self._living.close_lost()
-        finally:
-            self._runs.clear()  # should more come of one of those, it is open again
+        return await self._file.close_lost_runs()
 
     # -- Writing
 
@@ -180,92 +130,7 @@ class TraceStore:
         that is cancelled waits for the transaction to end, and it may have been committed. Nothing is written when
         it raises: StoreError if the file can't be written, another exception if one of the events can't.
         """
-        if not envelopes:
-            return
-        if self._anew or self._database.is_moved:
-            async with self._reopening:
-                if self._anew or self._database.is_moved:  # somebody else may have waited for the same
-                    await self._open_anew()
-        try:
-            runs = await self._write(Batch(envelopes))
-        except Unstorable:
-            # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            runs = await self._write(Batch(envelopes, storable=True))
-        # Remembered only now: had the transaction failed, these numbers would belong to nobody.
-        if len(self._runs) + len(runs) > _KNOWN_RUNS:
-            self._runs.clear()
-        self._runs.update(runs)
-        await self._sum_up(len(envelopes))
-
-    async def _sum_up(self, events: int) -> None:
-        """Take new calls into the sums once there are enough; not in the transaction that stores events."""
-        self._new_calls += events
-        if self._new_calls < SUM_UP_AFTER:
-            return
-        try:
-            self._new_calls = await self._database.look(not_summed_up)
-            if self._new_calls >= SUM_UP_AFTER:
-                await self._database.write(sum_up)
-                self._new_calls = 0
-        except StoreError as error:
-            self._new_calls = 0
-            _log.warning("not_summed_up", file=str(self.path), error=str(error))
-
-    async def _write(self, batch: Batch) -> dict[str, int]:
-        try:
-            return await self._database.write(
-                lambda statements: batch.write(statements, partial(self._note_run, statements))
-            )
-        except StoreUnavailable as error:
-            self._anew = error.reopen
-            raise
-
-    async def _open_anew(self) -> None:
-        """Open the file that is at the path now: the one that was open can't be written, or isn't there any more.
-
-        A connection to a file that was read-only, damaged or deleted stays as it is, whatever becomes of the file.
-        """
-        if self._database.is_moved:
-            _log.warning(
-                "file_replaced", file=str(self.path), note="what was written to the old one is in that one"
-            )
-        self._runs.clear()
-        with contextlib.suppress(StoreError):
-            await self._database.close()
-        self._anew = True  # until all of it has worked
-        await self.open()
-        self._living.hold_again()
-        self._anew = False
-
-    def _note_run(self, statements: Statements, run: RunSpan) -> int:
-        known = self._runs.get(run.run_id)
-        if known is not None:
-            statements.run(
-                """
-                UPDATE runs
-                   SET first_us = min(first_us, ?),
-                       last_us = max(last_us, ?),
-                       committed_seq = max(committed_seq, ?)
-                 WHERE id = ?
-                """,
-                (run.first_us, run.last_us, run.seq, known),
-            )
-            return known
-        statements.run(
-            """
-            INSERT INTO runs (run_id, first_us, last_us, committed_seq)
-            VALUES (?, ?, ?, ?)
-            ON CONFLICT (run_id) DO UPDATE SET
-                first_us = min(first_us, excluded.first_us),
-                last_us = max(last_us, excluded.last_us),
-                committed_seq = max(committed_seq, excluded.committed_seq),
-                ended_us = NULL,
-                ending = NULL
-            """,
-            (run.run_id, run.first_us, run.last_us, run.seq),
-        )
-        ((number,),) = statements.run("SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
-        return int(number)
+        await self._file.write(envelopes)
 
     # -- Reading
 
@@ -336,32 +201,17 @@ class TraceStore:
         limit: int | None = 1000,
     ) -> list[tuple[int, Envelope]]:
         """Like `events()`, each with its number in the file: pass the last one as `after_id` to read on."""
-        conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
-        if run_id is not None:
-            conditions.append(("r.run_id = ?", run_id))
-        if session_id is not None:
-            conditions.append(("e.session_id = ?", session_id))
-        if request_id is not None:
-            conditions.append(("e.request_id = ?", request_id))
-        if topic is not None:
-            conditions.append(("e.topic GLOB ?", topic))
-        if since is not None:
-            conditions.append(("e.ts_us >= ?", to_us(since)))
-        if until is not None:
-            conditions.append(("e.ts_us < ?", to_us(until)))
-        rows = await self._database.read(
-            f"""
-            SELECT e.id, e.seq, r.run_id, e.ts_us, e.mono_ns, e.topic, e.data, e.session_id, e.turn_id,
-                   e.request_id, e.attempt, e.message_id, e.caused_by, e.tags
-              FROM events AS e
-              JOIN runs AS r ON r.id = e.run
-             WHERE {" AND ".join(sql for sql, _ in conditions)}
-             ORDER BY e.id
-             LIMIT ?
-            """,
-            [*(value for _, value in conditions), -1 if limit is None else limit],
+        sql, values = events_query(
+            run_id=run_id,
+            session_id=session_id,
+            request_id=request_id,
+            topic=topic,
+            since=since,
+            until=until,
+            after_id=after_id,
+            limit=limit,
         )
-        return [(row[0], _envelope(row[1:])) for row in rows]
+        return [(row[0], envelope(row[1:])) for row in await self._database.read(sql, values)]
 
     async def last_event_id(self) -> int:
         """The number of the last event in the file; 0 if there is none."""
@@ -370,43 +220,7 @@ class TraceStore:
 
     async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
         """Sessions with what they used and cost, the one with the latest event first."""
-        rows = await self._database.read(
-            f"""
-            WITH newest AS (
-                SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC LIMIT ?
-            ),
-            priced AS (
-                {WITH_CURRENT_COST} WHERE c.session_id IN (SELECT session_id FROM newest)
-            )
-            SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
-                   count(DISTINCT p.turn_id), count(p.id), {_SUMS},
-                   {STORED_MESSAGES}, {RESUMABLE}, n.name
-              FROM newest AS n
-              LEFT JOIN priced AS p ON p.session_id = n.session_id
-             GROUP BY n.session_id
-             ORDER BY n.last_us DESC, n.session_id DESC
-            """,
-            [-1 if limit is None else limit, None],
-        )
-        return [
-            SessionRow(
-                session_id=row[0],
-                first_us=row[1],
-                last_us=row[2],
-                model=row[3],
-                tags=tags_of(row[4]),
-                turns=row[5],
-                calls=row[6],
-                total_input_tokens=row[7],
-                output_tokens=row[8],
-                cost_nano_usd=row[9],
-                unpriced=row[10],
-                messages=row[11],
-                resumable=bool(row[12]),
-                name=row[13],
-            )
-            for row in rows
-        ]
+        return await sessions(self._database, limit)
 
     async def costs(
         self,
@@ -455,23 +269,14 @@ class TraceStore:
         now = self._clock.now_us()
 
         def work(statements: Statements) -> bool:
-            run = self._note_run(statements, RunSpan(run_id, now, now, 0))
+            run = self._file.numbers.note(statements, RunSpan(run_id, now, now, 0))
             return claim(statements, session_id, run, seq, history)
 
         return await self._database.write(work)
 
     async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
         """The run that goes on with a stored session, None if there is none; and what of `run_id` is committed."""
-        rows = await self._database.read(
-            """
-            SELECT (SELECT r.run_id
-                      FROM session_setups AS s JOIN runs AS r ON r.id = s.run
-                     WHERE s.session_id = ?),
-                   coalesce((SELECT committed_seq FROM runs WHERE run_id = ?), 0)
-            """,
-            (session_id, run_id),
-        )
-        return rows[0][0], int(rows[0][1])
+        return await owner(self._database, session_id, run_id)
 
     async def messages(self, session_id: str) -> list[Message]:
         """The messages that are stored of a session, in order; `saved_session` says which are missing."""
@@ -536,7 +341,7 @@ class TraceStore:
             return await pruning.run(moment, max_bytes, dry=dry_run, vacuum=vacuum)
         finally:
             if not dry_run:
-                self._runs.clear()
+                self._file.numbers.forget()
 
     async def backup(self, path: Path | str, *, progress: Callable[[int, int], object] | None = None) -> None:
         """Copy the file as it is now to a path where nothing is yet; others go on writing meanwhile.
@@ -617,30 +422,3 @@ class TraceStore:
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""
         return await reprice_runs.history(self._database)
-
-
-_SUMS = """
-    coalesce(sum(p.input_tokens + p.cached_input_tokens + p.cache_creation_input_tokens), 0),
-    coalesce(sum(p.output_tokens), 0),
-    coalesce(sum(p.now_nano), 0),
-    coalesce(sum(p.usage_source IS NOT NULL AND p.now_nano IS NULL), 0)
-"""
-
-
-def _envelope(row: Row) -> Envelope:
-    seq, run_id, ts_us, mono_ns, topic, data, session_id, turn_id, request_id, attempt, *rest = row
-    message_id, caused_by, tags = rest
-    return Envelope(
-        seq=seq,
-        run_id=run_id,
-        ts_us=ts_us,
-        mono_ns=mono_ns,
-        data=decode_event(topic, data),
-        session_id=session_id,
-        turn_id=turn_id,
-        request_id=request_id,
-        attempt=attempt,
-        message_id=message_id,
-        caused_by=caused_by,
-        tags=None if tags is None else msgspec.json.decode(tags, type=dict[str, str]),
-    )

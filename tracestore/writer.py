@@ -19,28 +19,24 @@ new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close(
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import anyio
 import anyio.to_thread
-import msgspec
 
-from bus.actor import Actor, ActorContext
 from bus.errors import StoreError, StoreUnavailable
 from bus.event_bus import Bus, Lossless
-from bus.events import Envelope, SessionMessageAppended, StoreStateChanged
+from bus.events import Envelope, StoreStateChanged
 from bus.log import Log
-from bus.stream_fold import weigh_content
 
+from .adoption import adopt_leftovers
 from .captured import Capture
-from .spill import SpillFile, leftovers, read_leftover, spill_path
+from .spill import SpillFile, spill_path
 from .store import TraceStore
-
-StoreState: TypeAlias = Literal["ok", "retrying", "spilling", "dropping"]
+from .waiting import EVENT_BYTES, Waiting
+from .writer_state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 
 _log = Log("tracestore.writer")
 
@@ -60,58 +56,6 @@ class Source(Protocol):
     def depth(self) -> int: ...
     def take(self) -> list[Envelope]: ...
     async def wait(self) -> None: ...
-
-
-class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes in events and bytes, times in seconds.
-
-    batch_events, batch_seconds: of a commit, and how long an event waits for others to share it.
-    first_retry, longest_retry: the wait after a failure doubles from one to the other.
-    spill_after: failures in a row before events go to the spill file. memory_events, memory_bytes: that may wait
-    in memory while the store fails, messages that they refer to included. spill_bytes: size of the spill file.
-    """
-
-    batch_events: int = 256
-    batch_seconds: float = 0.1
-    first_retry: float = 1.0
-    longest_retry: float = 30.0
-    spill_after: int = 3
-    memory_events: int = 8192
-    memory_bytes: int = 64 * 1024 * 1024
-    spill_bytes: int = 64 * 1024 * 1024
-
-
-class WriterStatistics(msgspec.Struct, frozen=True):
-    """waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
-    waiting_bytes: roughly what those in memory keep alive, messages that they only refer to included.
-
-    committed: events since the start. lost: events that nobody has any more; their seq lies between
-    `lost_first_seq` and `lost_last_seq`. failures: in a row. reason: of the last failure.
-    """
-
-    state: StoreState
-    waiting: int
-    spilled: int
-    committed: int
-    lost: int
-    lost_first_seq: int | None
-    lost_last_seq: int | None
-    failures: int
-    reason: str | None
-    waiting_bytes: int = 0
-
-
-_EVENT_BYTES = 1024
-"""What an event weighs besides the content that it refers to."""
-
-
-def _weigh(envelopes: Iterable[Envelope]) -> int:
-    return sum(
-        _EVENT_BYTES + weigh_content(event.message.content)
-        if isinstance(event := envelope.data, SessionMessageAppended)
-        else _EVENT_BYTES
-        for envelope in envelopes
-    )
 
 
 class WriterCore:
@@ -142,10 +86,9 @@ class WriterCore:
         self._database_path = database_path
         self._close_lost = close_lost
         self._on_state = on_state
-        self._pending: deque[Envelope] = deque()
+        self._pending = Waiting()
         self._entered = 0  # events that came into memory or spill file, and
         self._left = 0  # events that went from there into the store; always in the same order
-        self._bytes = 0  # of what is pending
         self._state: StoreState = "ok"
         self._failures = 0
         self._retry_at = 0.0
@@ -207,7 +150,7 @@ class WriterCore:
             lost_last_seq=last,
             failures=self._failures,
             reason=self._reason,
-            waiting_bytes=self._bytes + _EVENT_BYTES * self._source.depth,
+            waiting_bytes=self._pending.size + EVENT_BYTES * self._source.depth,
         )
 
     async def run(self) -> None:
@@ -292,9 +235,8 @@ class WriterCore:
         taken = self._source.take()
         if self._capture is not None:
             taken = [self._capture.apply(envelope) for envelope in taken]
-        self._pending.extend(taken)
+        self._pending.add(taken)
         self._entered += len(taken)
-        self._bytes += _weigh(taken)
 
     def _due(self) -> bool:
         return anyio.current_time() >= self._retry_at
@@ -311,12 +253,10 @@ class WriterCore:
         try:
             await self._commit_spilled()
             while self._pending and self._left < mark:
-                batch = list(islice(self._pending, self._options.batch_events))
+                batch = self._pending.first(self._options.batch_events)
                 await self._write(batch)
-                for _ in batch:
-                    self._pending.popleft()
+                self._pending.remove(batch)
                 self._left += len(batch)
-                self._bytes = self._bytes - _weigh(batch) if self._pending else 0
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
@@ -364,28 +304,12 @@ class WriterCore:
         return await self._adopt_leftovers() and await self._end_lost_runs()
 
     async def _adopt_leftovers(self) -> bool:
-        """Write what earlier processes had to leave in their spill files."""
         if self._database_path is None:
             return True
-        for path in await anyio.to_thread.run_sync(leftovers, self._database_path):
-            if self._spill is not None and path == self._spill.path:
-                continue
-            try:
-                offset = events = 0
-                while True:
-                    batch, end = await anyio.to_thread.run_sync(
-                        read_leftover, path, offset, self._options.batch_events
-                    )
-                    if end == offset:
-                        break
-                    await self._write(batch)
-                    offset, events = end, events + len(batch)
-                path.unlink(missing_ok=True)
-                _log.info("spill_adopted", file=str(path), events=events)
-            except (StoreError, OSError) as error:
-                _log.warning("spill_not_adopted", file=str(path), error=str(error))
-                return False
-        return True
+        own = None if self._spill is None else self._spill.path
+        return await adopt_leftovers(
+            self._database_path, self._write, own=own, batch_events=self._options.batch_events
+        )
 
     async def _end_lost_runs(self) -> bool:
         if self._close_lost is None:
@@ -400,46 +324,36 @@ class WriterCore:
     # -- Failing
 
     def _note_failure(self, reason: str) -> None:
-        options = self._options
         self._failures += 1
         self._reason = reason
-        delay = min(options.first_retry * 2.0 ** min(self._failures - 1, 30), options.longest_retry)
-        self._retry_at = anyio.current_time() + delay
-        if self._state == "ok":
-            self._become("retrying", reason)
-        elif self._state == "retrying" and self._failures >= options.spill_after:
-            self._become("spilling", reason)
-        elif self._state == "dropping" and self._spill is not None:
-            self._become("spilling", reason)  # there may be room again; if not, that is found out at once
+        self._retry_at = anyio.current_time() + retry_delay(self._failures, self._options)
+        may_spill = self._spill is not None
+        self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
 
     async def _park(self) -> None:
         """While the store fails, keep what waits within its bounds."""
+        waiting = self._pending
         if self._state == "retrying" and self._too_much:
-            self._become("spilling", f"{len(self._pending)} events of about {self._bytes} bytes wait in memory")
-        if self._state == "spilling" and self._pending:
+            self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes wait in memory")
+        if self._state == "spilling" and waiting:
             await self._spill_pending(self._reason or "")
         if self._state == "dropping" and self._too_much:
             lost: list[Envelope] = []
             while self._too_much:
-                newest = self._pending.pop()
-                self._bytes -= _weigh([newest])
-                lost.append(newest)
+                lost.append(waiting.drop_newest())
             self._entered -= len(lost)
             self._count_lost(lost)
 
     @property
     def _too_much(self) -> bool:
-        options = self._options
-        return bool(self._pending) and (
-            len(self._pending) > options.memory_events or self._bytes > options.memory_bytes
-        )
+        return self._pending.exceeds(self._options.memory_events, self._options.memory_bytes)
 
     async def _spill_pending(self, reason: str) -> None:
         spill = self._spill
         if spill is None:
             self._become("dropping", f"{reason}; there is no spill file")
             return
-        batch = list(self._pending)
+        batch = self._pending.first()
         try:
             fitted = await anyio.to_thread.run_sync(spill.append, batch)
         except OSError as error:
@@ -447,9 +361,7 @@ class WriterCore:
             why = f"the spill file {spill.path} can't be written: {error.strerror or error}"
         else:
             why = f"the spill file {spill.path} is full"
-        for _ in range(fitted):
-            self._pending.popleft()
-        self._bytes -= _weigh(batch[:fitted])
+        self._pending.remove(batch[:fitted])
         if fitted < len(batch):
             self._become("dropping", f"{reason}; {why}")
 
@@ -467,48 +379,3 @@ class WriterCore:
             level = _log.info if state == "ok" else _log.warning
             level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
             self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))
-
-
-class Flush(msgspec.Struct, frozen=True):
-    """Ask a `TraceWriter` for this, and the answer (None) comes when all before it is committed."""
-
-
-class _PumpFailed(msgspec.Struct, frozen=True):
-    error: Exception
-
-
-class TraceWriter(Actor):
-    """The actor around a `WriterCore`, so that a crash of the writer is seen, counted and mended.
-
-    core: made once, by `WriterCore.for_bus`, and given to every incarnation; it keeps what isn't committed yet.
-    """
-
-    def __init__(self, core: WriterCore) -> None:
-        self.core = core
-
-    async def started(self, context: ActorContext) -> None:
-        async def pump() -> None:
-            try:
-                await self.core.run()
-            except Exception as error:
-                # A task fails alone; that this one has failed is a crash of the writer.
-                context.ref.tell(_PumpFailed(error))
-
-        context.spawn(pump, name="pump")
-
-    async def receive(self, message: object) -> object:
-        match message:
-            case Flush():
-                await self.core.flush()
-                return None
-            case _PumpFailed(error=error):
-                raise error
-            case _:
-                raise TypeError(f"the trace writer does not understand {type(message).__name__}")
-
-    async def flush(self) -> None:
-        """The same as `WriterCore.flush`."""
-        await self.core.flush()
-
-    async def stopping(self) -> None:
-        await self.core.close()

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.assembler import Assembler, parse_object
+from adapters.assembler import Assembler
 from adapters.classify import error_without_status, read_error_value
+from adapters.json_object import parse_object
+from adapters.plain_text import as_text
 from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
@@ -126,7 +128,7 @@ def _take_input(assembler: Assembler, key: int, given: Json) -> None:
     if isinstance(given, dict):
         assembler.tool_input(key, given)
     else:  # text from servers that don't parse it; anything else is no input at all, and marked as such
-        assembler.tool_arguments(key, given if isinstance(given, str) else msgspec.json.encode(given).decode())
+        assembler.tool_arguments(key, as_text(given))
 
 
 def read_reply(body: bytes, assembler: Assembler) -> None:

@@ -18,7 +18,7 @@ from adapters.asking import AskingAdapter
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
 from adapters.estimate import estimate_tokens
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.http_attempts import HttpAttempts
 from adapters.normaliser import StreamNormaliser
 from bus.errors import CapabilityError, InvalidRequestError
@@ -110,7 +110,7 @@ class EmbeddingOnlyAdapter(EmbedsOverHttp):
     capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
 
     def auth_headers(self) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        return bearer(self.config.api_key)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         raise CapabilityError(

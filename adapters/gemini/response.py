@@ -21,7 +21,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from adapters.assembler import Assembler, parse_object
+from adapters.assembler import Assembler
+from adapters.json_object import parse_object
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason
 

@@ -6,10 +6,7 @@ rewritten; of any other constraint the description tells the model. Nothing that
 
 from __future__ import annotations
 
-import functools
-
-import msgspec
-
+from adapters.schema_memory import remembered
 from adapters.schema_sanitizer import describe, in_words, normalise_schema
 from bus.json_types import Json, JsonObject
 
@@ -25,22 +22,13 @@ _WITHOUT_MEANING = frozenset({"deprecated", "readOnly", "writeOnly"})
 def fit_schema(schema: JsonObject) -> JsonObject:
     """The schema to send. Pure; the same object if all of it is taken.
 
-    The same schemas come with every call, so they are remembered: five tools of three parameters take 80 µs.
+    Remembered, because five tools of three parameters take 80 µs.
     """
-    try:
-        text = msgspec.json.encode(schema)
-    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever writes the body decides about that
-        fitted = _fitted(schema)
-    else:
-        fitted = _remembered(text)
+    fitted = _fitted(schema)
     return schema if fitted is None else fitted
 
 
-@functools.lru_cache(maxsize=256)
-def _remembered(schema: bytes) -> JsonObject | None:
-    return _fitted(msgspec.json.decode(schema, type=JsonObject))
-
-
+@remembered
 def _fitted(schema: JsonObject) -> JsonObject | None:
     """None if all of it is taken."""
     written = normalise_schema(schema)

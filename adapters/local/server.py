@@ -25,9 +25,13 @@ import json
 import os
 import select
 import sys
+import time
 from typing import Any, TypedDict
 
 PARENT_CHECK_SECONDS = 1.0
+LAST_WORDS_SECONDS = 0.3
+"""How long a failed start stays: llama.cpp writes why from a thread of its own, which an exit doesn't wait for."""
+
 CACHE_MIB = 256
 
 
@@ -116,6 +120,7 @@ def main() -> None:
     except Exception as error:
         kind = "import" if isinstance(error, ImportError) else "init"
         tell(answer, {"error": f"{type(error).__name__}: {error}", "kind": kind})
+        time.sleep(LAST_WORDS_SECONDS)
         os._exit(1)
     tell(answer, {"url": server.listening_address})
     wait_for_end(parent)

@@ -15,7 +15,7 @@ from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.ollama import OllamaEmbeddings
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.estimate import at_most
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.http_call import HttpCall
 from adapters.patience import patient
 from adapters.settings import read_options
@@ -130,7 +130,7 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
     # -- what goes over the wire
 
     def auth_headers(self) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        return bearer(self.config.api_key)
 
     def health_request(self) -> WireCall:
         return WireCall(wire.TAGS_PATH, b"")

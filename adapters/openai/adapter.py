@@ -9,7 +9,7 @@ from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalReque
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.encoding import encode_json
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages, is_image_model
 from adapters.normaliser import StreamNormaliser
@@ -77,9 +77,7 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         return OpenAIImages() if is_image_model(model) else ResponsesImages()
 
     def auth_headers(self) -> Mapping[str, str]:
-        headers: dict[str, str] = {}
-        if self.config.api_key:
-            headers["authorization"] = f"Bearer {self.config.api_key}"
+        headers = bearer(self.config.api_key)
         for option, header in (("organization", "openai-organization"), ("project", "openai-project")):
             value = self.config.options.get(option)
             if isinstance(value, str) and value:

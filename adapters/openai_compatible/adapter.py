@@ -19,7 +19,7 @@ from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.encoding import encode_json
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages
 from adapters.rate_limits import read_rate_limit
@@ -91,9 +91,7 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
 
     def auth_headers(self) -> Mapping[str, str]:
         key = self.config.api_key
-        if not key:
-            return {}
-        return {"api-key": key} if self.quirks.auth == "api-key" else {"authorization": f"Bearer {key}"}
+        return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
 
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         capabilities = self.get_capabilities(request.model)

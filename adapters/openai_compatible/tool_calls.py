@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from adapters.assembler import Assembler, parse_object
+from adapters.assembler import Assembler
+from adapters.json_object import parse_object
 from bus.json_types import Json, JsonObject
 
 from .wire import WireMessage, WireToolCall

@@ -12,7 +12,7 @@ from adapters.classify import read_error
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.estimate import at_most
-from adapters.http_adapter import WireCall
+from adapters.http_adapter import WireCall, bearer
 from adapters.partial_usage import positive_count
 from adapters.settings import read_options
 from adapters.transport import HttpReply, Transport
@@ -83,7 +83,7 @@ class TGIAdapter(EmulatingAdapter):
     # -- what goes over the wire
 
     def auth_headers(self) -> Mapping[str, str]:
-        return {"authorization": f"Bearer {self.config.api_key}"} if self.config.api_key else {}
+        return bearer(self.config.api_key)
 
     def health_request(self) -> WireCall:
         return WireCall(wire.INFO_PATH, b"")

@@ -16,7 +16,7 @@ from engine import Check, Engine, HealthReport
 from engine.config import home_folder
 from engine.health import check_store, report_of, unreadable
 from tracestore import TraceStore
-from tracestore.database import sqlite_version
+from tracestore.sqlite.library import sqlite_version
 
 from .places import TRACE_NAME
 from .screen import clean, make_console

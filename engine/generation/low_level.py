@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from adapters import CanonicalRequest, CanonicalResponse
 
+from ..journey import FirstIds
 from ..session_state import SessionState
-from ..step import FirstIds
 from ..tools import Tool
 from ..turn import Turn, own
 from ..turn_options import TurnOptions

@@ -64,6 +64,8 @@ class _Run:
                 self._loop = asyncio.get_running_loop()
                 self._task = await self._engine.start_turn(self.turn)
                 self.progress = Progress(self.turn)
+                if self.closed:  # meanwhile
+                    self.turn.cancel()
         return self._task
 
     async def result(self) -> GenerateResult:
@@ -95,7 +97,7 @@ class _Run:
             return
         self.turn.cancel()
         with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
-            with contextlib.suppress(CallboardError):  # who leaves early doesn't want it
+            with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
                 await self._task.wait()
 
     def abandon(self) -> None:

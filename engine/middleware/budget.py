@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from adapters import AdapterError, CanonicalRequest, TokenUsage
 from bus import CallboardError, Cost
+from bus.usage import usd_of
 
 from ..call import CallOutcome
 from .chain import Middleware, Next
@@ -58,7 +59,7 @@ class Budget(Middleware):
     def _check(self, spent: _Spent) -> None:
         if self._max_nano_usd is not None:
             if spent.nano_usd >= self._max_nano_usd:
-                limit = Decimal(self._max_nano_usd).scaleb(-9)
+                limit = usd_of(self._max_nano_usd)
                 raise BudgetExceededError(
                     f"{spent.usd} of {limit} USD are spent; raise max_cost_usd, or reset() the Budget"
                 )
@@ -97,4 +98,4 @@ class _Spent:
 
     @property
     def usd(self) -> Decimal:
-        return Decimal(self.nano_usd).scaleb(-9)
+        return usd_of(self.nano_usd)

@@ -13,6 +13,8 @@ from adapters.data_url import read_data_url
         ("data:image/png;base64,eA==", ("image/png", b"x")),
         ("DATA:Text/Plain;charset=utf-8,a%20b", ("text/plain", b"a b")),
         ("data:,x", ("", b"x")),
+        ("data:image/jpeg;base64,_9j-4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
+        ("data:image/jpeg;base64,/9j+\n4A==", ("image/jpeg", b"\xff\xd8\xfe\xe0")),
         ("data:image/png;base64,eA", None),
         ("data:image/png", None),
         ("https://x.test/a,b", None),

@@ -30,10 +30,13 @@ from bus.errors import (
     UnsupportedToolChoiceError,
 )
 
+from ..definition_of_done.rows import row
+
 NOW_US = 1_445_412_480_000_000  # Wed, 21 Oct 2015 07:28:00 GMT
 PLAIN = RetryPolicy(jitter=False)
 
 
+@row("8.8.3")
 def test_waits_double_up_to_the_cap() -> None:
     """1, 2, 4 … 60 seconds, and no retry is late enough to overflow."""
     assert [backoff_delay(retry, PLAIN, 0.9) for retry in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
@@ -41,6 +44,7 @@ def test_waits_double_up_to_the_cap() -> None:
 
 
 @given(st.integers(0, 2000), st.floats(0, 1, exclude_max=True))
+@row("8.8.3")
 def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: float) -> None:
     """A wait lies between the plain one and half more."""
     plain, jittered = backoff_delay(retry, PLAIN, random), backoff_delay(retry, RetryPolicy(), random)

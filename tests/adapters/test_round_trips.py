@@ -27,20 +27,12 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 from bus.usage import TokenUsage
 
+from ..support.json_values import json_objects
 from ..support.virtual_time import FakeClock
 from ..support.wire_history import read_items, read_messages
 
 TEXT = st.text(min_size=1, max_size=12).filter(lambda text: bool(text.strip()) and not text.startswith("Error: "))
-VALUES: st.SearchStrategy[Json] = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-ARGUMENTS = st.dictionaries(st.text(), VALUES, max_size=3)
+ARGUMENTS = json_objects(3)
 
 
 class Side(ABC):

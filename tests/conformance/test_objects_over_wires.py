@@ -20,6 +20,7 @@ from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.generation.object_reply import NoObjectGeneratedError
 from engine.type_schema import json_schema
 
+from ..definition_of_done.rows import row
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
 from ..support.virtual_time import Backend, backend
@@ -82,6 +83,8 @@ def sent(transport: FakeTransport, number: int = 0) -> JsonObject:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@row("8.4.7")
+@row("8.9.9")
 async def test_every_provider_is_asked_by_its_own_means(wire: Wire) -> None:
     """§8.9 object: the schema stands where the provider wants it, and the reply becomes the type."""
     model, *path = NATIVE[wire.name]
@@ -105,6 +108,7 @@ async def test_every_providers_object_grows_in_its_stream(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+@row("8.4.8")
 async def test_every_providers_wrong_object_is_an_error_and_may_be_asked_for_again(wire: Wire) -> None:
     """§8.4 NoObjectGeneratedError."""
     model, *_ = NATIVE[wire.name]

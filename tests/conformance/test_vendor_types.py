@@ -17,6 +17,7 @@ from adapters.openai_compatible import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
 from bus.json_types import JsonObject
 
+from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests
 from ..support.judges import chat_faults, contents_faults, messages_faults, ollama_faults, responses_faults
 from ..support.wire_history import history_faults
@@ -60,6 +61,7 @@ def body_of(adapter: HttpAdapter, asked: CanonicalRequest, *, stream: bool) -> J
     return body
 
 
+@row("8.2.1", of="anthropic")
 @given(canonical_requests([f"anthropic:{name}" for name in CLAUDES]), st.booleans())
 @examples
 def test_every_messages_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
@@ -70,6 +72,7 @@ def test_every_messages_request_is_of_the_vendors_type(asked: CanonicalRequest, 
         assert marked <= 4
 
 
+@row("8.2.1", of="openai")
 @given(canonical_requests([f"openai:{name}" for name in GPTS]), st.booleans())
 @examples
 def test_every_responses_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:
@@ -88,6 +91,7 @@ def test_every_chat_request_is_of_the_vendors_type(asked: CanonicalRequest, stre
         assert history_faults("/v1/chat/completions", body) == []
 
 
+@row("8.2.1", of="gemini")
 @given(canonical_requests([f"gemini:{name}" for name in GEMINIS]), st.booleans())
 @examples
 def test_every_gemini_request_is_of_the_vendors_type(asked: CanonicalRequest, stream: bool) -> None:

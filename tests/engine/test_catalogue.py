@@ -18,6 +18,7 @@ from tracestore import PriceRow, PriceTable
 from tracestore.price_home import SNAPSHOT_NAME
 from tracestore.price_snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 
+from ..definition_of_done.rows import row
 from ..support.virtual_time import FakeClock
 
 
@@ -52,6 +53,7 @@ SPECIFIED = [
 
 
 @pytest.mark.parametrize(("name", "provider", "display_name"), SPECIFIED)
+@row("8.1.8")
 def test_the_specifications_models_are_known_with_what_they_can_do(
     name: str, provider: str, display_name: str
 ) -> None:
@@ -88,6 +90,7 @@ def test_a_model_is_known_by_any_of_its_names(name: str, known: str) -> None:
 @pytest.mark.parametrize(
     "name", ["claude-opus-9", "gpt-7", "nobody:gpt-5.2", "openai:claude-opus-4-6", "", "gpt-5.2-"]
 )
+@row("8.1.8")
 def test_what_is_not_known_is_none_and_not_guessed(name: str) -> None:
     """Adapters take `gpt-7` for a newer model; the catalogue says nothing of it."""
     assert get_model_info(name) is None
@@ -140,6 +143,7 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
 # -- lists
 
 
+@row("8.1.8")
 def test_a_providers_models_are_those_of_its_table_in_its_order() -> None:
     for provider in MODEL_TABLES:
         table = model_table(provider)
@@ -165,6 +169,7 @@ def test_what_is_gone_is_listed_only_on_demand() -> None:
 
 
 @pytest.mark.parametrize("word", ["vision", "images", "supports_vision", "supports_images"])
+@row("8.1.8")
 def test_models_are_chosen_by_what_they_are_known_to_do(word: str) -> None:
     """Not by what isn't known; and by the adapters' words, too."""
     found = list_models(capability=word)

@@ -16,6 +16,8 @@ from bus.errors import AdapterError, CallboardError, RateLimitError
 from bus.events import LlmCallFailed
 from engine.availability import blame
 
+from ..definition_of_done.rows import row
+
 PAGE = Path(__file__).parent.parent.parent / "docs" / "errors.md"
 EVERY = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, CallboardError)]
 each_row = pytest.mark.parametrize("row", ERROR_TABLE, ids=lambda row: row.kind.__name__)
@@ -51,6 +53,7 @@ def test_the_page_has_the_row_as_it_is(row: ErrorRow) -> None:
 
 
 @each_row
+@row("8.8.2")
 def test_class_and_retrying_are_as_the_table_says(row: ErrorRow) -> None:
     assert row.kind.error_class is row.error_class
     assert row.kind.default_retryable is (row.retried == "yes")
@@ -122,6 +125,7 @@ def test_googles_status_strings_are_in_the_table(name: str) -> None:
         (529, errors.OverloadedError),
     ],
 )
+@row("8.8.1")
 def test_a_status_stands_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
     error = build_error(ErrorBody(), status=status, headers={}, codes={}, provider="p", request_id="", now_us=0)
     assert type(error) is kind

@@ -45,6 +45,7 @@ from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tests.support.virtual_time import run_virtual
 from tracestore import PriceTable, SavedReplies, TraceStore
 
+from ..definition_of_done.rows import row
 from .engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
@@ -82,6 +83,7 @@ def noting(notes: list[str], name: str) -> Callable[[CanonicalRequest, Next], Aw
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+@row("8.1.6")
 async def test_the_first_layer_is_the_outermost(streamed: bool) -> None:
     """Requests pass the layers in the order in which they were given, outcomes in the reverse."""
     notes: list[str] = []

@@ -10,6 +10,7 @@ from engine import Engine, ModelRegistry
 from engine.registering import entry_of
 from tests.support.scripted import Say
 
+from ..definition_of_done.rows import row
 from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +23,7 @@ def own(*replies: scripted.Reply) -> scripted.ScriptedAdapter:
     return scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=lambda request: left.pop(0))
 
 
+@row("8.1.2")
 async def test_an_engine_is_made_of_adapters() -> None:
     """8.1: explicit instances, routed by their names, in the trace and in routing like any other."""
     async with Engine(models=ModelRegistry({}, {}), providers={"mine": own(HELLO, HELLO)}, trace=False) as engine:

@@ -25,6 +25,7 @@ from bus.stream_events import TurnComplete, TurnEvent
 from engine import Tool
 from tests.support.scripted import Say
 
+from ..definition_of_done.rows import row
 from .engines import running, topics
 
 pytestmark = pytest.mark.anyio
@@ -273,6 +274,7 @@ async def test_tools_run_and_the_model_answers() -> None:
         assert second.caused_by == next(e for e in taken if isinstance(e.data, LlmCallStarted)).request_id
 
 
+@row("8.7.5")
 async def test_tools_of_one_round_run_at_once_and_answer_in_order() -> None:
     """Two calls wait for each other, and their results stand in the order of the calls."""
     first, second = anyio.Event(), anyio.Event()

@@ -33,17 +33,18 @@ def provider_server(status: int | None = 200, body: bytes = b'{"data": []}') -> 
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            server.asked.append(Asked("GET", self.path, {k.lower(): v for k, v in self.headers.items()}))
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            server.asked.append(Asked(self.command, self.path, {k.lower(): v for k, v in self.headers.items()}))
             if status is None:
                 over.wait(60)
                 return
             self.send_response(status)
+            self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
-        def do_POST(self) -> None:
-            server.asked.append(Asked("POST", self.path, {}))
+        do_POST = do_GET
 
         def log_message(self, format: str, *arguments: object) -> None:
             pass

@@ -14,6 +14,7 @@ from bus.json_types import Json, JsonObject
 from bus.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.invariants import check_stream
+from ...support.readings import without_raw
 from .wire_events import (
     START_USAGE,
     delta,
@@ -26,7 +27,6 @@ from .wire_events import (
     stop,
     text,
     tool,
-    without_raw,
 )
 
 

@@ -31,11 +31,11 @@ from bus.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import Reading, without_raw
 from .wire_events import (
     ESTIMATE,
     PING,
     START_USAGE,
-    Reading,
     body,
     delta,
     ending,
@@ -48,7 +48,6 @@ from .wire_events import (
     stop,
     text,
     tool,
-    without_raw,
 )
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from adapters.anthropic.response import read_reply
 from adapters.anthropic.stream import MessagesNormaliser
 from adapters.assembler import Assembler
-from bus.content import ContentBlock
-from bus.errors import AdapterError
 from bus.json_types import Json, JsonObject
-from bus.stream_events import MessageComplete, StreamEvent
 from bus.usage import TokenUsage, UsageSource
 
-from ...support.fake_http import pieces
-from ...support.invariants import check_stream
+from ...support.readings import Reading, feed_all, read_every_way, read_refusable
 from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
@@ -95,28 +90,6 @@ def body(events: Iterable[JsonObject | bytes], *, named: bool = True, line_end: 
     return b"".join(parts)
 
 
-class Reading:
-    """What became of a reply. events: all of them, if it was streamed. error: what it ended in."""
-
-    def __init__(self, assembler: Assembler, events: Sequence[StreamEvent], error: AdapterError | None) -> None:
-        self.assembler = assembler
-        self.events = events
-        self.error = error
-
-    @property
-    def complete(self) -> MessageComplete:
-        assert self.error is None
-        return check_stream(self.events)
-
-    @property
-    def content(self) -> tuple[ContentBlock, ...]:
-        return self.complete.final_content
-
-    @property
-    def warnings(self) -> list[str]:
-        return [warning.code for warning in self.assembler.warnings]
-
-
 def new_assembler(provider: str = "anthropic") -> Assembler:
     return Assembler(
         message_id="msg",
@@ -131,40 +104,12 @@ def read_pieces(chunks: Iterable[bytes]) -> Reading:
     """Read a streamed body that arrives in these pieces."""
     assembler = new_assembler()
     normaliser = MessagesNormaliser(assembler)
-    events: list[StreamEvent] = []
-    for chunk in chunks:
-        events += normaliser.feed(chunk)
-    events += normaliser.close()
-    return Reading(assembler, events, normaliser.error)
+    return Reading(assembler, feed_all(normaliser, chunks), normaliser.error)
 
 
 def read(*events: JsonObject | bytes) -> Reading:
     """Read events whole, byte by byte, at random cuts, with CRLF and without names; all must say the same."""
-    streamed = body(events)
-    reading = read_pieces([streamed])
-    cuts = random.Random(7).sample(range(len(streamed)), k=min(len(streamed), 12))
-    variants: list[list[bytes]] = [
-        [streamed[at : at + 1] for at in range(len(streamed))],
-        pieces(streamed, cuts),
-        pieces(body(events, line_end=b"\r\n"), cuts),
-        [body(events, named=False)],
-    ]
-    for chunks in variants:
-        other = read_pieces(chunks)
-        assert without_raw(other.events) == without_raw(reading.events)
-        assert str(other.error) == str(reading.error)
-        assert other.assembler.warnings == reading.assembler.warnings
-    return reading
-
-
-def without_raw(events: Sequence[StreamEvent]) -> list[StreamEvent]:
-    """Events without the usage's raw JSON, which is no value to compare."""
-    plain: list[StreamEvent] = []
-    for item in events:
-        if isinstance(item, MessageComplete):
-            item = msgspec.structs.replace(item, usage=msgspec.structs.replace(item.usage, raw=None))
-        plain.append(item)
-    return plain
+    return read_every_way(read_pieces, body(events), body(events, line_end=b"\r\n"), body(events, named=False))
 
 
 def read_whole(content: Json, *, reason: Json = "end_turn", usage: Json = START_USAGE, **fields: Json) -> Reading:
@@ -185,9 +130,4 @@ def read_whole(content: Json, *, reason: Json = "end_turn", usage: Json = START_
 
 def read_whole_bytes(reply: bytes) -> Reading:
     assembler = new_assembler()
-    error: AdapterError | None = None
-    try:
-        read_reply(reply, assembler)
-    except AdapterError as raised:
-        error = raised
-    return Reading(assembler, assembler.take(), error)
+    return read_refusable(assembler, lambda: read_reply(reply, assembler), Reading)

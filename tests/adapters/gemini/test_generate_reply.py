@@ -10,6 +10,7 @@ from bus.errors import OverloadedError
 from bus.json_types import Json
 from bus.usage import StopReason, TokenUsage
 
+from ...support.readings import without_raw
 from .wire_chunks import (
     END,
     USAGE,
@@ -20,7 +21,6 @@ from .wire_chunks import (
     read_whole_bytes,
     text,
     thought,
-    without_raw,
 )
 
 

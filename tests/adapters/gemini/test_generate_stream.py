@@ -15,6 +15,7 @@ from bus.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import without_raw
 from .wire_chunks import (
     END,
     ESTIMATE,
@@ -27,7 +28,6 @@ from .wire_chunks import (
     read_pieces,
     text,
     thought,
-    without_raw,
 )
 
 

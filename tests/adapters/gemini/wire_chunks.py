@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from adapters.assembler import Assembler
 from adapters.gemini.response import read_reply
 from adapters.gemini.stream import GeminiNormaliser
-from bus.content import ContentBlock, ToolUseBlock
-from bus.errors import AdapterError
+from bus.content import ToolUseBlock
 from bus.json_types import Json, JsonObject
-from bus.stream_events import MessageComplete, StreamEvent
 from bus.usage import TokenUsage, UsageSource
 
-from ...support.fake_http import pieces
-from ...support.invariants import check_stream
+from ...support import readings
+from ...support.readings import feed_all, read_every_way, read_refusable
 from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
@@ -58,31 +55,11 @@ def body(chunks: Iterable[JsonObject | bytes], *, line_end: bytes = b"\r\n") -> 
     return b"".join(b"data: " + item + 2 * line_end for item in data)
 
 
-class Reading:
-    """What became of a reply. events: all of them. error: what it ended in."""
-
-    def __init__(self, assembler: Assembler, events: Sequence[StreamEvent], error: AdapterError | None) -> None:
-        self.assembler = assembler
-        self.events = events
-        self.error = error
-
-    @property
-    def complete(self) -> MessageComplete:
-        assert self.error is None, self.error
-        return check_stream(self.events)
-
-    @property
-    def content(self) -> tuple[ContentBlock, ...]:
-        return self.complete.final_content
-
+class Reading(readings.Reading):
     @property
     def calls(self) -> list[tuple[str, object, bool]]:
         blocks = [block for block in self.content if isinstance(block, ToolUseBlock)]
         return [(block.name, block.input, block.incomplete) for block in blocks]
-
-    @property
-    def warnings(self) -> list[str]:
-        return [warning.code for warning in self.assembler.warnings]
 
 
 def new_assembler() -> Assembler:
@@ -99,40 +76,13 @@ def read_pieces(chunks: Iterable[bytes]) -> Reading:
     """Read a streamed body that arrives in these pieces."""
     assembler = new_assembler()
     normaliser = GeminiNormaliser(assembler)
-    events: list[StreamEvent] = []
-    for piece in chunks:
-        events += normaliser.feed(piece)
-    events += normaliser.close()
-    return Reading(assembler, events, normaliser.error)
+    return Reading(assembler, feed_all(normaliser, chunks), normaliser.error)
 
 
 def read(*chunks: JsonObject | bytes) -> Reading:
     """Read chunks whole, byte by byte, cut at random and with other line ends; all must say the same."""
     streamed = body(chunks)
-    reading = read_pieces([streamed])
-    cuts = random.Random(7).sample(range(len(streamed)), k=min(len(streamed), 12))
-    variants = [
-        [streamed[at : at + 1] for at in range(len(streamed))],
-        pieces(streamed, cuts),
-        pieces(body(chunks, line_end=b"\n"), cuts),
-        [streamed.rstrip()],
-    ]
-    for variant in variants:
-        other = read_pieces(variant)
-        assert without_raw(other.events) == without_raw(reading.events)
-        assert str(other.error) == str(reading.error)
-        assert other.assembler.warnings == reading.assembler.warnings
-    return reading
-
-
-def without_raw(events: Sequence[StreamEvent]) -> list[StreamEvent]:
-    """Events without the usage's raw JSON, which is no value to compare."""
-    plain: list[StreamEvent] = []
-    for item in events:
-        if isinstance(item, MessageComplete):
-            item = msgspec.structs.replace(item, usage=msgspec.structs.replace(item.usage, raw=None))
-        plain.append(item)
-    return plain
+    return read_every_way(read_pieces, streamed, body(chunks, line_end=b"\n"), streamed.rstrip())
 
 
 def read_whole(*parts: Json, finish: Json = "STOP", usage: Json = USAGE, **fields: Json) -> Reading:
@@ -142,9 +92,4 @@ def read_whole(*parts: Json, finish: Json = "STOP", usage: Json = USAGE, **field
 
 def read_whole_bytes(reply: bytes) -> Reading:
     assembler = new_assembler()
-    error: AdapterError | None = None
-    try:
-        read_reply(reply, assembler)
-    except AdapterError as raised:
-        error = raised
-    return Reading(assembler, assembler.take(), error)
+    return read_refusable(assembler, lambda: read_reply(reply, assembler), Reading)

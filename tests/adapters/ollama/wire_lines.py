@@ -20,6 +20,7 @@ from bus.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import feed_all
 from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
@@ -112,10 +113,7 @@ class Outcome(msgspec.Struct, frozen=True):
 def read_pieces(chunks: Sequence[bytes]) -> Outcome:
     into = assembler()
     normaliser = ChatNormaliser(into, TokenRates())
-    events: list[StreamEvent] = []
-    for piece in chunks:
-        events += normaliser.feed(piece)
-    events += normaliser.close()
+    events = feed_all(normaliser, chunks)
     return _outcome(into, events, normaliser.error)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from adapters.openai.quirks import COMPATIBLE, QUIRKS
 from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
@@ -14,6 +13,8 @@ from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 from bus.usage import StopReason
 
+from ...support.json_values import json_objects
+from ...support.readings import without_raw
 from .wire_events import (
     CREATED,
     added,
@@ -27,7 +28,6 @@ from .wire_events import (
     reasoning,
     request,
     response,
-    without_raw,
 )
 
 SEARCH: JsonObject = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}}
@@ -174,19 +174,8 @@ def test_completed_at_the_limit() -> None:
     assert reading.complete.stop_reason is StopReason.MAX_TOKENS
 
 
-JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
 @settings(max_examples=40, deadline=None)
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=4))
+@given(json_objects(4))
 def test_any_arguments_come_through(arguments: dict[str, object]) -> None:
     """A call's arguments are what the model sent."""
     (block,) = read_whole(call("f", msgspec.json.encode(arguments).decode())).calls

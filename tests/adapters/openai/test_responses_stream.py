@@ -25,6 +25,7 @@ from bus.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import without_raw
 from .wire_events import (
     CREATED,
     ESTIMATE,
@@ -45,7 +46,6 @@ from .wire_events import (
     response,
     summary_delta,
     text_delta,
-    without_raw,
 )
 
 HELLO = message("Hello")

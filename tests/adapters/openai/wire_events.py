@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -13,15 +12,13 @@ from adapters.openai.quirks import OPENAI, Quirks
 from adapters.openai.response import read_reply
 from adapters.openai.stream import ResponsesNormaliser
 from adapters.strict_mode import input_cleaner
-from bus.content import ContentBlock, ThinkingBlock, ToolUseBlock
-from bus.errors import AdapterError
+from bus.content import ToolUseBlock
 from bus.json_types import Json, JsonObject
 from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent
 from bus.usage import TokenUsage, UsageSource
 
-from ...support.fake_http import pieces
-from ...support.invariants import check_stream
+from ...support import readings
+from ...support.readings import feed_all, read_every_way, read_refusable
 from ...support.virtual_time import FakeClock
 
 ESTIMATE = TokenUsage(1, 1, source=UsageSource.ESTIMATED)
@@ -141,34 +138,10 @@ def body(events: Iterable[JsonObject | bytes], *, named: bool = True, line_end: 
     return b"".join(parts)
 
 
-class Reading:
-    """What became of a reply. events: all of them, if it was streamed. error: what it ended in."""
-
-    def __init__(self, assembler: Assembler, events: Sequence[StreamEvent], error: AdapterError | None) -> None:
-        self.assembler = assembler
-        self.events = events
-        self.error = error
-
-    @property
-    def complete(self) -> MessageComplete:
-        assert self.error is None, self.error
-        return check_stream(self.events)
-
-    @property
-    def content(self) -> tuple[ContentBlock, ...]:
-        return self.complete.final_content
-
-    @property
-    def kinds(self) -> list[str]:
-        return [event.type for event in self.events]
-
+class Reading(readings.Reading):
     @property
     def calls(self) -> list[ToolUseBlock]:
         return [block for block in self.content if isinstance(block, ToolUseBlock)]
-
-    @property
-    def thinking(self) -> str:
-        return "".join(block.text for block in self.content if isinstance(block, ThinkingBlock))
 
 
 def request(*messages: Message, model: str = "openai:gpt-test", **fields: object) -> CanonicalRequest:
@@ -199,40 +172,17 @@ def read_pieces(
     """Read a streamed body that arrives in these pieces."""
     assembler = new_assembler(asked, quirks)
     normaliser = ResponsesNormaliser(assembler, quirks)
-    events: list[StreamEvent] = []
-    for chunk in chunks:
-        events += normaliser.feed(chunk)
-    events += normaliser.close()
-    return Reading(assembler, events, normaliser.error)
+    return Reading(assembler, feed_all(normaliser, chunks), normaliser.error)
 
 
 def read(*events: JsonObject | bytes, quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None) -> Reading:
     """Read events whole, byte by byte, at random cuts, with CRLF and without names; all must say the same."""
-    streamed = body(events)
-    reading = read_pieces([streamed], quirks, asked)
-    cuts = random.Random(7).sample(range(len(streamed)), k=min(len(streamed), 12))
-    variants: list[list[bytes]] = [
-        [streamed[at : at + 1] for at in range(len(streamed))],
-        pieces(streamed, cuts),
-        pieces(body(events, line_end=b"\r\n"), cuts),
-        [body(events, named=False)],
-    ]
-    for chunks in variants:
-        other = read_pieces(chunks, quirks, asked)
-        assert without_raw(other.events) == without_raw(reading.events)
-        assert str(other.error) == str(reading.error)
-        assert other.assembler.warnings == reading.assembler.warnings
-    return reading
-
-
-def without_raw(events: Sequence[StreamEvent]) -> list[StreamEvent]:
-    """Events without the usage's raw JSON, which is no value to compare."""
-    plain: list[StreamEvent] = []
-    for item in events:
-        if isinstance(item, MessageComplete):
-            item = msgspec.structs.replace(item, usage=msgspec.structs.replace(item.usage, raw=None))
-        plain.append(item)
-    return plain
+    return read_every_way(
+        lambda chunks: read_pieces(chunks, quirks, asked),
+        body(events),
+        body(events, line_end=b"\r\n"),
+        body(events, named=False),
+    )
 
 
 def read_whole(
@@ -244,9 +194,4 @@ def read_whole(
 
 def read_whole_bytes(reply: bytes, quirks: Quirks = OPENAI, asked: CanonicalRequest | None = None) -> Reading:
     assembler = new_assembler(asked, quirks)
-    error: AdapterError | None = None
-    try:
-        read_reply(reply, assembler, quirks)
-    except AdapterError as raised:
-        error = raised
-    return Reading(assembler, assembler.take(), error)
+    return read_refusable(assembler, lambda: read_reply(reply, assembler, quirks), Reading)

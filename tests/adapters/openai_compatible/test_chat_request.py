@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.encoding import encode_json
@@ -20,6 +19,7 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, ToolChoice, ToolDefinition
 
+from ...support.json_values import json_objects
 from .wire_chunks import DEFAULT, ask, read_body, reply
 
 Plain = dict[str, Any]
@@ -410,18 +410,7 @@ def test_opaque_blocks_are_a_loss() -> None:
     ]
 
 
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**53), 2**53)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text(), json_values, max_size=4))
+@given(json_objects(4))
 @settings(max_examples=50, deadline=None)
 def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
     """Out as JSON text and back in: equal, whatever JSON they are."""

@@ -22,6 +22,7 @@ from bus.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import feed_all
 from ...support.virtual_time import FakeClock
 
 DEFAULT = QUIRKS["default"]
@@ -122,10 +123,7 @@ def read_pieces(chunks: Sequence[bytes], quirks: Quirks = DEFAULT) -> Outcome:
     """Read a streamed body in those pieces, and check the invariants of what comes out."""
     into = assembler()
     normaliser = ChatNormaliser(into, quirks)
-    events: list[StreamEvent] = []
-    for piece in chunks:
-        events += normaliser.feed(piece)
-    events += normaliser.close()
+    events = feed_all(normaliser, chunks)
     complete = check_stream(events) if into.complete else None
     return Outcome(into.final_content, complete, normaliser.error, into, events)
 

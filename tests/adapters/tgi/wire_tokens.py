@@ -22,6 +22,7 @@ from bus.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream
+from ...support.readings import feed_all
 from ...support.virtual_time import FakeClock
 
 PLAIN = TEMPLATES["plain"]
@@ -91,10 +92,7 @@ def read_pieces(
 ) -> Outcome:
     source = reader(request, template)
     normaliser = TokenNormaliser(source)
-    events: list[StreamEvent] = []
-    for piece in chunks:
-        events += normaliser.feed(piece)
-    events += normaliser.close()
+    events = feed_all(normaliser, chunks)
     return _outcome(source.assembler, events, normaliser.error)
 
 

@@ -104,7 +104,7 @@ def test_the_last_of_several_messages_counts() -> None:
         ThinkingDelta("Hm", None, 0, "msg_2"),
         TextDelta("More", 1, "msg_2"),
     ]
-    both = [*reply(), *second]
+    both: list[StreamEvent] = [*reply(), *second]
     assert accumulated(both).response().text == "More"
     late = StreamAccumulator()
     late.process(MessageStart("msg_0"))

@@ -13,6 +13,7 @@ from engine import Engine, default_engine, generate, set_default_engine, stream
 from tests.support.scripted import Say
 from tracestore import TraceStore
 
+from ...definition_of_done.rows import row
 from ..engines import registry
 
 MODELS = """
@@ -33,6 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     set_default_engine(None)
 
 
+@row("8.1.7")
 def test_each_loop_has_an_engine_of_its_own_that_ends_with_it(home: Path) -> None:
     """Two runs, two engines; nobody closes them, and the trace has everything."""
     seen: list[Engine] = []
@@ -77,6 +79,7 @@ def test_a_closed_default_engine_is_followed_by_another() -> None:
     asyncio.run(ask())
 
 
+@row("8.1.7")
 def test_a_host_sets_the_engine() -> None:
     """8.1: for all functions, until it is taken back; it belongs to one loop, and says so."""
     mine = Engine(models=registry(Say("mine")), trace=False)
@@ -98,6 +101,7 @@ def test_without_a_loop_the_sync_functions_are_named() -> None:
         stream("s:m", "Hi")
 
 
+@row("8.1.5")
 def test_a_key_that_is_missing_is_named(home: Path) -> None:
     """8.1: ConfigurationError, with the variable to set."""
     (home / "models.yaml").unlink()

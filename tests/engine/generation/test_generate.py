@@ -22,6 +22,7 @@ from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, TimeoutConfig, Tool, generate
 from tests.support.scripted import Say
 
+from ...definition_of_done.rows import row
 from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
@@ -115,6 +116,7 @@ async def test_a_failure_says_what_had_been_done() -> None:
         (("m", "other"), "t", "t:m"),
     ],
 )
+@row("8.1.3")
 async def test_the_provider_says_whose_model_is_meant(
     model: str | tuple[str, ...], provider: str, meant: str
 ) -> None:
@@ -149,6 +151,7 @@ async def test_without_a_model_the_configured_one_is_asked() -> None:
 # -- giving up
 
 
+@row("8.4.9")
 async def test_a_signal_from_another_thread_ends_the_call() -> None:
     """C04: CancelledError with the reason, with what had arrived, and the signal forgets the turn."""
     controller, begun = AbortController(), asyncio.Event()

@@ -24,11 +24,13 @@ from engine import (
     ViewEvent,
     stream,
 )
+from engine.call import CallOutcome
 from engine.generation.streaming import DELTAS_PER_ESTIMATE
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
-from ..engines import running, topics
+from ...definition_of_done.rows import row
+from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 
@@ -278,6 +280,7 @@ async def test_cancelling_ends_the_events_in_order() -> None:
     assert [block.text for block in raised.value.content] == ["Hel"]  # type: ignore[union-attr]
 
 
+@row("8.4.9")
 async def test_a_signal_cancels_a_stream() -> None:
     """C04: the reason is in the error."""
     controller = AbortController()
@@ -420,6 +423,33 @@ async def test_a_stream_that_is_never_read_never_begins() -> None:
         with pytest.raises(CallboardError, match="closed before it began"):
             await closed.response()
         assert topics(events.take(), "session.") == []
+
+
+async def test_a_stream_that_is_closed_while_it_begins_is_cancelled() -> None:
+    """The engine is still starting; nothing of the call outlives the close."""
+    engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), trace=False)
+    result = engine.stream("s:m", "Hi")
+    beginning = asyncio.create_task(result.response())
+    while engine.hosted is None:  # noqa: ASYNC110 (nothing tells it)
+        await asyncio.sleep(0)
+    await result.aclose()
+    with pytest.raises(CancelledError):
+        await beginning
+    await engine.aclose()
+
+
+async def test_what_a_host_s_own_code_raises_comes_out_once() -> None:
+    """Of middleware, for example: as an event, then raised; leaving the context doesn't raise it again."""
+
+    async def odd(request: CanonicalRequest, next: object) -> CallOutcome:
+        raise LookupError("odd")
+
+    async with running(Say("never"), middleware=[odd]) as (engine, _):
+        async with engine.stream("s:m", "Hi") as result:
+            last = await anext(result)
+            assert isinstance(last, StreamFailed)
+            with pytest.raises(LookupError):
+                await anext(result)
 
 
 # -- what it uses

@@ -15,6 +15,7 @@ from adapters import ToolDefinition, ToolUseBlock
 from bus.json_types import JsonObject
 from engine import InvalidToolCallError, Tool, ToolDefinitionError, tool
 
+from ...definition_of_done.rows import row
 from .rounds import call, result_of, run
 
 pytestmark = pytest.mark.anyio
@@ -36,6 +37,7 @@ class Person(pydantic.BaseModel):
     name: str
 
 
+@row("8.7.10")
 async def test_arguments_become_what_the_hints_say() -> None:
     """Enums, dates, dataclasses and models arrive as such, and what was left out has its default."""
     seen: list[object] = []
@@ -57,6 +59,7 @@ async def test_arguments_become_what_the_hints_say() -> None:
         ({"city": "Rome", "country": "it"}, "country"),
     ],
 )
+@row("8.7.10")
 async def test_wrong_arguments_are_told_to_the_model_and_nothing_runs(arguments: JsonObject, told: str) -> None:
     """8.7: wrong type, missing, unknown: the result says where, and to call again."""
     ran: list[str] = []

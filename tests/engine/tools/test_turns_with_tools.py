@@ -14,6 +14,7 @@ from bus import CallboardError, CancelledError, ConfigurationError, StepFinish, 
 from engine import Approved, Denied, Engine, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
 from tests.support.scripted import Say
 
+from ...definition_of_done.rows import row
 from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
@@ -258,6 +259,8 @@ async def test_a_condition_that_fails_is_the_hosts_error() -> None:
 
 
 @pytest.mark.parametrize(("rounds", "calls"), [(0, 1), (1, 2), (3, 4)])
+@row("8.7.3")
+@row("8.7.4")
 async def test_rounds_are_limited(rounds: int, calls: int) -> None:
     """8.7: N rounds are at most N + 1 calls; none means that no tool runs, and its calls stay open."""
     async with running(*again(5)) as (engine, _):

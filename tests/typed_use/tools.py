@@ -1,4 +1,4 @@
-"""How hosts use tools, for type checkers: read by `test_typing`, never run."""
+"""How hosts use tools, for type checkers: read by `test_typed_use`, never run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,161 @@
+"""What a request says to the model, of whatever client: text, calls and results, in their order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from adapters import ToolDefinition
+
+
+class NotPlain(Exception):
+    """The request has more than text, calls of tools and their results."""
+
+
+class Text(NamedTuple):
+    role: str
+    text: str
+
+
+class Call(NamedTuple):
+    name: str
+    arguments: dict[str, Any]
+
+
+class Result(NamedTuple):
+    """text: None of a failure, which every client words in its own way."""
+
+    text: str | None
+
+
+class Conversation(NamedTuple):
+    """system: None if there is none, or an empty one."""
+
+    system: str | None
+    turns: tuple[Text | Call | Result, ...]
+    tools: tuple[ToolDefinition, ...]
+
+    @property
+    def said(self) -> tuple[object, ...]:
+        """What can be compared between clients: of tools, their names."""
+        return (self.system, self.turns, tuple(tool.name for tool in self.tools))
+
+
+def read(provider: str, body: dict[str, Any]) -> Conversation:
+    """Raises NotPlain."""
+    system, turns, tools = {"openai": _responses, "anthropic": _messages, "gemini": _contents}[provider](body)
+    said = [turn for turn in turns if not isinstance(turn, Text) or turn.text]
+    return Conversation(system or None, tuple(said), tuple(tools))
+
+
+def _words(content: Any) -> str:
+    """Text, or parts that are all text."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list) or not all("text" in part for part in content):
+        raise NotPlain
+    return "".join(part["text"] for part in content)
+
+
+def _definition(name: str, description: str | None, schema: Any) -> ToolDefinition:
+    try:
+        return ToolDefinition(name, description or "", schema or {"type": "object", "properties": {}})
+    except ValueError as error:
+        raise NotPlain from error
+
+
+def _responses(body: dict[str, Any]) -> tuple[str | None, list[Text | Call | Result], list[ToolDefinition]]:
+    turns: list[Text | Call | Result] = []
+    given = body["input"]
+    for item in [{"role": "user", "content": given}] if isinstance(given, str) else given:
+        match item:
+            case {"type": "function_call", "name": name, "arguments": arguments}:
+                turns.append(Call(name, json.loads(arguments or "{}")))
+            case {"type": "function_call_output", "output": output}:
+                turns.append(Result(_words(output)))
+            case {"type": "reasoning"}:
+                pass  # how much of it goes back is not the conversation's
+            case {"role": role, "content": content}:
+                turns.append(Text(role, _words(content)))
+            case _:
+                raise NotPlain
+    tools = body.get("tools") or []
+    if any(tool["type"] != "function" for tool in tools):
+        raise NotPlain
+    return (
+        body.get("instructions"),
+        turns,
+        [_definition(tool["name"], tool.get("description"), tool.get("parameters")) for tool in tools],
+    )
+
+
+def _messages(body: dict[str, Any]) -> tuple[str | None, list[Text | Call | Result], list[ToolDefinition]]:
+    turns: list[Text | Call | Result] = []
+    for message in body["messages"]:
+        content = message["content"]
+        for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            match block:
+                case {"type": "text", "text": text}:
+                    turns.append(Text(message["role"], text))
+                case {"type": "tool_use", "name": name, "input": given}:
+                    turns.append(Call(name, given))
+                case {"type": "tool_result"}:
+                    turns.append(Result(None if block.get("is_error") else _words(block.get("content") or "")))
+                case {"type": "thinking" | "redacted_thinking"}:
+                    pass
+                case _:
+                    raise NotPlain
+    tools = body.get("tools") or []
+    if any("input_schema" not in tool for tool in tools):
+        raise NotPlain
+    system = body.get("system")
+    return (
+        _words(system) if system else None,
+        turns,
+        [_definition(tool["name"], tool.get("description"), tool["input_schema"]) for tool in tools],
+    )
+
+
+def _contents(body: dict[str, Any]) -> tuple[str | None, list[Text | Call | Result], list[ToolDefinition]]:
+    turns = [turn for content in body["contents"] for part in content["parts"] for turn in _part(content, part)]
+    tools: list[ToolDefinition] = []
+    groups = body.get("tools") or []
+    for group in [groups] if isinstance(groups, dict) else groups:
+        declared = group.get("functionDeclarations") or group.get("function_declarations")
+        if not declared:
+            raise NotPlain
+        for tool in declared:
+            schema = (
+                tool.get("parametersJsonSchema") or tool.get("parameters_json_schema") or tool.get("parameters")
+            )
+            tools.append(_definition(tool["name"], tool.get("description"), schema))
+    system = body.get("systemInstruction")
+    return _words(system["parts"]) if system else None, turns, tools
+
+
+def _part(content: dict[str, Any], part: dict[str, Any]) -> Iterator[Text | Call | Result]:
+    match {name.replace("_", "").lower(): value for name, value in part.items()}:
+        case {"thought": True}:
+            pass
+        case {"text": text}:
+            yield Text("assistant" if content.get("role") == "model" else "user", text)
+        case {"functioncall": call}:
+            yield Call(call["name"], call.get("args") or {})
+        case {"functionresponse": {"parts": _}}:
+            raise NotPlain
+        case {"functionresponse": answer}:
+            yield Result(_answer(answer["response"]))
+        case _:
+            raise NotPlain
+
+
+def _answer(response: dict[str, Any]) -> str | None:
+    """Gemini's results are objects: clients put a text under ``output`` or a name of their own."""
+    match response:
+        case {"error": _}:
+            return None
+        case {"return_value": value} | {"output": value}:
+            return value if isinstance(value, str) else json.dumps(value)
+        case _:
+            return json.dumps(response)

@@ -1,0 +1,101 @@
+"""The three providers of the definition of done, and an engine with one of them behind a network that is a script.
+
+What they reply is hand-written, after their real traffic (`tests.conformance.protocols`); real replies come from
+`recorded`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+import msgspec
+import pytest
+
+from adapters import TokenUsage
+from adapters.transport import HttpReply, HttpRequest
+from bus.json_types import Json, JsonObject
+from engine import Engine, ModelRegistry
+
+from ..conformance.protocols.anthropic import AnthropicWire
+from ..conformance.protocols.gemini import GeminiWire
+from ..conformance.protocols.responses import ResponsesWire
+from ..conformance.protocols.wire import Wire
+from ..support.fake_http import FakeReply, FakeTransport
+from ..support.virtual_time import FakeClock
+
+OPENAI, ANTHROPIC, GEMINI = ResponsesWire(), AnthropicWire(), GeminiWire()
+WIRES: tuple[Wire, ...] = (OPENAI, ANTHROPIC, GEMINI)
+MODELS = {"openai": "gpt-5.2", "anthropic": "claude-sonnet-4-5", "gemini": "gemini-2.5-flash"}
+
+each_provider = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+class TimedTransport(FakeTransport):
+    """Knows when each request came, in virtual seconds."""
+
+    def __init__(self, *replies: FakeReply | Exception) -> None:
+        super().__init__(*replies)
+        self.times: list[float] = []
+
+    @property
+    def waits(self) -> list[float]:
+        """How long it took from each request to the next."""
+        return [later - earlier for earlier, later in itertools.pairwise(self.times)]
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        self.times.append(anyio.current_time())
+        return await super().send(request)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An engine with one provider. model: its name there. transport: the provider's side of the network."""
+
+    engine: Engine
+    model: str
+    transport: TimedTransport
+
+    def body(self, number: int = -1) -> JsonObject:
+        """What was sent in a request; the last one is meant if none is named."""
+        return msgspec.json.decode(self.transport.requests[number].body, type=JsonObject)
+
+    def headers(self, number: int = -1) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.transport.requests[number].headers.items()}
+
+
+@asynccontextmanager
+async def asking(wire: Wire, *replies: FakeReply | Exception, **config: object) -> AsyncIterator[Asked]:
+    """The provider gives these replies, one to a request.
+
+    config: fields of AdapterConfig; there are no retries unless it says so, and no jitter.
+    """
+    transport = TimedTransport(*replies)
+    made = wire.make(transport, FakeClock(randomness=0.0), **{"max_retries": 0, **config})
+    async with Engine(models=ModelRegistry({}, {}), providers={wire.name: made}, trace=False) as engine:
+        yield Asked(engine, f"{wire.name}:{MODELS[wire.name]}", transport)
+
+
+def counted(usage: TokenUsage) -> tuple[int, ...]:
+    """New, read from a cache, written to one, and generated."""
+    return (usage.input_tokens, usage.cached_input_tokens, usage.cache_creation_input_tokens, usage.output_tokens)
+
+
+def holds(body: Json, part: Json) -> bool:
+    """Whether a part stands somewhere in a body; an object may have more there than the part says."""
+    if covers(body, part):
+        return True
+    inner = body.values() if isinstance(body, dict) else body if isinstance(body, list) else ()
+    return any(holds(value, part) for value in inner)
+
+
+def covers(found: Json, part: Json) -> bool:
+    """Whether a value is the part, or an object that says it and more."""
+    if isinstance(part, dict):
+        return isinstance(found, dict) and all(name in found and covers(found[name], part[name]) for name in part)
+    if isinstance(part, list):
+        return isinstance(found, list) and len(found) == len(part) and all(map(covers, found, part))
+    return found == part

@@ -1,0 +1,201 @@
+"""Real replies of the three providers, played to the public functions; none of them is part of this repository.
+
+They are the exchanges of `test_recorded_agreement`, where their folder is known; without it, what needs them is
+skipped. They are chosen by what they are, never by name, so that any collection of the same kind will do.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from adapters import Message
+from benchmarks.recorded_agreement import fragments, read_cases
+from bus.json_types import Json, JsonObject
+from engine import Tool, ToolError
+
+from ..conformance.protocols.wire import Wire
+from ..support.fake_http import FakeReply
+from ..test_recorded_agreement import FOLDER, recorded
+from .conversations import Call, Conversation, NotPlain, Result, Text, read
+
+__all__ = ["Exchange", "Loop", "exchanges", "loops", "recorded"]
+
+FILES = {"openai": "openai_responses", "anthropic": "anthropic", "gemini": "gemini"}
+HISTORY = {"openai": "input", "anthropic": "messages", "gemini": "contents"}
+
+
+class Exchange(NamedTuple):
+    """One request and its reply, as recorded, and what a correct reader makes of it (`oracle`)."""
+
+    case: dict[str, Any]
+
+    @property
+    def asked(self) -> JsonObject:
+        return self.case["request_body"]
+
+    @property
+    def oracle(self) -> dict[str, Any]:
+        return self.case["oracle"]
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.case["streamed"])
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Of the reply: text, tools, parallel_tools, signature and so on."""
+        return frozenset(self.case["features"])
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """Of the request: tools, images, structured_output, server_tools and so on."""
+        return frozenset(self.case["request_tags"])
+
+    @property
+    def ok(self) -> bool:
+        return self.case["response_status"] == 200 and not self.oracle.get("must_not_succeed")
+
+    @property
+    def paused(self) -> bool:
+        """The reply isn't whole: the engine asks on."""
+        return self.oracle["stop_raw"] == "pause_turn"
+
+    def reply(self) -> FakeReply:
+        """The reply once more; a stream arrives in many pieces."""
+        body = self.case["response_body"].encode()
+        chunks = fragments(body, "random-1" if self.streamed else "whole")
+        return FakeReply(*chunks, status=self.case["response_status"], headers=self.case["response_headers"])
+
+
+def exchanges(wire: Wire, wanted: Callable[[Exchange], bool] = lambda exchange: exchange.ok) -> list[Exchange]:
+    """A provider's exchanges of one kind; at least one, else the test is skipped: they can't prove it."""
+    found = [exchange for exchange in _all(wire.name) if wanted(exchange)]
+    if not found:
+        pytest.skip(f"no such exchange was recorded with {wire.name}")
+    return found
+
+
+@functools.cache
+def _all(provider: str) -> tuple[Exchange, ...]:
+    return tuple(Exchange(case) for case in read_cases(FOLDER / f"{FILES[provider]}.jsonl"))
+
+
+# -- conversations with tools
+
+
+class Loop(NamedTuple):
+    """A recorded conversation in which tools were run: its requests, each of which goes on from the one before."""
+
+    provider: str
+    exchanges: tuple[Exchange, ...]
+    asked: tuple[Conversation, ...]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.exchanges) - 1
+
+    @property
+    def most_calls(self) -> int:
+        return max(len(exchange.oracle["tool_calls"]) for exchange in self.exchanges[:-1])
+
+    @property
+    def streamed(self) -> bool:
+        return all(exchange.streamed for exchange in self.exchanges)
+
+    def messages(self) -> list[Message]:
+        """What the conversation began with."""
+        return [Message.user(turn.text) for turn in self.asked[0].turns if isinstance(turn, Text)]
+
+    def tools(self) -> list[Tool]:
+        """Tools that answer what they answered then."""
+        answers: dict[str, deque[str | None]] = defaultdict(deque)
+        turns = self.asked[-1].turns
+        calls = [turn for turn in turns if isinstance(turn, Call)]
+        for call, result in zip(calls, [turn for turn in turns if isinstance(turn, Result)], strict=True):
+            answers[_key(*call)].append(result.text)
+
+        def answering(name: str) -> Callable[[JsonObject], Any]:
+            async def answer(arguments: JsonObject) -> str:
+                text = answers[_key(name, arguments)].popleft()
+                if text is None:
+                    raise ToolError("it failed")
+                return text
+
+            return answer
+
+        return [Tool(definition, answering(definition.name)) for definition in self.asked[0].tools]
+
+
+def _key(name: str, arguments: Json) -> str:
+    return f"{name} {json.dumps(arguments, sort_keys=True)}"
+
+
+def loops(wire: Wire, wanted: Callable[[Loop], bool]) -> list[Loop]:
+    """The recorded conversations with tools of one kind; at least one, else the test is skipped."""
+    found = [loop for loop in _loops(wire.name) if wanted(loop)]
+    if not found:
+        pytest.skip(f"no such conversation was recorded with {wire.name}")
+    return found
+
+
+@functools.cache
+def _loops(provider: str) -> tuple[Loop, ...]:
+    return tuple(loop for chain in _chains(provider) for loop in _loop(provider, chain))
+
+
+def _loop(provider: str, chain: list[Exchange]) -> Iterator[Loop]:
+    """The chain, if all that is new in its requests are the model's replies and the results of their calls."""
+    try:
+        asked = tuple(read(provider, exchange.asked) for exchange in chain)
+    except NotPlain:
+        return
+    first, *later = asked
+    added = [turn for each in later for turn in each.turns[len(first.turns) :]]
+    if (
+        first.turns
+        and all(isinstance(turn, Text) and turn.role == "user" for turn in first.turns)
+        and not any(isinstance(turn, Text) and turn.role == "user" for turn in added)
+        and all((each.system, each.tools) == (first.system, first.tools) for each in later)
+        and (provider != "openai" or all(_fits(turn, first) for turn in added))
+    ):
+        yield Loop(provider, tuple(chain), asked)
+
+
+def _fits(turn: object, conversation: Conversation) -> bool:
+    """Whether a call can be run. OpenAI's results don't say that they are errors, in whatever words."""
+    if not isinstance(turn, Call):
+        return True
+    schemas = {tool.name: tool.input_schema for tool in conversation.tools}
+    return turn.name in schemas and Draft202012Validator(schemas[turn.name]).is_valid(turn.arguments)
+
+
+def _chains(provider: str) -> Iterator[list[Exchange]]:
+    """Exchanges in which each request repeats the one before and adds to it."""
+    groups: dict[object, list[Exchange]] = defaultdict(list)
+    for exchange in _all(provider):
+        groups[exchange.case["source_file"], exchange.case["test_key"]].append(exchange)
+    for group in groups.values():
+        chain: list[Exchange] = []
+        for exchange in sorted(group, key=lambda each: each.case["exchange_index"]):
+            if not exchange.ok:
+                continue
+            if not (chain and chain[-1].oracle["tool_calls"] and _goes_on(provider, chain[-1], exchange)):
+                if len(chain) > 1:
+                    yield chain
+                chain = []
+            chain.append(exchange)
+        if len(chain) > 1:
+            yield chain
+
+
+def _goes_on(provider: str, before: Exchange, after: Exchange) -> bool:
+    old, new = (each.asked.get(HISTORY[provider]) for each in (before, after))
+    old = [{"role": "user", "content": old}] if isinstance(old, str) else old
+    return isinstance(new, list) and len(new) > len(old) and new[: len(old)] == old

@@ -1,0 +1,89 @@
+"""Section 8.10 on the local model: what it can do of the six steps, and its part of other sections.
+
+Real llama.cpp behind three protocols; nothing is simulated, so nothing here asserts a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from adapters import CapabilityError, ImageBlock, Message
+from engine import Engine, generate_object
+from engine.cli.demo_model import demo_registry
+from engine.cli.demo_script import TOOL_TEXT, WEATHER
+
+from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)
+from .rows import row
+from .test_8_4_generation import PERSON
+from .test_8_6_caching import usages
+from .test_8_10_smoke import DOT, Script, basic, calling, looking, streaming
+
+pytestmark = [pytest.mark.anyio, pytest.mark.local]
+
+SHORT = {"temperature": 0.0, "max_output_tokens": 48}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module")
+async def engine(model: Path, anyio_backend: str) -> AsyncIterator[Engine]:  # noqa: F811
+    async with Engine(models=demo_registry("live"), trace=False) as engine:
+        yield engine
+
+
+by_every_protocol = pytest.mark.parametrize("protocol", ["chat", "messages", "responses"])
+
+
+@by_every_protocol
+@row("8.4.1")
+@row("8.10.1")
+async def test_it_says_hello(engine: Engine, protocol: str) -> None:
+    await basic(engine, f"local-{protocol}")
+
+
+@by_every_protocol
+@row("8.4.4")
+@row("8.10.2")
+async def test_it_streams(engine: Engine, protocol: str) -> None:
+    await streaming(engine, f"local-{protocol}", **SHORT)
+
+
+@row("8.7.1")
+@row("8.10.3")
+async def test_it_calls_a_tool(engine: Engine) -> None:
+    """Emulated: a schema holds it to a call."""
+    script = Script((), "", ("", ""), question=(Message.user(TOOL_TEXT),), tools=(WEATHER,), words=())
+    await calling(engine, "local-tools", script, **SHORT)
+
+
+@row("8.10.4")
+async def test_it_says_that_it_sees_nothing(engine: Engine) -> None:
+    with pytest.raises(CapabilityError, match="image"):
+        await looking(engine, "local-chat", ImageBlock(data=DOT))
+
+
+@row("8.4.7")
+@row("8.10.5")
+async def test_it_fills_a_schema(engine: Engine) -> None:
+    """Chat Completions alone holds it to one there."""
+    prompt = "Extract as JSON: Alice is 30 years old"
+    result = await generate_object("local-chat", prompt, schema=PERSON, engine=engine, **SHORT)
+    assert isinstance(result.output, dict)
+    assert result.output["name"] == "Alice"
+    assert isinstance(result.output["age"], int)
+
+
+@by_every_protocol
+@row("8.6.9")
+async def test_it_reads_most_of_a_long_session_from_its_cache(engine: Engine, protocol: str) -> None:
+    """More than half of the input from turn 5 on, as the server itself counts."""
+    session = engine.session(f"local-{protocol}", system_prompt=f"This is a session by {protocol}. Be brief.")
+    used = await usages(session, 5, "And this?", temperature=0.0, max_output_tokens=4)
+    shares = [each.cached_input_tokens / each.total_input_tokens for each in used]
+    assert min(shares[4:]) > 0.5, shares

@@ -1,0 +1,297 @@
+"""Section 8.3, messages and content: what the model is shown stands on the wire as the provider wants it."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from adapters import AudioBlock, CapabilityError, DocumentBlock, ImageBlock, Message, TextBlock, ToolDefinition
+from adapters.conformance import CALLS, TOOLS
+from bus.json_types import Json, JsonObject
+from engine import Tool
+
+from ..conformance.protocols.wire import Wire
+from .providers import ANTHROPIC, asking, each_provider, holds
+from .recorded import exchanges, recorded
+from .rows import row
+
+pytestmark = pytest.mark.anyio
+
+PNG = b"\x89PNG\r\n\x1a\nof a test"
+PDF = b"%PDF-1.7 of a test"
+WAV = b"RIFF\0\0\0\0WAVEof a test"
+ADDRESS = "https://pictures.test/linked.png"
+
+
+def base64(data: bytes) -> str:
+    return b64encode(data).decode()
+
+
+def image_of(data: bytes) -> dict[str, Json]:
+    """How each provider is shown an image."""
+    return {
+        "openai": {"type": "input_image", "image_url": f"data:image/png;base64,{base64(data)}"},
+        "anthropic": {
+            "type": "image",
+            "source": {"type": "base64", "media_type": "image/png", "data": base64(data)},
+        },
+        "gemini": {"inlineData": {"mimeType": "image/png", "data": base64(data)}},
+    }
+
+
+LINKED: dict[str, Json] = {
+    "openai": {"type": "input_image", "image_url": ADDRESS},
+    "anthropic": {"type": "image", "source": {"type": "url", "url": ADDRESS}},
+    "gemini": {"fileData": {"mimeType": "image/png", "fileUri": ADDRESS}},
+}
+WORDS: dict[str, Json] = {
+    "openai": {"type": "input_text", "text": "What do you see?"},
+    "anthropic": {"type": "text", "text": "What do you see?"},
+    "gemini": {"text": "What do you see?"},
+}
+
+
+@each_provider
+@row("8.3.1")
+async def test_text_goes_there_and_comes_back(wire: Wire) -> None:
+    """In a conversation of several messages, with every character."""
+    async with asking(wire, wire.whole("Très bien ☃ 🎭"), wire.whole("Да")) as at:
+        first = await at.engine.generate(at.model, "Ça va? ☃ 🎭")
+        again = await at.engine.generate(at.model, messages=[*first.messages, Message.user("И?")])
+        assert (first.text, again.text) == ("Très bien ☃ 🎭", "Да")
+        sent = str(at.body()[wire.history])
+        assert [text in sent for text in ("Ça va? ☃ 🎭", "Très bien ☃ 🎭", "И?")] == [True] * 3
+
+
+@each_provider
+@row("8.3.2")
+@row("8.9.3")
+async def test_an_image_of_bytes_is_sent(wire: Wire) -> None:
+    async with asking(wire, wire.whole("A dot.")) as at:
+        result = await at.engine.generate(at.model, [TextBlock("What do you see?"), ImageBlock(data=PNG)])
+        assert result.text == "A dot."
+        assert holds(at.body(), image_of(PNG)[wire.name])
+
+
+@each_provider
+@row("8.3.2")
+@row("8.9.4")
+async def test_an_image_by_its_address_is_sent(wire: Wire) -> None:
+    """The provider fetches it."""
+    async with asking(wire, wire.whole("A dot.")) as at:
+        result = await at.engine.generate(at.model, [TextBlock("What do you see?"), ImageBlock(url=ADDRESS)])
+        assert result.text == "A dot."
+        assert holds(at.body(), LINKED[wire.name])
+
+
+@each_provider
+@row("8.3.2")
+async def test_an_image_of_a_file_is_sent(wire: Wire, tmp_path: Path) -> None:
+    """It is read when the host names it: what stands there later makes no difference."""
+    path = tmp_path / "picture.png"
+    path.write_bytes(PNG)
+    image = ImageBlock.from_path(path)
+    path.unlink()
+    async with asking(wire, wire.whole("A dot.")) as at:
+        await at.engine.generate(at.model, [TextBlock("What do you see?"), image])
+        assert holds(at.body(), image_of(PNG)[wire.name])
+
+
+@each_provider
+@row("8.3.7")
+async def test_text_and_images_of_one_message_stay_together_and_in_order(wire: Wire) -> None:
+    async with asking(wire, wire.whole("Two dots.")) as at:
+        shown = [TextBlock("What do you see?"), ImageBlock(data=PNG), ImageBlock(url=ADDRESS)]
+        await at.engine.generate(at.model, shown)
+        (message,) = at.body()[wire.history]
+        parts = message.get("content", message.get("parts"))
+        wanted = [WORDS[wire.name], image_of(PNG)[wire.name], LINKED[wire.name]]
+        assert [holds(part, want) for part, want in zip(parts, wanted, strict=True)] == [True] * 3
+
+
+@recorded
+@each_provider
+@row("8.3.2")
+@row("8.3.7")
+@row("8.9.3")
+async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -> None:
+    """Those of recorded requests, of bytes and by address, and their replies."""
+    found = exchanges(
+        wire, lambda exchange: exchange.ok and not exchange.streamed and bool(images(exchange.asked))
+    )
+    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
+        for exchange in found:
+            shown = [block for block, _ in images(exchange.asked)]
+            response = await at.engine.generate(at.model, [TextBlock("?"), *shown], max_tool_rounds=0)
+            assert response.text == exchange.oracle["final_text"]
+            for _, part in images(exchange.asked):
+                assert holds(at.body(), part), exchange.case["id"]
+
+
+def images(body: Json) -> list[tuple[ImageBlock, Json]]:
+    """The images in a recorded request, each with the least that must stand in ours."""
+    match body:
+        case {"type": "input_image", "image_url": str(url)} | {
+            "type": "image",
+            "source": {"type": "url", "url": url},
+        }:
+            return [
+                (ImageBlock(url=url), {name: value for name, value in body.items() if name in ("type", "source")})
+            ]
+        case {"type": "image", "source": {"type": "base64", "data": data, "media_type": kind}}:
+            return [(ImageBlock(url=f"data:{kind};base64,{data}"), {"type": "image", "source": body["source"]})]
+        case {"inlineData": {"mimeType": str(kind), "data": str(data)}} if kind.startswith("image/"):
+            usual = data.replace("-", "+").replace("_", "/")  # they wrote it in the other alphabet
+            wanted = {"inlineData": {"mimeType": kind, "data": usual}}
+            return [(ImageBlock(url=f"data:{kind};base64,{data}"), wanted)]
+        case dict():
+            return [found for value in body.values() for found in images(value)]
+        case list():
+            return [found for value in body for found in images(value)]
+        case _:
+            return []
+
+
+DOCUMENTS: dict[str, Json] = {
+    "openai": {"type": "input_file", "file_data": f"data:application/pdf;base64,{base64(PDF)}"},
+    "anthropic": {
+        "type": "document",
+        "source": {"type": "base64", "media_type": "application/pdf", "data": base64(PDF)},
+    },
+    "gemini": {"inlineData": {"mimeType": "application/pdf", "data": base64(PDF)}},
+}
+
+
+@each_provider
+@row("8.3.3")
+async def test_a_document_is_sent(wire: Wire) -> None:
+    async with asking(wire, wire.whole("It is short.")) as at:
+        await at.engine.generate(at.model, [TextBlock("Well?"), DocumentBlock(data=PDF, name="report.pdf")])
+        assert holds(at.body(), DOCUMENTS[wire.name])
+
+
+@each_provider
+@row("8.3.3")
+async def test_audio_is_sent_or_refused_before_anything_is_sent(wire: Wire) -> None:
+    """Of the three, Gemini's models hear."""
+    async with asking(wire, wire.whole("A bell.")) as at:
+        if wire.name == "gemini":
+            await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])
+            assert holds(at.body(), {"inlineData": {"mimeType": "audio/wav", "data": base64(WAV)}})
+        else:
+            with pytest.raises(CapabilityError, match="takes no audio"):
+                await at.engine.generate(at.model, [TextBlock("Well?"), AudioBlock(data=WAV)])
+            assert at.transport.requests == []
+
+
+@each_provider
+@row("8.3.4")
+async def test_calls_go_there_and_back(wire: Wire) -> None:
+    """Reply with calls, results, next reply: under the provider's own ids, in a history that it takes."""
+
+    async def answer(arguments: JsonObject) -> str:
+        return f"of {len(arguments)}"
+
+    tools = [Tool(definition, answer) for definition in TOOLS]
+    async with asking(wire, wire.whole("Let me see.", 2, "tools"), wire.whole("Done."), wire.whole("Bye.")) as at:
+        result = await at.engine.generate(at.model, "Go", tools=tools)
+        more = [*result.messages, Message.user("Thanks")]
+        assert (await at.engine.generate(at.model, messages=more, tools=tools)).text == "Bye."
+        for number in (1, 2):
+            issued = wire.ids_issued(2)
+            assert wire.ids(at.body(number)) == (issued, issued)
+            assert wire.faults(at.transport.requests[number].body) == []
+            assert holds(at.body(number), CALLS[1][1]) or msgspec.json.encode(CALLS[1][1]).decode() in (
+                item.get("arguments") for item in at.body(number)[wire.history]
+            )
+
+
+THINKING = {"type": "thinking", "thinking": "Hm ☃", "signature": ANTHROPIC.secrets[0]}
+HIDDEN = {"type": "redacted_thinking", "data": ANTHROPIC.secrets[1]}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@row("8.3.5", of="anthropic")
+@row("8.3.6", of="anthropic")
+@row("8.5.4", of="anthropic")
+async def test_thinking_goes_back_as_it_came(streamed: bool) -> None:
+    """Before the call that it led to: the text, its signature, and what is hidden, whole or streamed."""
+
+    async def answer(arguments: JsonObject) -> str:
+        return "R"
+
+    wire = ANTHROPIC
+    body = wire.reasoned("Hm ☃", "Let me see.", 1, "tools")
+    called = wire.stream_of(*streaming(body)) if streamed else wire._whole(body)
+    done = wire.streamed("Done.") if streamed else wire.whole("Done.")
+    async with asking(wire, called, done) as at:
+        session = at.engine.session(at.model, tools=[Tool(TOOLS[0], answer)])
+        if streamed:
+            async with session.stream("Go", reasoning_effort="high") as turn:
+                await turn.message()
+        else:
+            await session.send("Go", reasoning_effort="high")
+        said = at.body()["messages"][1]["content"]
+        assert said[:2] == [THINKING, HIDDEN]
+        assert [block["type"] for block in said[2:]] == ["text", "tool_use"]
+
+
+def streaming(body: JsonObject) -> list[bytes]:
+    """A reply as a stream, its blocks whole but for the signature."""
+    events: list[JsonObject] = [{"type": "message_start", "message": {**body, "content": [], "stop_reason": None}}]
+    for index, block in enumerate(body["content"]):
+        place = {"index": index}
+        match block:
+            case {"type": "thinking"}:
+                start, deltas = (
+                    {"type": "thinking", "thinking": "", "signature": ""},
+                    [
+                        {"type": "thinking_delta", "thinking": block["thinking"]},
+                        {"type": "signature_delta", "signature": block["signature"]},
+                    ],
+                )
+            case {"type": "text"}:
+                start, deltas = {"type": "text", "text": ""}, [{"type": "text_delta", "text": block["text"]}]
+            case {"type": "tool_use"}:
+                start = {**block, "input": {}}
+                words = msgspec.json.encode(block["input"]).decode()
+                deltas = [{"type": "input_json_delta", "partial_json": words}]
+            case _:
+                start, deltas = block, []
+        events.append({"type": "content_block_start", **place, "content_block": start})
+        events += [{"type": "content_block_delta", **place, "delta": delta} for delta in deltas]
+        events.append({"type": "content_block_stop", **place})
+    end = {"stop_reason": body["stop_reason"]}
+    events += [{"type": "message_delta", "delta": end, "usage": body["usage"]}, {"type": "message_stop"}]
+    return [ANTHROPIC.write_event(event["type"], event) for event in events]
+
+
+@recorded
+@pytest.mark.parametrize(
+    ("kind", "feature"), [("thinking", "thinking"), ("redacted_thinking", "redacted_thinking")]
+)
+@row("8.3.5", of="anthropic")
+@row("8.3.6", of="anthropic")
+@row("8.5.4", of="anthropic")
+async def test_recorded_thinking_goes_back_as_it_came(kind: str, feature: str) -> None:
+    """Whole replies, byte for byte of each block, in the next request of a session with tools."""
+    found = exchanges(
+        ANTHROPIC,
+        lambda each: (
+            each.ok and not each.streamed and feature in each.features and "server_tools" not in each.tags
+        ),
+    )
+    for exchange in found:
+        came = msgspec.json.decode(exchange.case["response_body"])["content"]
+        async with asking(ANTHROPIC, exchange.reply(), ANTHROPIC.whole("Done.")) as at:
+            session = at.engine.session(
+                f"anthropic:{exchange.asked['model']}", tools=[Tool(ToolDefinition("none"))]
+            )
+            await session.send("?", reasoning_effort="high")
+            await session.send("And?", reasoning_effort="high")
+            sent = at.body()["messages"][1]["content"]
+        blocks = [[block for block in each if block["type"] == kind] for each in (came, sent)]
+        assert blocks[0] == blocks[1] != [], exchange.case["id"]

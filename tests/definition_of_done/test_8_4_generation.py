@@ -1,0 +1,280 @@
+"""Section 8.4, generation: over each provider's wire. The functions themselves have tests of their own."""
+
+from __future__ import annotations
+
+import json
+
+import anyio
+import pytest
+
+from adapters import CancelledError, Message, RequestTimeoutError, TextBlock, TextDelta, ToolDefinition
+from adapters.conformance.fake_http import HANG
+from bus import CallboardError
+from bus.json_types import JsonObject
+from bus.stream_events import MessageStart
+from engine import (
+    AbortController,
+    Finish,
+    NoObjectGeneratedError,
+    TextEnd,
+    TimeoutConfig,
+    Tool,
+    generate,
+    generate_object,
+    stream,
+)
+
+from ..conformance.protocols.wire import Wire
+from ..support.fake_http import FakeReply
+from .providers import asking, each_provider
+from .recorded import Exchange, exchanges, recorded
+from .rows import row
+
+pytestmark = pytest.mark.anyio
+
+PERSON: JsonObject = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+ALICE = '{"name": "Alice", "age": 30}'
+
+
+def only_text(exchange: Exchange) -> bool:
+    """A reply that is text, and the end of what was asked."""
+    return (
+        exchange.ok
+        and exchange.oracle["contract"]["stop_reason"] == "end_turn"
+        and not exchange.oracle["tool_calls"]
+        and exchange.oracle["final_text"] != ""
+    )
+
+
+def name_of(wire: Wire, exchange: Exchange) -> str:
+    return f"{wire.name}:{exchange.asked.get('model', 'gemini-2.5-flash')}"
+
+
+@each_provider
+@row("8.4.1")
+@row("8.9.1")
+async def test_a_prompt_is_answered(wire: Wire) -> None:
+    async with asking(wire, wire.whole("Hello")) as at:
+        result = await generate(at.model, "Say hello.", engine=at.engine)
+    assert (result.text, result.status, result.stop_reason) == ("Hello", "completed", "end_turn")
+    assert (result.usage.total_input_tokens, result.usage.output_tokens) == (12, 7)
+    assert [message.text for message in result.messages] == ["Say hello.", "Hello"]
+
+
+@recorded
+@each_provider
+@row("8.4.1")
+@row("8.9.1")
+async def test_recorded_answers_are_returned(wire: Wire) -> None:
+    """Every recorded reply of text, from one engine."""
+    found = exchanges(wire, lambda exchange: only_text(exchange) and not exchange.streamed)
+    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
+        for exchange in found:
+            result = await generate(name_of(wire, exchange), "?", engine=at.engine)
+            assert (result.text, result.status) == (exchange.oracle["final_text"], "completed"), exchange.case[
+                "id"
+            ]
+            assert result.usage.input_tokens + result.usage.cached_input_tokens > 0
+            assert result.usage.output_tokens > 0
+
+
+@each_provider
+@row("8.4.2")
+async def test_a_conversation_is_answered(wire: Wire) -> None:
+    """All of it is sent, in its order."""
+    said = [Message.user("1+1?"), Message.assistant("2"), Message.user("And 1 more?")]
+    async with asking(wire, wire.whole("3")) as at:
+        assert (await generate(at.model, messages=said, engine=at.engine)).text == "3"
+        sent = json.dumps(at.body()[wire.history])
+        places = [sent.index(f'"{text}"') for text in ("1+1?", "2", "And 1 more?")]
+        assert places == sorted(places)
+
+
+@each_provider
+@row("8.4.3")
+async def test_a_prompt_and_a_conversation_together_are_refused(wire: Wire) -> None:
+    """By both functions, with what to do instead, and nothing is sent."""
+    async with asking(wire) as at:
+        for ask in (generate, lambda *given, **named: stream(*given, **named).result()):
+            with pytest.raises(CallboardError, match="say only one"):
+                await ask(at.model, "Hi", messages=[Message.user("Hi")], engine=at.engine)  # type: ignore[operator]
+        assert at.transport.requests == []
+
+
+@each_provider
+@row("8.4.4")
+@row("8.4.5")
+@row("8.4.6")
+@row("8.9.2")
+async def test_a_stream_begins_grows_and_ends(wire: Wire) -> None:
+    """message.start first, finish last; text is started, its deltas add up, its end has all of it."""
+    async with asking(wire, wire.streamed("Hello, ☃!")) as at:
+        result = stream(at.model, "Hi", engine=at.engine)
+        events = [event async for event in result]
+        response = await result.response()
+    types = [event.type for event in events]
+    assert types == [
+        *("message.start", "text.start", "text.delta", "text.delta", "text.end"),
+        *("message.complete", "step.finish", "finish"),
+    ]
+    start, finish = events[0], events[-1]
+    assert isinstance(start, MessageStart)
+    assert isinstance(finish, Finish)
+    assert (start.provider, "served" in start.model) == (wire.name, True)
+    assert (finish.stop_reason, finish.status, finish.response) == ("end_turn", "completed", response)
+    assert (finish.usage.total_input_tokens, finish.usage.output_tokens) == (12, 7)
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    (end,) = [event for event in events if isinstance(event, TextEnd)]
+    assert "".join(delta.text for delta in deltas) == end.text == response.text == "Hello, ☃!"
+    assert {delta.segment_id for delta in deltas} == {end.segment_id}
+
+
+@recorded
+@each_provider
+@row("8.4.4")
+@row("8.4.5")
+@row("8.4.6")
+@row("8.9.2")
+async def test_recorded_streams_add_up(wire: Wire) -> None:
+    """Wherever the network cuts them."""
+    found = exchanges(wire, lambda exchange: only_text(exchange) and exchange.streamed)
+    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
+        for exchange in found:
+            result = stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0)
+            events = [event async for event in result]
+            assert (events[0].type, events[-1].type) == ("message.start", "finish")
+            text = "".join(event.text for event in events if isinstance(event, TextDelta))
+            ended = "".join(event.text for event in events if isinstance(event, TextEnd))
+            assert text == ended == (await result.response()).text == exchange.oracle["final_text"], exchange.case[
+                "id"
+            ]
+
+
+@each_provider
+@row("8.4.7")
+@row("8.9.9")
+async def test_an_object_is_parsed_and_validated(wire: Wire) -> None:
+    """The schema goes to the provider's own means, which `test_objects_over_wires` shows."""
+    async with asking(wire, wire.whole(ALICE)) as at:
+        result = await generate_object(at.model, "Alice is 30 years old", schema=PERSON, engine=at.engine)
+    assert result.output == {"name": "Alice", "age": 30}
+    assert result.usage.output_tokens == 7
+
+
+@each_provider
+@pytest.mark.parametrize(
+    ("text", "reason"), [("Alice is 30.", "not_json"), ('{"name": "Alice"}', "invalid"), ("", "not_json")]
+)
+@row("8.4.8")
+async def test_what_is_no_such_object_is_an_error(wire: Wire, text: str, reason: str) -> None:
+    """With the text, the reason, and what it has cost."""
+    async with asking(wire, wire.whole(text)) as at:
+        with pytest.raises(NoObjectGeneratedError) as raised:
+            await generate_object(at.model, "Alice is 30 years old", schema=PERSON, engine=at.engine)
+    assert (raised.value.text, raised.value.usage.output_tokens) == (text, 7)
+    assert raised.value.reason == reason or (text == "" and raised.value.reason)
+
+
+@recorded
+@each_provider
+@row("8.4.7")
+@row("8.9.9")
+async def test_recorded_objects_are_read(wire: Wire) -> None:
+    """Replies to requests with a schema, held to the schema that was sent then."""
+
+    def is_object(exchange: Exchange) -> bool:
+        asked = schema_of(exchange.asked)
+        return only_text(exchange) and not exchange.streamed and asked is not None
+
+    found = exchanges(wire, is_object)
+    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
+        for exchange in found:
+            schema = schema_of(exchange.asked)
+            result = await generate_object(name_of(wire, exchange), "?", schema=schema, engine=at.engine)
+            assert result.output == json.loads(exchange.oracle["final_text"]), exchange.case["id"]
+
+
+def schema_of(asked: JsonObject) -> JsonObject | None:
+    """Where each provider is told the reply's schema."""
+    match asked:
+        case {"text": {"format": {"type": "json_schema", "schema": schema}}}:
+            return schema
+        case {"output_config": {"format": {"schema": schema}}}:
+            return schema
+        case {"generationConfig": {"responseJsonSchema": schema}}:
+            return schema
+        case _:
+            return None
+
+
+@each_provider
+@pytest.mark.parametrize("streamed", [False, True])
+@row("8.4.9")
+async def test_a_signal_ends_what_is_under_way(wire: Wire, streamed: bool) -> None:
+    """CancelledError with the reason, what had arrived of a stream, and the connection is given back."""
+    controller = AbortController()
+    hanging = wire.stream_of(*wire.chunks("Hello")[:-1], HANG) if streamed else FakeReply(wait=HANG)
+    async with asking(wire, hanging) as at:
+
+        async def give_up() -> None:
+            await anyio.sleep(1)
+            controller.abort("the user left")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(give_up)
+            with pytest.raises(CancelledError, match="the user left") as raised:
+                if streamed:
+                    async for _ in stream(at.model, "Hi", engine=at.engine, signal=controller.signal):
+                        pass
+                else:
+                    await generate(at.model, "Hi", engine=at.engine, signal=controller.signal)
+        assert at.transport.all_closed
+        assert anyio.current_time() < 5
+    if streamed:
+        assert "".join(block.text for block in raised.value.content if isinstance(block, TextBlock)).startswith(
+            "Hel"
+        )
+
+
+@each_provider
+@pytest.mark.parametrize("streamed", [False, True])
+@row("8.4.10")
+async def test_a_call_that_takes_too_long_is_given_up(wire: Wire, streamed: bool) -> None:
+    """In total, and for each step."""
+    for timeout in (TimeoutConfig(total=5.0), TimeoutConfig(total=60.0, per_step=5.0)):
+        async with asking(wire, FakeReply(wait=HANG)) as at:
+            begun = anyio.current_time()
+            with pytest.raises(RequestTimeoutError):
+                if streamed:
+                    await stream(at.model, "Hi", engine=at.engine, timeout=timeout).result()
+                else:
+                    await generate(at.model, "Hi", engine=at.engine, timeout=timeout)
+            assert anyio.current_time() - begun == pytest.approx(5.0, abs=0.1)
+
+
+@each_provider
+@row("8.4.10")
+async def test_the_time_of_a_step_is_not_that_of_all(wire: Wire) -> None:
+    """Two steps of 4 seconds pass a limit of 5 for each, and none of 6 for both."""
+
+    async def answer(arguments: JsonObject) -> str:
+        return "R"
+
+    def slow() -> list[FakeReply]:
+        replies = [wire.whole("", 1, "tools"), wire.whole("Done.")]
+        for reply in replies:
+            reply.wait = 4.0
+        return replies
+
+    tools = [Tool(ToolDefinition("read_file"), answer)]
+    async with asking(wire, *slow()) as at:
+        timeout = TimeoutConfig(per_step=5.0)
+        assert (await generate(at.model, "Go", tools=tools, engine=at.engine, timeout=timeout)).text == "Done."
+    async with asking(wire, *slow()) as at:
+        with pytest.raises(RequestTimeoutError) as raised:
+            await generate(at.model, "Go", tools=tools, engine=at.engine, timeout=6.0)
+        assert len(raised.value.turn.steps) == 1  # type: ignore[attr-defined]

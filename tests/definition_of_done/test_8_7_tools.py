@@ -1,0 +1,278 @@
+"""Section 8.7, tool calling: over each provider's wire. How tools are run has tests of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from adapters import StopReason, ToolChoice, ToolDefinition
+from adapters.conformance import CALLS, TOOLS
+from bus.json_types import Json, JsonObject
+from engine import GenerateResult, Tool, ToolError, generate
+
+from ..conformance.protocols.wire import Wire
+from .conversations import read
+from .providers import OPENAI, Asked, asking, each_provider, holds
+from .recorded import Loop, loops, recorded
+from .rows import row
+from .test_8_4_generation import name_of
+
+pytestmark = pytest.mark.anyio
+
+
+async def answer(arguments: JsonObject) -> str:
+    return f"of {arguments['path']}"
+
+
+BOTH = [Tool(definition, answer) for definition in TOOLS]
+PASSIVE = [Tool(definition) for definition in TOOLS]
+
+
+def results(result: GenerateResult, step: int = 0) -> list[tuple[str, bool]]:
+    return [(block.text, block.is_error) for block in result.steps[step].tool_results]
+
+
+@each_provider
+@row("8.7.1")
+@row("8.7.11")
+@row("8.9.5")
+async def test_an_active_tool_is_run_and_the_model_answers(wire: Wire) -> None:
+    """Each step has its calls, results, usage and stop reason; the totals are of both."""
+    async with asking(wire, wire.whole("Let me see.", 1, "tools"), wire.whole("It is empty.")) as at:
+        result = await generate(at.model, "What is in a.txt?", tools=BOTH, engine=at.engine)
+        assert len(at.transport.requests) == 2
+    first, last = result.steps
+    assert (result.text, result.status) == ("It is empty.", "completed")
+    assert (first.text, last.text) == ("Let me see.", "It is empty.")
+    assert [(call.name, call.input) for call in first.tool_calls] == [CALLS[0]]
+    assert results(result) == [("of a.txt", False)]
+    assert (last.tool_calls, last.tool_results) == ((), ())
+    assert (first.stop_reason, last.stop_reason) == (StopReason.TOOL_USE, StopReason.END_TURN)
+    assert [step.usage.total_tokens for step in result.steps] == [19, 19]
+    assert result.total_usage.total_tokens == 38
+
+
+@each_provider
+@row("8.7.2")
+async def test_calls_of_a_passive_tool_are_returned(wire: Wire) -> None:
+    async with asking(wire, wire.whole("Let me see.", 2, "tools")) as at:
+        result = await generate(at.model, "What is in a.txt?", tools=PASSIVE, engine=at.engine, max_tool_rounds=9)
+        assert len(at.transport.requests) == 1
+    assert (result.status, [(call.name, call.input) for call in result.tool_calls]) == (
+        "awaiting_tools",
+        list(CALLS),
+    )
+    assert result.tool_results == ()
+
+
+@each_provider
+@pytest.mark.parametrize(("rounds", "requests"), [(0, 1), (1, 2), (3, 4)])
+@row("8.7.3")
+@row("8.7.4")
+async def test_rounds_end_the_loop(wire: Wire, rounds: int, requests: int) -> None:
+    """A model that never stops calling is asked once more after the last round; with none, no tool is run."""
+    ran: list[JsonObject] = []
+
+    async def count(arguments: JsonObject) -> str:
+        ran.append(arguments)
+        return "R"
+
+    async with asking(wire, *[wire.whole("", 1, "tools") for _ in range(requests)]) as at:
+        result = await generate(
+            at.model, "Go", tools=[Tool(TOOLS[0], count)], engine=at.engine, max_tool_rounds=rounds
+        )
+        assert len(at.transport.requests) == requests
+    assert (result.status, len(result.steps), len(ran)) == ("max_tool_rounds", requests, rounds)
+    assert [call.name for call in result.tool_calls] == ["read_file"]
+
+
+@each_provider
+@row("8.7.5")
+@row("8.7.6")
+@row("8.9.6")
+async def test_calls_of_one_reply_run_at_once_and_go_back_together(wire: Wire) -> None:
+    """Each waits until all have begun; the results stand in one request, in the order of the calls."""
+    begun, all_begun = list[str](), anyio.Event()
+
+    async def meet(arguments: JsonObject) -> str:
+        begun.append(arguments["path"])
+        if len(begun) == len(CALLS):
+            all_begun.set()
+        await all_begun.wait()
+        return await answer(arguments)
+
+    async with asking(wire, wire.whole("", 2, "tools"), wire.whole("Done.")) as at:
+        tools = [Tool(definition, meet) for definition in TOOLS]
+        result = await generate(at.model, "Go", tools=tools, engine=at.engine)
+        assert len(at.transport.requests) == 2
+        issued = wire.ids_issued(2)
+        assert wire.ids(at.body()) == (issued, issued)
+        assert wire.faults(at.transport.requests[-1].body) == []
+    assert result.text == "Done."
+    assert results(result) == [("of a.txt", False), ("of .", False)]
+
+
+def failed(text: str) -> dict[str, Json]:
+    """How a result that is an error stands on each wire."""
+    return {
+        "openai": {"type": "function_call_output", "call_id": "call_0", "output": f"Error: {text}"},
+        "anthropic": {"type": "tool_result", "tool_use_id": "toolu_00", "content": text, "is_error": True},
+        "gemini": {"functionResponse": {"id": "call_0", "name": "read_file", "response": {"error": text}}},
+    }
+
+
+async def fails(arguments: JsonObject) -> str:
+    raise ToolError("There is no such file.")
+
+
+@each_provider
+@row("8.7.7")
+async def test_a_tools_failure_goes_to_the_model(wire: Wire) -> None:
+    """As an error, in its own words, and the turn goes on."""
+    async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
+        result = await generate(at.model, "Go", tools=[Tool(TOOLS[0], fails)], engine=at.engine)
+        assert holds(at.body(), failed("There is no such file.")[wire.name])
+    assert (result.text, results(result)) == ("Sorry.", [("There is no such file.", True)])
+
+
+@each_provider
+@row("8.7.8")
+async def test_a_call_of_a_tool_that_there_is_not_goes_to_the_model(wire: Wire) -> None:
+    """With the names of those there are."""
+    other = Tool(ToolDefinition("write_file"), answer)
+    async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
+        result = await generate(at.model, "Go", tools=[other], engine=at.engine)
+        told = "There is no tool named 'read_file'. The tools are: write_file."
+        assert holds(at.body(), failed(told)[wire.name])
+    assert (result.text, results(result)) == ("Sorry.", [(told, True)])
+
+
+CHOICES: dict[str, dict[str, Json]] = {
+    "openai": {
+        "auto": {"tool_choice": "auto"},
+        "none": {"tool_choice": "none"},
+        "required": {"tool_choice": "required"},
+        "named": {"tool_choice": {"type": "function", "name": "read_file"}},
+    },
+    "anthropic": {
+        "auto": {"tool_choice": {"type": "auto"}},
+        "none": {"tool_choice": {"type": "none"}},
+        "required": {"tool_choice": {"type": "any"}},
+        "named": {"tool_choice": {"type": "tool", "name": "read_file"}},
+    },
+    "gemini": {
+        "auto": {"toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}},
+        "none": {"toolConfig": {"functionCallingConfig": {"mode": "NONE"}}},
+        "required": {"toolConfig": {"functionCallingConfig": {"mode": "ANY"}}},
+        "named": {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["read_file"]}}},
+    },
+}
+
+
+@each_provider
+@pytest.mark.parametrize("mode", ["auto", "none", "required", "named"])
+@row("8.7.9")
+async def test_a_tool_choice_is_said_in_the_providers_words(wire: Wire, mode: Any) -> None:
+    """The tools are sent with each of them."""
+    async with asking(wire, wire.whole("Hi")) as at:
+        choice = ToolChoice(mode, "read_file" if mode == "named" else None)
+        await generate(at.model, "Go", tools=BOTH, tool_choice=choice, engine=at.engine)
+        assert holds(at.body(), CHOICES[wire.name][mode])
+        assert [tool.name for tool in read(wire.name, at.body()).tools] == ["read_file", "list_files"]
+
+
+@each_provider
+@row("8.7.10")
+async def test_arguments_are_validated_before_a_tool_runs(wire: Wire) -> None:
+    """What doesn't fit the schema is told to the model; what fits arrives parsed."""
+    ran: list[JsonObject] = []
+
+    async def note(arguments: JsonObject) -> str:
+        ran.append(arguments)
+        return "R"
+
+    wrong: JsonObject = {"type": "object", "properties": {"path": {"type": "integer"}}, "required": ["path"]}
+    tools = [Tool(ToolDefinition("read_file", "", wrong), note), Tool(TOOLS[1], note)]
+    async with asking(wire, wire.whole("", 2, "tools"), wire.whole("Done.")) as at:
+        result = await generate(at.model, "Go", tools=tools, engine=at.engine)
+    assert ran == [CALLS[1][1]]
+    (told, is_error), fine = results(result)
+    assert (is_error, "$.path" in told, fine) == (True, True, ("R", False))
+
+
+@row("8.7.10")
+async def test_arguments_that_are_no_json_reach_no_tool() -> None:
+    """OpenAI sends them as text, which can be anything."""
+    body = OPENAI.body("", 1, "tools")
+    body["output"][0]["arguments"] = '{"path": '
+    async with asking(OPENAI, OPENAI._whole(body), OPENAI.whole("Sorry.")) as at:
+        result = await generate(at.model, "Go", tools=[Tool(TOOLS[0], fails)], engine=at.engine)
+    (told, is_error) = results(result)[0]
+    assert is_error
+    assert "JSON" in told
+
+
+# -- as recorded
+
+
+async def replayed(wire: Wire, loop: Loop) -> GenerateResult:
+    """A recorded conversation once more: its replies, its tools, and what is sent is what was sent then."""
+    async with asking(wire, *[exchange.reply() for exchange in loop.exchanges]) as at:
+        given: dict[str, Any] = {
+            "messages": loop.messages(),
+            "system_prompt": loop.asked[0].system,
+            "tools": loop.tools(),
+            "max_tool_rounds": loop.rounds,
+        }
+        model = name_of(wire, loop.exchanges[0])
+        if loop.streamed:
+            result = await at.engine.stream(model, **given).result()
+        else:
+            result = await generate(model, engine=at.engine, **given)
+        _same_requests(wire, at, loop)
+    return result
+
+
+def _same_requests(wire: Wire, at: Asked, loop: Loop) -> None:
+    where = loop.exchanges[0].case["id"]
+    assert len(at.transport.requests) == len(loop.exchanges), where
+    for number, asked in enumerate(loop.asked):
+        assert read(wire.name, at.body(number)).said == asked.said, where
+
+
+@recorded
+@each_provider
+@row("8.7.1")
+@row("8.7.11")
+@row("8.9.5")
+async def test_recorded_loops_go_as_they_went(wire: Wire) -> None:
+    """Every request says what another client said there: system prompt, tools, texts, calls and results."""
+    for loop in loops(wire, lambda loop: not loop.streamed):
+        result = await replayed(wire, loop)
+        assert result.text == loop.exchanges[-1].oracle["final_text"]
+        assert len(result.steps) == len(loop.exchanges)
+        for step, exchange in zip(result.steps, loop.exchanges, strict=True):
+            wanted = [(call["name"], call["arguments"] or {}) for call in exchange.oracle["tool_calls"]]
+            assert [(call.name, call.input) for call in step.tool_calls] == wanted
+
+
+@recorded
+@each_provider
+@row("8.7.6")
+@row("8.9.6")
+async def test_recorded_parallel_calls_go_back_together(wire: Wire) -> None:
+    """In one request, as another client did it."""
+    for loop in loops(wire, lambda loop: loop.most_calls > 1):
+        result = await replayed(wire, loop)
+        assert len(result.steps[0].tool_results) == len(loop.exchanges[0].oracle["tool_calls"])
+
+
+@recorded
+@each_provider
+@row("8.9.8")
+async def test_recorded_loops_are_streamed(wire: Wire) -> None:
+    """The same, with every reply as a stream in pieces."""
+    for loop in loops(wire, lambda loop: loop.streamed):
+        assert (await replayed(wire, loop)).text == loop.exchanges[-1].oracle["final_text"]

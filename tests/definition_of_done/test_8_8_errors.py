@@ -1,0 +1,202 @@
+"""Section 8.8, errors and retries: through the functions, over each provider's wire, in virtual time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NetworkError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitError,
+    RequestTimeoutError,
+    RetryPolicy,
+    ServerError,
+    StreamError,
+)
+from adapters.conformance import TOOLS
+from bus.json_types import JsonObject
+from engine import Tool, generate, stream
+
+from ..conformance.protocols.wire import Wire
+from ..support.fake_http import FakeReply, failing
+from .providers import asking, each_provider
+from .rows import row
+
+pytestmark = pytest.mark.anyio
+
+STATUSES: list[tuple[int, type[AdapterError], bool]] = [
+    (400, InvalidRequestError, False),
+    (401, AuthError, False),
+    (403, AccessDeniedError, False),
+    (404, NotFoundError, False),
+    (408, RequestTimeoutError, True),
+    (413, InvalidRequestError, False),
+    (422, InvalidRequestError, False),
+    (429, RateLimitError, True),
+    (500, ServerError, True),
+    (502, ServerError, True),
+    (503, ServerError, True),
+    (504, ServerError, True),
+    (529, OverloadedError, True),
+]
+LASTING = {"bad key": AuthError, "forbidden": AccessDeniedError, "no model": NotFoundError}
+
+
+def hinting(reply: FakeReply, seconds: int) -> FakeReply:
+    reply.headers = {**reply.headers, "retry-after": str(seconds)}
+    return reply
+
+
+@each_provider
+@pytest.mark.parametrize(("status", "kind", "retryable"), STATUSES)
+@row("8.8.1")
+@row("8.8.2")
+async def test_a_status_has_its_error(wire: Wire, status: int, kind: type[AdapterError], retryable: bool) -> None:
+    """Also where the body says nothing, as of a proxy."""
+    async with asking(wire, failing(status)) as at:
+        with pytest.raises(AdapterError) as raised:
+            await generate(at.model, "Hi", engine=at.engine)
+    error = raised.value
+    assert (type(error), error.retryable, error.provider_status) == (kind, retryable, status)
+
+
+@each_provider
+@row("8.8.1")
+async def test_a_prompt_that_is_too_long_has_its_error(wire: Wire) -> None:
+    """It comes with status 400, in each provider's own words."""
+    async with asking(wire, wire.failing("overflow"), max_retries=2) as at:
+        with pytest.raises(ContextOverflowError):
+            await generate(at.model, "Hi", engine=at.engine)
+
+
+@each_provider
+@row("8.8.3")
+async def test_waits_double(wire: Wire) -> None:
+    """1, 2, 4, 8 seconds, or what the request's own policy says."""
+    replies = [wire.failing("server") for _ in range(4)]
+    async with asking(wire, *replies, wire.whole("Hi"), max_retries=4) as at:
+        assert (await generate(at.model, "Hi", engine=at.engine)).text == "Hi"
+        assert at.transport.waits == pytest.approx([1, 2, 4, 8])
+    async with asking(wire, *[wire.failing("server") for _ in range(4)]) as at:
+        policy = RetryPolicy(base_delay=0.5, backoff_multiplier=3.0, max_delay=4.0, jitter=False)
+        with pytest.raises(ServerError):
+            await generate(at.model, "Hi", engine=at.engine, max_retries=3, retry=policy)
+        assert at.transport.waits == pytest.approx([0.5, 1.5, 4.0])
+
+
+@each_provider
+@pytest.mark.parametrize(("hint", "waited"), [(7, 7.0), (0, 0.0), (3600, 60.0)])
+@row("8.8.4")
+async def test_the_providers_hint_goes_before(wire: Wire, hint: int, waited: float) -> None:
+    """Shorter or longer than the computed wait, up to `max_delay`."""
+    async with asking(wire, hinting(wire.failing("rate limit"), hint), wire.whole("Hi"), max_retries=2) as at:
+        await generate(at.model, "Hi", engine=at.engine)
+        assert at.transport.waits == pytest.approx([waited])
+
+
+@each_provider
+@row("8.8.5")
+async def test_without_retries_the_first_failure_is_raised(wire: Wire) -> None:
+    """Where the adapter is so configured, and where the request says so."""
+    for configured, asked in ((0, None), (5, 0)):
+        async with asking(wire, wire.failing("server"), max_retries=configured) as at:
+            with pytest.raises(ServerError):
+                await generate(at.model, "Hi", engine=at.engine, max_retries=asked)
+            assert len(at.transport.requests) == 1
+
+
+@each_provider
+@pytest.mark.parametrize("streamed", [False, True])
+@row("8.8.6")
+async def test_a_rate_limit_is_waited_out_unseen(wire: Wire, streamed: bool) -> None:
+    """The result, and the events of a stream, are those of the reply that came."""
+    answer = wire.streamed("Hi") if streamed else wire.whole("Hi")
+    async with asking(wire, wire.failing("rate limit"), wire.failing("rate limit"), answer, max_retries=2) as at:
+        if streamed:
+            result = stream(at.model, "Hi", engine=at.engine)
+            types = [event.type async for event in result]
+            assert types.count("message.start") == types.count("finish") == 1
+            assert "error" not in types
+            assert (await result.response()).text == "Hi"
+        else:
+            assert (await generate(at.model, "Hi", engine=at.engine)).text == "Hi"
+        assert len(at.transport.requests) == 3
+
+
+@each_provider
+@pytest.mark.parametrize("condition", LASTING)
+@row("8.8.7")
+@row("8.9.11")
+async def test_what_lasts_is_raised_at_once(wire: Wire, condition: str) -> None:
+    """A bad key, a forbidden and a missing model: one request."""
+    async with asking(wire, wire.failing(condition), max_retries=5) as at:
+        with pytest.raises(LASTING[condition]):
+            await generate(at.model, "Hi", engine=at.engine)
+        assert len(at.transport.requests) == 1
+
+
+@each_provider
+@row("8.8.8")
+async def test_each_step_has_its_own_retries(wire: Wire) -> None:
+    """Two failures in each of two steps pass where two retries are allowed, and no tool is run twice."""
+    ran: list[JsonObject] = []
+
+    async def note(arguments: JsonObject) -> str:
+        ran.append(arguments)
+        return "R"
+
+    def replies(last: FakeReply) -> list[FakeReply]:
+        return [
+            *(wire.failing("server"), wire.failing("server"), wire.whole("", 1, "tools")),
+            *(wire.failing("server"), wire.failing("server"), last),
+        ]
+
+    given: dict[str, Any] = {"tools": [Tool(TOOLS[0], note)]}
+    async with asking(wire, *replies(wire.whole("Done.")), max_retries=2) as at:
+        assert (await generate(at.model, "Go", engine=at.engine, **given)).text == "Done."
+        assert (len(at.transport.requests), len(ran)) == (6, 1)
+        bodies = [request.body for request in at.transport.requests]
+        assert bodies[0] == bodies[1] == bodies[2]
+        assert bodies[3] == bodies[4] == bodies[5]
+    async with asking(wire, *replies(wire.failing("server")), max_retries=2) as at:
+        with pytest.raises(ServerError) as raised:
+            await generate(at.model, "Go", engine=at.engine, **given)
+        assert len(raised.value.turn.steps) == 1  # type: ignore[attr-defined]
+
+
+@each_provider
+@row("8.8.9")
+async def test_a_stream_that_has_given_something_is_not_asked_for_again(wire: Wire) -> None:
+    """Whether the connection breaks, the provider fails, or the reply just ends."""
+    chunks = wire.chunks("Hello")
+    begun = chunks[: next(n for n, chunk in enumerate(chunks) if b"Hel" in chunk or b"He" in chunk) + 1]
+    ends: list[tuple[list[Any], type[AdapterError]]] = [
+        ([NetworkError("the connection broke")], NetworkError),
+        ([wire.write_event(*wire.error_event())], OverloadedError),
+        ([], StreamError),
+    ]
+    for rest, kind in ends:
+        async with asking(wire, wire.stream_of(*begun, *rest), max_retries=5) as at:
+            result, got = stream(at.model, "Hi", engine=at.engine), list[str]()
+            with pytest.raises(kind):
+                async for text in result.text_stream:
+                    got.append(text)
+            assert (len(at.transport.requests), "".join(got)[:2]) == (1, "He")
+
+
+@each_provider
+@row("8.8.9")
+async def test_a_stream_that_has_given_nothing_is_asked_for_again(wire: Wire) -> None:
+    """Nobody has seen anything of it."""
+    broken = wire.stream_of(NetworkError("the connection broke"))
+    async with asking(wire, broken, wire.streamed("Hello"), max_retries=1) as at:
+        assert [text async for text in stream(at.model, "Hi", engine=at.engine).text_stream] == ["He", "llo"]
+        assert len(at.transport.requests) == 2

@@ -1,0 +1,79 @@
+"""Sessions, and what they used and cost."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .content import RESUMABLE, STORED_MESSAGES
+from .database import Database
+from .queries import WITH_CURRENT_COST, tags_of
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session and what it used so far, all attempts of all its calls together.
+
+    first_us, last_us: of its first and last event. model: the current one. cost_nano_usd: the sum over the calls
+    that have a cost under the current prices; `unpriced` counts those with usage that have none. messages: how
+    many of its messages are stored; resumable: whether that is the whole session.
+    """
+
+    session_id: str
+    first_us: int
+    last_us: int
+    model: str | None
+    tags: dict[str, str]
+    turns: int
+    calls: int
+    total_input_tokens: int
+    output_tokens: int
+    cost_nano_usd: int
+    unpriced: int
+    messages: int = 0
+    resumable: bool = False
+    name: str | None = None
+
+
+async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
+    """The query behind `TraceStore.sessions`: the one with the latest event first."""
+    rows = await database.read(
+        f"""
+        WITH newest AS (
+            SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC LIMIT ?
+        ),
+        priced AS (
+            {WITH_CURRENT_COST} WHERE c.session_id IN (SELECT session_id FROM newest)
+        )
+        SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
+               count(DISTINCT p.turn_id),
+               count(p.id),
+               coalesce(sum(p.input_tokens + p.cached_input_tokens + p.cache_creation_input_tokens), 0),
+               coalesce(sum(p.output_tokens), 0),
+               coalesce(sum(p.now_nano), 0),
+               coalesce(sum(p.usage_source IS NOT NULL AND p.now_nano IS NULL), 0),
+               {STORED_MESSAGES}, {RESUMABLE}, n.name
+          FROM newest AS n
+          LEFT JOIN priced AS p ON p.session_id = n.session_id
+         GROUP BY n.session_id
+         ORDER BY n.last_us DESC, n.session_id DESC
+        """,
+        [-1 if limit is None else limit, None],
+    )
+    return [
+        SessionRow(
+            session_id=row[0],
+            first_us=row[1],
+            last_us=row[2],
+            model=row[3],
+            tags=tags_of(row[4]),
+            turns=row[5],
+            calls=row[6],
+            total_input_tokens=row[7],
+            output_tokens=row[8],
+            cost_nano_usd=row[9],
+            unpriced=row[10],
+            messages=row[11],
+            resumable=bool(row[12]),
+            name=row[13],
+        )
+        for row in rows
+    ]

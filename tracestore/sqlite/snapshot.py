@@ -1,0 +1,36 @@
+"""A copy of a database while others write to it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from bus.errors import StoreError
+
+from .library import BUSY_TIMEOUT_MS, uri
+
+
+def copy_snapshot(source: Path, target: Path, step_pages: int, told: Callable[[int, int], object]) -> None:
+    """Copy a database as it is at this moment into a file that exists and is empty. Blocks; call it in a thread.
+
+    Holds one read transaction from beginning to end: writers go on, and nothing they do makes it begin again.
+    told: pages copied and pages in all, after each step; what it raises ends the copy. Raises StoreError.
+    """
+    import sqlite3
+
+    def progress(_status: int, remaining: int, total: int) -> None:
+        told(total - remaining, total)
+
+    try:
+        with (
+            contextlib.closing(sqlite3.connect(uri(source, "ro"), uri=True, isolation_level=None)) as original,
+            contextlib.closing(sqlite3.connect(uri(target, "rw"), uri=True, isolation_level=None)) as copy,
+        ):
+            original.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            original.execute("BEGIN")
+            original.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            original.backup(copy, pages=step_pages, progress=progress, sleep=0.01)
+            original.execute("ROLLBACK")
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{source} could not be copied to {target}: {error}") from error

@@ -1,0 +1,57 @@
+"""Events that wait in memory to be stored, and about how much they keep alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+from bus.events import Envelope, SessionMessageAppended
+from bus.stream_fold import weigh_content
+
+EVENT_BYTES = 1024
+"""What an event weighs besides the content that it refers to."""
+
+
+class Waiting:
+    """First in, first out. size: roughly what they keep alive, in bytes, messages that they refer to included."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._events: deque[Envelope] = deque()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def exceeds(self, events: int, size: int) -> bool:
+        """Whether more wait than that; none are never too many."""
+        return bool(self._events) and (len(self._events) > events or self.size > size)
+
+    def add(self, envelopes: Sequence[Envelope]) -> None:
+        self._events.extend(envelopes)
+        self.size += _weigh(envelopes)
+
+    def first(self, limit: int | None = None) -> list[Envelope]:
+        """The oldest, at most so many; None is all. They still wait."""
+        return list(islice(self._events, limit))
+
+    def remove(self, oldest: Sequence[Envelope]) -> None:
+        """Take off what `first` returned, or the beginning of it."""
+        for _ in oldest:
+            self._events.popleft()
+        self.size = self.size - _weigh(oldest) if self._events else 0
+
+    def drop_newest(self) -> Envelope:
+        """Take off the one that came last."""
+        newest = self._events.pop()
+        self.size -= _weigh([newest])
+        return newest
+
+
+def _weigh(envelopes: Iterable[Envelope]) -> int:
+    return sum(
+        EVENT_BYTES + weigh_content(event.message.content)
+        if isinstance(event := envelope.data, SessionMessageAppended)
+        else EVENT_BYTES
+        for envelope in envelopes
+    )
