@@ -5,8 +5,11 @@ Each is published like every call, and goes to the first of the models that may 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
+
+import anyio
 
 from adapters import AdapterError, AttemptObserver, ContextOverflowError, StopReason
 from adapters.actor import start_work
@@ -23,11 +26,26 @@ T = TypeVar("T")
 
 
 class PlainCall(CallEvents):
-    """One question, with all its attempts. Run it once, in the task whose end is to end it."""
+    """One question, with all its attempts. Run it once, in the task whose end is to end it.
 
-    def __init__(self, operation: str, request_id: str, scene: EventScene) -> None:
+    grace: for so many seconds an answer that is on its way is still awaited when the call is cancelled, because it
+    says what is paid for; `on_answer` is told it then as well.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        request_id: str,
+        scene: EventScene,
+        *,
+        grace: float = 0.0,
+        on_answer: Callable[[Served], object] | None = None,
+    ) -> None:
         super().__init__(scene, request_id, None, streamed=False)
         self.operation = operation
+        self._grace = grace
+        self._on_answer = on_answer
+        self._late: Served | None = None
 
     async def run(
         self,
@@ -52,6 +70,9 @@ class PlainCall(CallEvents):
             error = failure
             raise
         finally:
+            if self._late is not None:
+                cost = self.price(self._late.usage, self._late.model)
+                terminal = self.completed(self._late, cost, StopReason.END_TURN)
             self.over = True
             self.publish_terminal(terminal, error)
 
@@ -66,11 +87,21 @@ class PlainCall(CallEvents):
         try:
             handle = start_work(ref, self._request_id, lambda adapter: work(adapter, self.on_attempt))
             try:
-                return await handle.wait()
+                return self._noted(await handle.wait())
+            except anyio.get_cancelled_exc_class():
+                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
+                    with contextlib.suppress(AdapterError):
+                        self._late = self._noted(await handle.wait())
+                raise
             finally:
                 handle.kill()  # which does nothing if it is done
         finally:
             slots.release()
+
+    def _noted(self, answer: S) -> S:
+        if self._on_answer is not None:
+            self._on_answer(answer)
+        return answer
 
 
 async def first_that_works(

@@ -104,7 +104,7 @@ async def make_images(
     upon = None if mask is None else image_block(mask)
     await engine.start()
     await engine.admit()
-    engine.notice_prices()
+    engine.money.notice()
     borrowed, order = BorrowedAdapters(engine), arrival()
 
     def request_to(name: str, request_id: str) -> ImageRequest:

@@ -19,6 +19,7 @@ from bus import JobCreated, RoutingDecision
 from bus.json_types import Json
 
 from ..borrowing import BorrowedAdapters
+from ..call_events import Served
 from ..plain_call import PlainCall, first_that_works
 from ..published_prices import published_name
 from ..routing import Named, Route, expand
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 __all__ = ["VideoArguments", "VideoHandle", "VideoOptions", "VideoResult", "create_video", "resume_video"]
+
+
+GRACE_SECONDS = 10.0
+"""Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""
 
 
 class VideoOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +83,7 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
     frame = None if options.first_frame is None else image_block(options.first_frame)
     await engine.start()
     await engine.admit()
-    engine.notice_prices()
+    engine.money.notice()
     borrowed, order = BorrowedAdapters(engine), arrival()
 
     def request_to(named: Named, request_id: str) -> VideoRequest:
@@ -111,20 +116,15 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
             return JobAsReply(job, TokenUsage())  # what it costs is known when it is over
 
         scene = scene_of(engine, route, running, caused_by, options.tags)
-        call = PlainCall("video_create", request_id, scene)
+
+        def tell(created: Served) -> None:
+            assert isinstance(created, JobAsReply)
+            event = _created(created.job, route.decision.model)
+            engine.bus.publish(event, request_id=request_id, tags=scene.tags)
+
+        call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
         created, _ = await call.run(running.ref, running.limiter, order, work)
         job = created.job
-        told = JobCreated(
-            job_id=job.id,
-            kind="video",
-            provider=job.provider,
-            model=route.decision.model,
-            status=job.status,
-            seconds=job.terms.seconds,
-            size=job.terms.size,
-            audio=job.terms.audio,
-        )
-        engine.bus.publish(told, request_id=request_id, tags=scene.tags)
         watch = Watch(
             decision=route.decision,
             wire_model=named.entry.wire_name,
@@ -141,13 +141,26 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
         borrowed.end()
 
 
+def _created(job: VideoJob, model: str) -> JobCreated:
+    return JobCreated(
+        job_id=job.id,
+        kind="video",
+        provider=job.provider,
+        model=model,
+        status=job.status,
+        seconds=job.terms.seconds,
+        size=job.terms.size,
+        audio=job.terms.audio,
+    )
+
+
 async def resume_video(
     engine: Engine, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
 ) -> VideoHandle:
     """See `MediaMethods.resume_video`."""
     named, entry = named_model(engine, model)
     await engine.start()
-    engine.notice_prices()
+    engine.money.notice()
     known = engine.videos.get((entry.adapter, job_id))
     if known is not None:
         await known.refresh()

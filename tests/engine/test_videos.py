@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
@@ -228,6 +229,25 @@ async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server:
             with pytest.raises(CapabilityError):
                 await engine.create_video("A red boat.", model=SORA, **options)  # type: ignore[arg-type]
     assert server.asked == []
+
+
+async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    """Its event and its call are in the trace, from which it can be resumed."""
+    server.hold.clear()
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        with engine.bus.subscribe("job.created", policy=Lossless()) as events:
+            async with anyio.create_task_group() as group:
+                group.start_soon(a_video, engine)
+                await anyio.to_thread.run_sync(server.asked_for.wait, 30)
+                group.cancel_scope.cancel()
+                server.hold.set()
+            (told,) = [envelope.data for envelope in events.take()]
+        assert isinstance(told, JobCreated)
+        assert await rows(engine) == [("video_create", "completed", 0)]
+        handle = await engine.resume_video(told.job_id, SORA, polling=OFTEN)
+        assert (await handle.wait()).cost.nano_usd == 800_000_000
 
 
 # -- waiting is not owning

@@ -64,6 +64,7 @@ class MediaServer:
     has changed), ``wrong`` (one byte is).
     steps: the progress in percent at each look of a job. ends: what comes after: completed or failed.
     files_at: the address of another server that has Google's files. checksum: a download comes with its own.
+    hold: while it is cleared, requests are read and not answered. asked_for: set with the first request.
     made: how many jobs and images were made, which is what is paid for.
     """
 
@@ -80,6 +81,9 @@ class MediaServer:
         self.files_at = ""
         self.jobs: dict[str, JsonObject] = {}
         self.lock = threading.Lock()
+        self.hold = threading.Event()
+        self.hold.set()
+        self.asked_for = threading.Event()
 
     def of(self, what: str) -> list[Asked]:
         return [asked for asked in self.asked if asked.what == what]
@@ -186,6 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         what = _operation(self.command, path)
         self.media.asked.append(Asked(what, self.command, self.path, headers, body))
+        self.media.asked_for.set()
+        self.media.hold.wait(30)
         fault = self.media.fault(what)
         if fault == "drop":
             return self._hang_up()
