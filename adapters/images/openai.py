@@ -17,15 +17,15 @@ import msgspec
 
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
-from adapters.multipart import FormPart, write_form
+from adapters.multipart import FormPart
 from adapters.reported_cost import reported_cost
 from adapters.settings import own_options
-from bus.content import ImageBlock
 from bus.json_types import Json, JsonObject
 from bus.usage import TokenUsage, details_of
 
 from .contract import GeneratedImage, ImageCapabilities, ImageRequest
-from .wire import ImageReply, count, from_base64, input_bytes, own_headers
+from .forms import file_part, form_call
+from .wire import ImageReply, count, from_base64
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 
@@ -102,9 +102,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
             fields.update(options)
         if not request.images:
             return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
-        body, media_type = write_form([*map(_field, fields.items()), *_files(request)])
-        path = f"{self.folder}/edits{self.query}"
-        return WireCall(path, body, headers=own_headers(media_type), once=True)
+        return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
         reply = _decode(body)
@@ -115,25 +113,12 @@ class OpenAIImages(msgspec.Struct, frozen=True):
         return ImageReply(found, read_usage(reply.usage), reply.model, reply.id)
 
 
-def _field(field: tuple[str, Json]) -> FormPart:
-    name, value = field
-    text = value if isinstance(value, str) else encode_json(value).decode()
-    return FormPart(name, text.encode("utf-8", "replace"))
-
-
 def _files(request: ImageRequest) -> list[FormPart]:
     name = "image" if len(request.images) == 1 else "image[]"
     files = [file_part(name, block, str(number)) for number, block in enumerate(request.images)]
     if request.mask is not None:
         files.append(file_part("mask", request.mask, "mask"))
     return files
-
-
-def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
-    """An image as a file of a form."""
-    media_type, data = input_bytes(block)
-    suffix = media_type.removeprefix("image/")
-    return FormPart(name, data, f"{filename}.{suffix}", media_type)
 
 
 def _image(image: _Image, media_type: str) -> GeneratedImage | None:

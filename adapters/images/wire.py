@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 from base64 import b64decode
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -178,8 +177,3 @@ def pieces(images: int) -> TokenUsage:
 def count(value: object) -> int:
     """A token count from a reply; nonsense is 0."""
     return value if type(value) is int and value > 0 else 0
-
-
-def own_headers(media_type: str) -> Mapping[str, str]:
-    """The headers of a body that is no JSON."""
-    return {"content-type": media_type}

@@ -20,12 +20,10 @@ from adapters.classify import ErrorBody, ErrorType, error_without_status
 from adapters.contract import CallWarning
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
-from adapters.images.openai import file_part
-from adapters.images.wire import own_headers
-from adapters.multipart import FormPart, write_form
+from adapters.images.forms import file_part, form_call
 from adapters.settings import own_options
 from bus.errors import AdapterError
-from bus.json_types import Json, JsonObject
+from bus.json_types import JsonObject
 
 from .contract import (
     VIDEO_VARIANTS,
@@ -119,9 +117,8 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
             fields.update(options)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
-        parts = [*map(_field, fields.items()), file_part("input_reference", request.first_frame, "first-frame")]
-        body, media_type = write_form(parts)
-        return WireCall(self.path, body, headers=own_headers(media_type), once=True)
+        frame = file_part("input_reference", request.first_frame, "first-frame")
+        return form_call(self.path, fields, [frame])
 
     def retrieve(self, job_id: str) -> WireCall:
         return WireCall(self._one(job_id), b"", method="GET")
@@ -185,12 +182,6 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
 
     def _one(self, job_id: str) -> str:
         return f"{self.path}/{quote(job_id, safe='')}"
-
-
-def _field(field: tuple[str, Json]) -> FormPart:
-    name, value = field
-    text = value if isinstance(value, str) else encode_json(value).decode()
-    return FormPart(name, text.encode("utf-8", "replace"))
 
 
 def _seconds(value: str | float | None) -> int | None:

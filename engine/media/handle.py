@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, TypeVar, overload
 import anyio
 import msgspec
 
-from adapters import AdapterError, StopReason, TokenUsage
+from adapters import AdapterError, TokenUsage
 from adapters.actor import start_work
-from adapters.contract import AttemptStarted, CallWarning, ProviderAdapter
+from adapters.contract import CallWarning, ProviderAdapter
 from adapters.video import (
-    PollPolicy,
     VideoAdapter,
     VideoJob,
     VideoStatus,
@@ -23,11 +22,11 @@ from adapters.video import (
     download_video_to,
     wait_for_video,
 )
-from bus import Cost, JobCompleted, JobFailed, JobProgress, RoutingDecision
+from bus import Cost, JobCompleted, JobFailed, JobProgress
 from bus.errors import CancelledError, RequestTimeoutError, StoreError
 from bus.log import Log
 
-from ..call_events import CallEvents, EventScene
+from .bill import Bill, Watch
 from .books import counted_cost
 
 if TYPE_CHECKING:
@@ -39,17 +38,6 @@ OnProgress = Callable[[VideoJob], object]
 OnBytes = Callable[[int, int | None], object]
 
 _log = Log("engine.media")
-
-
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job besides itself. created_by: the request that created it, if that is known."""
-
-    decision: RoutingDecision
-    wire_model: str
-    created_by: str | None = None
-    priced_as: str | None = None
-    tags: dict[str, str] | None = None
-    polling: PollPolicy = PollPolicy()
 
 
 class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +63,7 @@ class VideoHandle:
         self._told = False
         self._looking = anyio.Lock()
         self._listeners: list[OnProgress] = []
-        self._bill = _Bill(engine, watch)
+        self._bill = Bill(engine, watch)
         self._bill.begin()
 
     @property
@@ -329,58 +317,3 @@ class VideoHandle:
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
         self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
-
-
-class _Bill(CallEvents):
-    """What a job came to, as a call: it starts and ends when that is known, and has lasted since `begin`."""
-
-    operation = "video"
-
-    def __init__(self, engine: Engine, watch: Watch) -> None:
-        scene = EventScene(
-            bus=engine.bus,
-            clock=engine.clock,
-            prices=lambda: engine.prices,
-            routing=watch.decision,
-            caused_by=watch.created_by,
-            tags=watch.tags,
-            priced_as=watch.priced_as,
-        )
-        super().__init__(scene, engine.clock.new_id("req"), None, streamed=False)
-
-    def completed_by(self, job: VideoJob) -> Cost:
-        """Publish it, with its cost under the prices of now."""
-        self.on_attempt(AttemptStarted(1))
-        usage = job.usage or TokenUsage()
-        cost = self.price(usage, job.model)
-        terminal = self.completed(JobAsReply(job, usage), cost, StopReason.END_TURN)
-        self.publish_terminal(terminal, CancelledError(""))
-        return cost
-
-    def failed_by(self, error: AdapterError) -> None:
-        """Publish it; what failed costs nothing, unless the error has a usage."""
-        self.on_attempt(AttemptStarted(1))
-        self.publish_terminal(None, error)
-
-
-class JobAsReply(msgspec.Struct, frozen=True):
-    """A job as a call tells of it. usage: what is counted with that call."""
-
-    job: VideoJob
-    usage: TokenUsage
-
-    @property
-    def model(self) -> str:
-        return self.job.model
-
-    @property
-    def response_id(self) -> str | None:
-        return self.job.id
-
-    @property
-    def provider_request_id(self) -> str | None:
-        return self.job.provider_request_id
-
-    @property
-    def warnings(self) -> tuple[CallWarning, ...]:
-        return self.job.warnings

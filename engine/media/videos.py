@@ -25,8 +25,9 @@ from ..published_prices import published_name
 from ..routing import Named, Route, expand
 from ..slots import arrival
 from .asking import ImageInput, Models, examiner, image_block, named_model, scene_of
+from .bill import JobAsReply, Watch
 from .books import created_terms
-from .handle import JobAsReply, VideoHandle, VideoResult, Watch
+from .handle import VideoHandle, VideoResult
 
 if TYPE_CHECKING:
     from ..engine import Engine
