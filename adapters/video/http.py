@@ -12,12 +12,13 @@ import anyio
 import msgspec
 
 from adapters.asking import AskingAdapter
-from adapters.contract import AttemptObserver, CallWarning, RetryPolicy
+from adapters.contract import AdapterConfig, AttemptObserver, CallWarning, RetryPolicy
 from adapters.data_url import read_data_url
 from adapters.http_adapter import WireCall
 from adapters.http_attempts import HttpAttempts
 from adapters.retry import backoff_delay
-from adapters.transport import ERROR_BODY_BYTES, HttpReply, HttpRequest, close_reply, read_body
+from adapters.transport import ERROR_BODY_BYTES, HttpReply, HttpRequest, Transport, close_reply, read_body
+from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import (
     AdapterError,
     CapabilityError,
@@ -66,6 +67,17 @@ class _Question(msgspec.Struct, frozen=True):
 
 class MakesVideosOverHttp(AskingAdapter):
     """Base of the adapters that make videos; see `video.contract.VideoAdapter` for what it promises."""
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(config, name=name, transport=transport, clock=clock)
+        self._handed_out: set[str] = set()  # the ids of the jobs that were created here
 
     @property
     @abstractmethod
@@ -135,12 +147,6 @@ class MakesVideosOverHttp(AskingAdapter):
             if found:
                 break
         raise error
-
-    @property
-    def _handed_out(self) -> set[str]:
-        """The ids of the jobs that were created here."""
-        found: set[str] = self.__dict__.setdefault("_handed_out_ids", set())
-        return found
 
     async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
         wire = self.video_wire

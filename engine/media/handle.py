@@ -23,7 +23,7 @@ from adapters.video import (
     wait_for_video,
 )
 from bus import Cost, JobCompleted, JobFailed, JobProgress
-from bus.errors import CancelledError, RequestTimeoutError, StoreError
+from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from bus.log import Log
 
 from .bill import Bill, Watch
@@ -61,6 +61,7 @@ class VideoHandle:
         self._watch = watch
         self._cost: Cost | None = None
         self._told = False
+        self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
         self._looking = anyio.Lock()
         self._listeners: list[OnProgress] = []
         self._bill = Bill(engine, watch)
@@ -97,7 +98,9 @@ class VideoHandle:
     # -- looking
 
     async def refresh(self) -> VideoJob:
-        """Look once, unless it is over. Raises AdapterError."""
+        """Look once, unless it is over or somebody is waiting for it, who looks. Raises AdapterError."""
+        if self._looking.locked():
+            return self._job
         async with self._looking:
             if not self._job.done:
                 self._see(await self._retrieve())
@@ -131,13 +134,19 @@ class VideoHandle:
         return self._result()
 
     async def _look_until_done(self) -> None:
-        await wait_for_video(
-            self._retrieve,
-            self._job,
-            policy=self._watch.polling,
-            random=self._engine.clock.random,
-            on_look=self._see,
-        )
+        try:
+            await wait_for_video(
+                self._retrieve,
+                self._job,
+                policy=self._watch.polling,
+                random=self._engine.clock.random,
+                on_look=self._see,
+            )
+        except NotFoundError:
+            if self._cancelling:
+                self._see_cancelled()
+            if not self._job.done:
+                raise
 
     async def _retrieve(self) -> VideoJob:
         terms, model = self._job.terms, self._watch.wire_model
@@ -153,6 +162,8 @@ class VideoHandle:
             raise
 
     def _see(self, job: VideoJob) -> None:
+        if self._job.done:  # cancelled, while this look was under way
+            return
         before, self._job = self._job, job
         if (before.status, before.progress) != (job.status, job.progress):
             changed = JobProgress(
@@ -174,8 +185,8 @@ class VideoHandle:
         if not self._job.done or self._told:
             return
         job = self._job
-        if job.status != "completed":
-            self._told = True
+        self._told = job.status != "completed"
+        if self._told:
             self._fail(job)
             return
         counted = await self._counted_before()
@@ -290,11 +301,20 @@ class VideoHandle:
         async def end(adapter: VideoAdapter) -> bool:
             return await adapter.delete_video(self.id, model=self._watch.wire_model)
 
-        deleted = await self._with_adapter(end)
-        if deleted and not completed:
-            self._see(msgspec.structs.replace(self._job, status="cancelled"))
-            await self._end()
-        return deleted and not completed
+        self._cancelling = not completed
+        try:
+            deleted = await self._with_adapter(end)
+        except BaseException:
+            self._cancelling = False
+            raise
+        if not deleted or completed:
+            return False
+        self._see_cancelled()
+        await self._end()
+        return True
+
+    def _see_cancelled(self) -> None:
+        self._see(msgspec.structs.replace(self._job, status="cancelled"))
 
     # -- how
 

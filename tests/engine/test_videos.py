@@ -328,6 +328,25 @@ async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: Media
             await (await a_video(engine, VEO)).cancel()
 
 
+async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaServer) -> None:
+    """Though the provider knows nothing of it any more; and looking meanwhile doesn't wait for its end."""
+    server.steps = [10] * 100_000
+    heard = anyio.Event()
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+
+        async def wait() -> None:
+            with pytest.raises(CancelledError):
+                await handle.wait(on_progress=lambda job: heard.set())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await heard.wait()
+            assert (await handle.refresh()).status == "in_progress"
+            assert await handle.cancel() is True
+        assert handle.status == "cancelled"
+
+
 async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> None:
     server.faults["delete"] = ["409"]
     async with engine_at(server) as engine:
