@@ -61,6 +61,7 @@ COMMON_CODES: Mapping[str, ErrorType] = {
     "content_filter": ContentFilterError,
     "content_policy_violation": ContentFilterError,
     "moderation": ContentFilterError,
+    "moderation_blocked": ContentFilterError,
     "api_error": ServerError,
     "server_error": ServerError,
     "timeout_error": ServerError,

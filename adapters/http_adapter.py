@@ -57,8 +57,9 @@ HEALTH_SECONDS = 5.0
 class WireCall(msgspec.Struct, frozen=True):
     """A request as a provider wants it.
 
-    path: below the base URL. body: JSON. warnings: what was left out. tool_ids: from our id of a tool call to the
-    one in the body, so that an error which names one can be understood.
+    path: below the base URL. body: JSON, unless a header says otherwise. warnings: what was left out. tool_ids:
+    from our id of a tool call to the one in the body, so that an error which names one can be understood.
+    once: see `HttpRequest`.
     """
 
     path: str
@@ -66,6 +67,8 @@ class WireCall(msgspec.Struct, frozen=True):
     headers: Mapping[str, str] = {}
     warnings: tuple[CallWarning, ...] = ()
     tool_ids: Mapping[str, str] = {}
+    method: str = "POST"
+    once: bool = False
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
@@ -267,10 +270,10 @@ class HttpAdapter(ABC):
     def http_request(self, wire: WireCall, *, accept: str) -> HttpRequest:
         """The request with the headers that all of this adapter's have."""
         return HttpRequest(
-            "POST",
+            wire.method,
             self.base_url + wire.path,
             {
-                "content-type": "application/json",
+                **({"content-type": "application/json"} if wire.body else {}),
                 "accept": accept,
                 "user-agent": "callboard",
                 **self.auth_headers(),
@@ -279,6 +282,7 @@ class HttpAdapter(ABC):
             },
             wire.body,
             self.config.connect_timeout,
+            wire.once,
         )
 
     async def _written(self, call: HttpCall) -> WireCall:

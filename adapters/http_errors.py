@@ -15,11 +15,11 @@ def translate(error: Exception) -> AdapterError:
     said = str(error) or type(error).__name__
     match error:
         case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
-            return RequestTimeoutError("no connection to the provider within the connect timeout")
+            return _unsent(RequestTimeoutError("no connection to the provider within the connect timeout"))
         case httpx.TimeoutException() | httpcore.TimeoutException():
             return RequestTimeoutError(f"the provider took too long: {said}")
         case httpx.ConnectError() | httpcore.ConnectError():
-            return NetworkError(f"could not connect to the provider: {said}")
+            return _unsent(NetworkError(f"could not connect to the provider: {said}"))
         case httpx.RemoteProtocolError() | httpcore.RemoteProtocolError():
             return StreamError(f"the connection broke: {said}")
         case (
@@ -45,6 +45,11 @@ def translate(error: Exception) -> AdapterError:
             return NetworkError(f"the connection failed: {said}")
         case _:
             return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
+
+
+def _unsent(error: NetworkError) -> NetworkError:
+    error.before_sending = True
+    return error
 
 
 def harmless(error: Exception) -> Exception | None:

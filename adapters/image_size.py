@@ -7,11 +7,16 @@ import struct
 
 def image_pixels(data: bytes) -> int | None:
     """Width times height of a PNG, GIF, WebP or JPEG; None if the bytes don't say."""
+    size = image_size(data)
+    return size[0] * size[1] if size is not None else None
+
+
+def image_size(data: bytes) -> tuple[int, int] | None:
+    """Width and height in pixels of a PNG, GIF, WebP or JPEG; None if the bytes don't say."""
     try:
-        size = _size(data)
+        return _size(data)
     except (struct.error, IndexError):
         return None
-    return size[0] * size[1] if size is not None else None
 
 
 def _size(data: bytes) -> tuple[int, int] | None:

@@ -45,13 +45,18 @@ ERROR_BODY_BYTES = 1024 * 1024
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
-    """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds."""
+    """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds.
+
+    once: it must not arrive twice. It goes over a connection of its own, for only on one that was kept alive can
+    a transport take a break for the connection's age, and send again.
+    """
 
     method: str
     url: str
     headers: Mapping[str, str]
     body: bytes
     connect_timeout: float = 10.0
+    once: bool = False
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
@@ -184,6 +189,8 @@ class HttpxTransport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             kind = _kind_of(request.url)
+            if request.once:
+                return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
             try:
                 return await self._send_on(self._pick(kind), request)
             except Exception as error:
@@ -229,7 +236,7 @@ class HttpxTransport:
         import httpcore
 
         headers = [address.host, (b"Content-Length", b"%d" % len(request.body))]
-        for name, value in (*_ACCEPTED.items(), *request.headers.items()):
+        for name, value in {**_ACCEPTED, **request.headers}.items():
             headers.append((name.encode("ascii"), value.encode("ascii")))
         response = await pool.handle_async_request(
             httpcore.Request(

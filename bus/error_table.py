@@ -51,6 +51,8 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
              "408; DEADLINE_EXCEEDED; our own limits (that of the whole call is final)"),
     ErrorRow(errors.StreamError, _E.NETWORK, "yes", "provider's", "provider",
              "a reply that broke off, or is none of its protocol"),
+    ErrorRow(errors.OutcomeUnknownError, _E.NETWORK, "no", "provider's", "provider",
+             "the request for an image or a video: its answer was lost, or was a 5xx other than 503"),
     ErrorRow(errors.ContextOverflowError, _E.CONTEXT_OVERFLOW, "no", "none", "nobody",
              "the provider's own words and codes for it; never with 429"),
     ErrorRow(errors.InvalidRequestError, _E.INVALID_REQUEST, "no", "none", "nobody",

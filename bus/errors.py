@@ -19,7 +19,8 @@
         ├── ServerError
         ├── NetworkError
         │   ├── RequestTimeoutError
-        │   └── StreamError
+        │   ├── StreamError
+        │   └── OutcomeUnknownError       it may have been carried out, and be billed
         ├── ContextOverflowError
         ├── InvalidRequestError
         │   ├── NotFoundError
@@ -202,10 +203,14 @@ class ServerError(AdapterError):
 
 
 class NetworkError(AdapterError):
-    """The provider could not be reached, or the connection broke."""
+    """The provider could not be reached, or the connection broke.
+
+    before_sending: no byte of the request had left, so that surely nothing of it was carried out.
+    """
 
     error_class = ErrorClass.NETWORK
     default_retryable = True
+    before_sending = False
 
 
 class RequestTimeoutError(NetworkError):
@@ -214,6 +219,16 @@ class RequestTimeoutError(NetworkError):
 
 class StreamError(NetworkError):
     """A reply broke off, or is no reply of its protocol."""
+
+
+class OutcomeUnknownError(NetworkError):
+    """A request that must not be carried out twice was sent, and what became of it is not known.
+
+    It may have been carried out and be billed, so neither is it sent again nor does another model stand in. The
+    cause is what happened.
+    """
+
+    default_retryable = False
 
 
 class ContextOverflowError(AdapterError):

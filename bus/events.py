@@ -43,7 +43,8 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair.
 
     priced_as: the ``provider:name`` whose published prices it has, where that is another. operation: ``chat``, or
-    ``embeddings``, whose end has no stop reason of its own (``end_turn`` stands for it).
+    ``embeddings``, ``image``, ``video_create`` or ``video``, whose ends have no stop reason of their own
+    (``end_turn`` stands for it). A ``video_create`` makes a job, and the job's end is a ``video`` of its own.
     """
 
     provider: str
@@ -252,6 +253,59 @@ class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
     latency_ms: int
 
 
+# -- job.*: what a provider works on for minutes. `job_id` is the provider's; with it anybody can come back to it.
+
+
+class JobCreated(Event, frozen=True, kw_only=True, tag="job.created"):
+    """kind: ``video``. model: ``provider:name``. seconds, size, audio: of what it makes, as far as is known."""
+
+    job_id: str
+    kind: str
+    provider: str
+    model: str
+    status: str
+    seconds: int | None = None
+    size: str | None = None
+    audio: bool | None = None
+
+
+class JobProgress(Event, frozen=True, kw_only=True, tag="job.progress"):
+    """Its status or its progress has changed. progress: from 0 to 1; None if the provider doesn't say."""
+
+    job_id: str
+    kind: str
+    provider: str
+    model: str
+    status: str
+    progress: float | None = None
+
+
+class JobCompleted(Event, frozen=True, kw_only=True, tag="job.completed"):
+    """What it made can be downloaded. expires_at: until when, in seconds since the epoch, if that is known.
+
+    cost_nano_usd: None if it is unknown.
+    """
+
+    job_id: str
+    kind: str
+    provider: str
+    model: str
+    cost_nano_usd: int | None = None
+    expires_at: int | None = None
+
+
+class JobFailed(Event, frozen=True, kw_only=True, tag="job.failed"):
+    """It ended without a result. status: ``failed`` or ``cancelled``."""
+
+    job_id: str
+    kind: str
+    provider: str
+    model: str
+    status: str
+    error_type: str
+    message: str
+
+
 # -- pricing.*, store.*
 
 
@@ -310,6 +364,10 @@ CatalogueEvent: TypeAlias = (
     | ToolStarted
     | ToolProgress
     | ToolFinished
+    | JobCreated
+    | JobProgress
+    | JobCompleted
+    | JobFailed
     | PricingTableLoaded
     | PricingRepriced
     | StoreStateChanged

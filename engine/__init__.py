@@ -45,6 +45,7 @@ from .generation.sync_host import run_sync
 from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
+from .media import ImageOptions, ImageResult, VideoHandle, VideoOptions, VideoResult
 from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
@@ -101,6 +102,8 @@ __all__ = [
     "FunctionTool",
     "GenerateResult",
     "HealthReport",
+    "ImageOptions",
+    "ImageResult",
     "InvalidToolCallError",
     "Limits",
     "ModelChoice",
@@ -137,6 +140,9 @@ __all__ = [
     "TurnOptions",
     "TurnStream",
     "UsageSoFar",
+    "VideoHandle",
+    "VideoOptions",
+    "VideoResult",
     "ViewEvent",
     "ViewReader",
     "default_engine",

@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from adapters import (
-    AdapterError,
-    CallWarning,
-    CapabilityError,
-    ContextOverflowError,
-    RetryPolicy,
-    StopReason,
-    TokenUsage,
-)
-from adapters.actor import start_work
+from adapters import AttemptObserver, CallWarning, CapabilityError, RetryPolicy, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
     AT_ONCE,
@@ -38,16 +29,16 @@ from adapters.embeddings import (
     plan_batches,
     run_batches,
 )
-from bus import ActorRef, CallboardError, ConfigurationError, Cost, CostSource, LlmCallCompleted
-from bus.errors import CancelledError
+from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.json_types import Json
 
 from .borrowing import BorrowedAdapters
-from .call_events import CallEvents, EventScene
+from .call_events import EventScene
+from .plain_call import PlainCall, first_that_works
 from .published_prices import published_name
 from .registry import ModelEntry, ModelRegistry
-from .routing import Named, Option, Plan, Route, choose, expand, failures_after, may_fall_back
-from .slots import CallSlots, arrival
+from .routing import Named, Option, Plan, Route, choose, expand
+from .slots import arrival
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -190,30 +181,13 @@ class _Embedding:
 
     async def _run(self, batch: range) -> EmbeddingResponse:
         """One batch, by the first way to the model that works."""
-        failed: dict[str, str] = {}
-        failure: CallboardError | None = None
-        caused_by: str | None = None
-        while True:
-            options = [self._examine(named) for named in self._plan.named]
-            try:
-                route = choose(self._plan, options, failed=failed)
-            except CallboardError as refusal:
-                raise failure or refusal from None
-            request_id = self._engine.clock.new_id("req")
-            try:
-                response, cost = await self._call(batch, route, request_id, caused_by)
-            except AdapterError as error:
-                if isinstance(error, ContextOverflowError) or not may_fall_back(error):
-                    raise  # the same model has the same window elsewhere
-                failed.update(failures_after(error, route.option, options))
-                failure = error
-                caused_by = request_id
-            except ConfigurationError as error:
-                failed[route.decision.model] = str(error)
-                failure = failure or error
-            else:
-                self._costs.append(cost)
-                return response
+
+        async def call(route: Route, request_id: str, caused_by: str | None) -> EmbeddingResponse:
+            response, cost = await self._call(batch, route, request_id, caused_by)
+            self._costs.append(cost)
+            return response
+
+        return await first_that_works(self._plan, self._engine.clock, self._examine, call)
 
     # -- what is known of a model before a call
 
@@ -281,49 +255,14 @@ class _Embedding:
             estimated_input_tokens=sum(self._estimates[batch.start : batch.stop]),
             priced_as=published_name(running.entry, entry),
         )
-        return await EmbeddingCall(request, scene).run(running.ref, running.limiter, self._order)
 
-
-class EmbeddingCall(CallEvents):
-    """One request for vectors, with all its attempts. Run it once, in the task whose end is to end it."""
-
-    operation = "embeddings"
-
-    def __init__(self, request: EmbeddingRequest, scene: EventScene) -> None:
-        super().__init__(scene, request.request_id, None, streamed=False)
-        self._request = request
-
-    async def run(self, adapter: ActorRef, slots: CallSlots, order: int) -> tuple[EmbeddingResponse, Cost]:
-        """Raises AdapterError. order: of who began to embed; whoever did so first gets a slot first."""
-        self.begin()
-        terminal: LlmCallCompleted | None = None
-        error: AdapterError = CancelledError("the call was cancelled", request_id=self._request.request_id)
-        try:
-            response = await self._ask(adapter, slots, order)
-            cost = self.price(response.usage, response.model)
-            terminal = self.completed(response, cost, StopReason.END_TURN)
-            return response, cost
-        except AdapterError as failure:
-            error = failure
-            raise
-        finally:
-            self.over = True
-            self.publish_terminal(terminal, error)
-
-    async def _ask(self, ref: ActorRef, slots: CallSlots, order: int) -> EmbeddingResponse:
-        async def work(adapter: ProviderAdapter) -> EmbeddingResponse:
+        async def work(adapter: ProviderAdapter, on_attempt: AttemptObserver) -> EmbeddingResponse:
             assert isinstance(adapter, EmbeddingAdapter)
-            return await adapter.embed(self._request, on_attempt=self.on_attempt)
+            return await adapter.embed(request, on_attempt=on_attempt)
 
-        await slots.acquire(order)
-        try:
-            handle = start_work(ref, self._request.request_id, work)
-            try:
-                return await handle.wait()
-            finally:
-                handle.kill()  # which does nothing if it is done
-        finally:
-            slots.release()
+        return await PlainCall("embeddings", request_id, scene).run(
+            running.ref, running.limiter, self._order, work
+        )
 
 
 def _tightest(capabilities: Sequence[EmbeddingCapabilities]) -> EmbeddingCapabilities:

@@ -48,6 +48,8 @@ from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .media.handle import VideoHandle
+from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .money import Money, load_prices
 from .offered import ConfiguredModel, configured_models
@@ -96,7 +98,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     tool: float = 60.0
 
 
-class Engine(ObjectMethods):
+class Engine(ObjectMethods, MediaMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
     Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop.
@@ -145,6 +147,7 @@ class Engine(ObjectMethods):
         self._limits = limits
         self._timeouts = timeouts
         self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
+        self.videos: WeakValueDictionary[tuple[str, str], VideoHandle] = WeakValueDictionary()
         self._hosted: Hosted | None = None
         for name, adapter in (providers or {}).items():
             self.register(name, adapter)

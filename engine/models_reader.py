@@ -6,7 +6,7 @@ import stat
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal, NoReturn, cast
+from typing import NoReturn, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from bus.log import Log
 
 from .choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .compensation import ToolSettings
-from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelRegistry
+from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ModelRegistry
 
 _log = Log("engine.config")
 
@@ -157,14 +157,14 @@ class Reader:
             embedding_space=self._string(entry, "embedding_space", where),
         )
 
-    def _kind(self, entry: JsonObject, where: str) -> Literal["chat", "embedding"]:
+    def _kind(self, entry: JsonObject, where: str) -> ModelKind:
         match self._string(entry, "kind", where):
             case None | "chat":
                 return "chat"
-            case "embedding":
-                return "embedding"
+            case "embedding" | "image" | "video" as kind:
+                return kind
             case other:
-                self._fail(f"{where}.kind", "chat or embedding", other)
+                self._fail(f"{where}.kind", "chat, embedding, image or video", other)
 
     def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
         where = f"{where}.capabilities"

@@ -17,7 +17,7 @@ from .availability import AvailabilityTable, State
 from .catalogue import Catalogue, ModelInfo, default_catalogue
 from .choice import overridden
 from .published_prices import published_name, published_provider
-from .registry import AdapterEntry, ModelEntry, ModelRegistry
+from .registry import AdapterEntry, ModelEntry, ModelKind, ModelRegistry
 
 Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
 """An adapter to ask what needs no network. Raises ConfigurationError if there can be none."""
@@ -36,7 +36,7 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     provider: str
     wire_name: str
-    kind: Literal["chat", "embedding"]
+    kind: ModelKind
     aliases: tuple[str, ...]
     listed: bool
     state: State | Literal["not_configured"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -71,14 +71,17 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         return create_adapter(self.type, self.config, name=self.name, clock=clock)
 
 
+ModelKind: TypeAlias = Literal["chat", "embedding", "image", "video"]
+
+
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One listed model. id: ``provider:name``. wire_name: what the provider calls it.
 
     fallback: names of the models to try, in order, when this one fails. capabilities: fields of
     `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
     max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
-    kind: a model that embeds is never chosen for a conversation by itself. embedding_space: models of the same one
-    may stand in for each other; None goes by the name.
+    kind: a model of another kind than ``chat`` is never chosen for a conversation by itself. embedding_space:
+    models of the same one may stand in for each other; None goes by the name.
     """
 
     id: str
@@ -96,7 +99,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
     retry: RetryPolicy | None = None
     usual_max_output: int | None = None
-    kind: Literal["chat", "embedding"] = "chat"
+    kind: ModelKind = "chat"
     embedding_space: str | None = None
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:

@@ -33,7 +33,7 @@ from bus import (
     PromptTooLongError,
     RoutingDecision,
 )
-from bus.errors import CancelledError
+from bus.errors import CancelledError, OutcomeUnknownError
 
 from .availability import READY, Standing
 from .choice import Model, ModelChoice, Requirements, in_words
@@ -257,8 +257,11 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
 
 
 def may_fall_back(error: AdapterError) -> bool:
-    """Whether another model could heal this failure: not if the request itself is at fault, or was cancelled."""
-    if isinstance(error, CancelledError | NoModelAvailable):
+    """Whether another model could heal this failure: not if the request itself is at fault, or was cancelled.
+
+    Nor if it may have been carried out, where another would be paid for as well.
+    """
+    if isinstance(error, CancelledError | NoModelAvailable | OutcomeUnknownError):
         return False
     return isinstance(error, NotFoundError) or not isinstance(error, InvalidRequestError)
 

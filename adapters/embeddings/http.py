@@ -14,16 +14,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from adapters.asking import AskingAdapter
 from adapters.assembler import Assembler
-from adapters.classify import error_without_status, read_error_value
 from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
 from adapters.estimate import estimate_tokens
-from adapters.http_adapter import HttpAdapter, WireCall, bearer
+from adapters.http_adapter import WireCall, bearer
 from adapters.http_attempts import HttpAttempts
 from adapters.normaliser import StreamNormaliser
-from adapters.transport import HttpReply, HttpRequest, exchange
-from bus.errors import AdapterError, CapabilityError, InvalidRequestError, StreamError
-from bus.json_types import Json
+from bus.errors import CapabilityError, InvalidRequestError
 from bus.usage import TokenUsage, UsageSource
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
@@ -35,11 +33,11 @@ class _Written(NamedTuple):
 
     wire: EmbeddingWire
     request: EmbeddingRequest
-    http: HttpRequest
+    call: WireCall
     warnings: tuple[CallWarning, ...]
 
 
-class EmbedsOverHttp(HttpAdapter):
+class EmbedsOverHttp(AskingAdapter):
     """Base of the adapters that embed; see `embeddings.contract.EmbeddingAdapter` for what it promises."""
 
     @property
@@ -56,35 +54,26 @@ class EmbedsOverHttp(HttpAdapter):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        attempts = HttpAttempts(self, request, on_attempt)
         written: _Written | None = None  # every attempt sends the same
-        try:
-            while True:
-                attempts.begin_attempt()
-                try:
-                    written = written or self._write(request)
-                    return await self._embed_once(attempts, request, written)
-                except AdapterError as error:
-                    await attempts.back_off_or_raise(error)
-        finally:
-            attempts.ended = True
+
+        async def once(attempts: HttpAttempts) -> EmbeddingResponse:
+            nonlocal written
+            written = written or self._write(request)
+            return await self._embed_once(attempts, request, written)
+
+        return await self.in_attempts(request, on_attempt, once)
 
     def _write(self, request: EmbeddingRequest) -> _Written:
         wire = self.embedding_wire
         can = wire.capabilities(request.wire_model)
         fitted, warnings = fit(request, can, self.name, partial(self.estimate_text_tokens, model=request.model))
         call = wire.write(fitted, self.name)
-        return _Written(
-            wire, fitted, self.http_request(call, accept="application/json"), (*call.warnings, *warnings)
-        )
+        return _Written(wire, fitted, call, (*call.warnings, *warnings))
 
     async def _embed_once(
         self, attempts: HttpAttempts, request: EmbeddingRequest, written: _Written
     ) -> EmbeddingResponse:
-        reply, body = await attempts.wait(lambda: exchange(self._transport, written.http), what="the reply")
-        if reply.status >= 300:
-            raise self._error(body, reply, request.request_id)
-        found = self._read_vectors(written.wire, body, reply)
+        found, answer = await self.ask(attempts, written.call, request.request_id, written.wire.read)
         check_vectors(found, written.request)
         attempts.first_event()
         warnings = list(written.warnings)
@@ -99,19 +88,9 @@ class EmbedsOverHttp(HttpAdapter):
             latency_ms=attempts.elapsed_ms(),
             response_id=found.response_id,
             warnings=tuple(warnings),
-            rate_limit=self.rate_limit(reply.headers),
-            provider_request_id=reply.headers.get("request-id") or reply.headers.get("x-request-id"),
+            rate_limit=self.rate_limit(answer.headers),
+            provider_request_id=answer.provider_request_id,
         )
-
-    def _read_vectors(self, wire: EmbeddingWire, body: bytes, reply: HttpReply) -> EmbeddingReply:
-        try:
-            return wire.read(body, reply.headers)
-        except StreamError as error:
-            raise self._error_inside(body) or StreamError(f"{self.name}: {error}") from error
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            kind = reply.headers.get("content-type", "no content type")
-            what = f"{self.name}: the reply is none of its protocol ({kind}): {error}"
-            raise self._error_inside(body) or StreamError(what) from error
 
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:
@@ -123,16 +102,6 @@ class EmbedsOverHttp(HttpAdapter):
             raw=msgspec.Raw(reply.usage) if reply.usage is not None else None,
             reported_cost_nano_usd=reply.cost_nano_usd,
         )
-
-    def _error_inside(self, body: bytes) -> AdapterError | None:
-        """The error that a reply of status 200 holds in place of vectors; None if it holds none."""
-        try:
-            value: Json = msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return None
-        if not isinstance(value, dict) or not value.get("error"):
-            return None
-        return error_without_status(read_error_value(value), self.error_codes, self.name)
 
 
 class EmbeddingOnlyAdapter(EmbedsOverHttp):

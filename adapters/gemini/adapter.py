@@ -13,20 +13,24 @@ from adapters.embeddings.gemini import GeminiEmbeddings
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
+from adapters.images.http import MakesImagesOverHttp
 from adapters.normaliser import StreamNormaliser
+from adapters.video.http import MakesVideosOverHttp
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .data import REPAIRS, find_model
 from .errors import CODES
+from .images import GeminiImages
 from .request import build_request
 from .response import read_reply
 from .stream import GeminiNormaliser
+from .videos import GeminiVideos
 
 VERSION = "v1beta"
 
 
-class GeminiAdapter(EmbedsOverHttp):
-    """Google's Gemini API: generateContent, and its stream; batchEmbedContents.
+class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
+    """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
 
     A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
     `config.options`: ``api_version``, ``v1beta`` if it isn't given. A request's ``provider_options["gemini"]`` (or
@@ -79,6 +83,13 @@ class GeminiAdapter(EmbedsOverHttp):
     @property
     def embedding_wire(self) -> GeminiEmbeddings:
         return GeminiEmbeddings(self._version)
+
+    def image_wire(self, model: str) -> GeminiImages:
+        return GeminiImages(self._version)
+
+    @property
+    def video_wire(self) -> GeminiVideos:
+        return GeminiVideos(self._version)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)

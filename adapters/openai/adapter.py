@@ -10,22 +10,27 @@ from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall, bearer
+from adapters.images.http import MakesImagesOverHttp
+from adapters.images.openai import OpenAIImages, is_image_model
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.strict_mode import input_cleaner
 from adapters.transport import Transport
+from adapters.video.http import MakesVideosOverHttp
+from adapters.video.openai import OpenAIVideos
 from bus.clock import SYSTEM_CLOCK, Clock
 
 from . import response
 from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
+from .images import ResponsesImages
 from .quirks import choose_quirks
 from .request import build_request
 from .stream import ResponsesNormaliser
 
 
-class OpenAIAdapter(EmbedsOverHttp):
-    """Speaks the Responses API, and ``/v1/embeddings``.
+class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
+    """Speaks the Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
     `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
     `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
@@ -38,6 +43,7 @@ class OpenAIAdapter(EmbedsOverHttp):
     error_codes = CODES
     repair_rules = REPAIRS
     embedding_wire = OpenAIEmbeddings()
+    video_wire = OpenAIVideos(codes=CODES)
 
     def __init__(
         self,
@@ -65,6 +71,10 @@ class OpenAIAdapter(EmbedsOverHttp):
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         row = find_model(model.removeprefix(f"{self.name}:"))
         return self.capabilities if row is None else row.within(self.capabilities)
+
+    def image_wire(self, model: str) -> OpenAIImages | ResponsesImages:
+        """The images API for the models that are its own; for the others the tool of conversations."""
+        return OpenAIImages() if is_image_model(model) else ResponsesImages()
 
     def auth_headers(self) -> Mapping[str, str]:
         headers = bearer(self.config.api_key)

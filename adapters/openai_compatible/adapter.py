@@ -20,10 +20,14 @@ from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.emulating_adapter import EmulatingAdapter
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall, bearer
+from adapters.images.http import MakesImagesOverHttp
+from adapters.images.openai import OpenAIImages
 from adapters.rate_limits import read_rate_limit
 from adapters.sse import SseDecoder
 from adapters.strict_mode import input_cleaner
 from adapters.transport import HttpReply, Transport
+from adapters.video.http import MakesVideosOverHttp
+from adapters.video.openai import OpenAIVideos
 from adapters.whole_stream import WholeStream
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
@@ -38,8 +42,8 @@ from .stream import ChatNormaliser
 from .wire import decode_reply
 
 
-class OpenAICompatibleAdapter(EmbedsOverHttp, EmulatingAdapter):
-    """OpenAI's Chat Completions and embeddings, and every server compatible with them.
+class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp, EmulatingAdapter):
+    """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
 
     Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
     ``tools: emulate`` for models that can't call tools. ``path``: of the endpoint, where it is unusual.
@@ -133,6 +137,15 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, EmulatingAdapter):
             base64=self.quirks.base64_vectors,
             protocol="openai_compatible",
         )
+
+    def image_wire(self, model: str) -> OpenAIImages:
+        path, mark, query = self._beside("/images").partition("?")
+        return OpenAIImages(path, mark + query, protocol="openai_compatible")
+
+    @property
+    def video_wire(self) -> OpenAIVideos:
+        path = self._beside("/videos").partition("?")[0]
+        return OpenAIVideos(path, protocol="openai_compatible", codes=ERROR_CODES)
 
     def _beside(self, endpoint: str) -> str:
         path, mark, query = self._path.partition("?")

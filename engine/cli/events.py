@@ -12,6 +12,10 @@ from bus import (
     Envelope,
     Event,
     Gap,
+    JobCompleted,
+    JobCreated,
+    JobFailed,
+    JobProgress,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -36,7 +40,7 @@ from .money import cost_text, usd
 def describe(envelope: Envelope) -> str:
     """What an event says, without its topic; empty for one whose topic says it all."""
     data = envelope.data
-    return _of_call(envelope) or _of_session(data) or _of_the_rest(data)
+    return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
 
 
 def _of_call(envelope: Envelope) -> str:
@@ -73,6 +77,20 @@ def _of_session(data: Event) -> str:
             return f"{data.tool_name}{'' if data.fraction is None else f'  {data.fraction:.0%}'}"
         case ToolFinished():
             return f"{data.tool_name}  {'error' if data.is_error else 'ok'}  {seconds(data.latency_ms)}"
+        case _:
+            return ""
+
+
+def _of_job(data: Event) -> str:
+    match data:
+        case JobCreated():
+            return f"{data.model}  {data.kind} {data.job_id}"
+        case JobProgress():
+            return f"{data.job_id}  {data.status}{'' if data.progress is None else f'  {data.progress:.0%}'}"
+        case JobCompleted():
+            return f"{data.job_id}{'' if data.cost_nano_usd is None else f'  {usd(data.cost_nano_usd)}'}"
+        case JobFailed():
+            return f"{data.job_id}  {data.status}: {data.message}"
         case _:
             return ""
 

@@ -16,6 +16,7 @@ from .demo import add_command as add_demo
 from .doctor import add_command as add_doctor
 from .embed import add_command as add_embed
 from .export import add_command as add_export
+from .image import add_command as add_image
 from .logs import configure as configure_logs
 from .models import add_command as add_models
 from .prices import add_command as add_prices
@@ -26,6 +27,7 @@ from .sql import add_command as add_sql
 from .stats import add_errors_command, add_stats_command
 from .traces import add_command as add_traces
 from .upkeep import add_backup, add_prune
+from .video import add_command as add_video
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -66,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for add_command in (
-        *(add_demo, add_chat, add_embed, add_doctor),
+        *(add_demo, add_chat, add_embed, add_image, add_video, add_doctor),
         *(add_traces, add_sessions, add_cost, add_stats_command, add_errors_command, add_sql),
         *(add_models, add_prices, add_reprice, add_replay, add_export, add_prune, add_backup),
     ):

@@ -326,8 +326,8 @@ async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
 
 def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
-    path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: image}}\n")
-    with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat or embedding"):
+    path.write_text("adapters: {a: {type: openai}}\nmodels: {'a:m': {adapter: a, kind: sound}}\n")
+    with pytest.raises(ConfigurationError, match=r"models\.a:m\.kind: expected chat, embedding, image or video"):
         read_models_yaml(path, {})
 
 

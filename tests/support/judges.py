@@ -84,6 +84,8 @@ def contents_faults(body: bytes | JsonObject) -> list[str]:
         if name not in kinds:
             found.append(f"$: no key {name!r}")
             continue
+        if name == "generationConfig" and "imageConfig" in value:  # which the SDK puts there, and has apart
+            found += _model_faults(value.pop("imageConfig"), vendor.ImageConfig, f"$.{name}.imageConfig")
         for one in value if isinstance(value, list) else [value]:
             found += _model_faults(one, kinds[name], f"$.{name}")
     return found
@@ -133,6 +135,37 @@ def embed_contents_faults(body: bytes | JsonObject) -> list[str]:
             found.append(f"{place}.model: not in the folder of models")
         found += _model_faults(one, vendor.EmbedContentConfig, place, extra="forbid")
     return found
+
+
+def images_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body for OpenAI's images/generations."""
+    from openai.types.image_generate_params import ImageGenerateParamsNonStreaming
+
+    return faults(_decoded(body), ImageGenerateParamsNonStreaming)
+
+
+def image_edits_faults(fields: JsonObject) -> list[str]:
+    """Faults of the fields of a form for OpenAI's images/edits, its files left out."""
+    from openai.types.image_edit_params import ImageEditParamsNonStreaming
+
+    return [fault for fault in faults(fields, ImageEditParamsNonStreaming) if "needs the key 'image'" not in fault]
+
+
+def videos_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of a body, or of the fields of a form, for OpenAI's videos."""
+    from openai.types.video_create_params import VideoCreateParams
+
+    return faults(_decoded(body), VideoCreateParams)
+
+
+def video_parameters_faults(body: bytes | JsonObject) -> list[str]:
+    """Faults of the parameters of Google's predictLongRunning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from google.genai import types as vendor
+    value = _decoded(body)
+    found = [f"$: no key {key!r}" for key in value if key not in ("instances", "parameters")]
+    return found + _model_faults(value["parameters"], vendor.GenerateVideosConfig, "$.parameters", extra="forbid")
 
 
 def ollama_embed_faults(body: bytes | JsonObject) -> list[str]:

@@ -46,6 +46,8 @@ PROVIDERS: Mapping[str, str] = MappingProxyType(
 """The conventions' names of providers, where ours is another. Any other name stays as it is."""
 
 CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
+CONVERSATIONS = (CHAT, "generate_content")
+"""The operations whose reply comes to an end for some reason."""
 
 
 def operation(provider: str) -> str:

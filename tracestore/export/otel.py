@@ -151,8 +151,8 @@ class OtelExporter:
             end_ns = envelope.ts_us * 1000
         else:
             end_ns = _end_ns(found.began, envelope)
-        embeds = found.attributes["gen_ai.operation.name"] == genai.EMBEDDINGS
-        ended = genai.of_end(data, replies=not embeds)
+        replies = found.attributes["gen_ai.operation.name"] in genai.CONVERSATIONS
+        ended = genai.of_end(data, replies=replies)
         found.span.set_attributes(ended)
         failed = isinstance(data, LlmCallFailed)
         if isinstance(data, LlmCallFailed) and data.error_class != ErrorClass.CANCELLED:

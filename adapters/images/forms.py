@@ -1,0 +1,30 @@
+"""A request for an image or a video as a form, where files go with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.multipart import FormPart, write_form
+from bus.content import ImageBlock
+from bus.json_types import Json, JsonObject
+
+from .wire import input_bytes
+
+
+def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
+    """The request: fields as text, what is no text as JSON; then the files. It is one that is paid for."""
+    parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
+    body, media_type = write_form([*parts, *files])
+    return WireCall(path, body, headers={"content-type": media_type}, once=True)
+
+
+def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
+    """An image as a file. filename: without its suffix."""
+    media_type, data = input_bytes(block)
+    return FormPart(name, data, f"{filename}.{media_type.removeprefix('image/')}", media_type)
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else encode_json(value).decode()

@@ -1,0 +1,161 @@
+"""OpenAI's images API: ``/v1/images/generations`` as JSON, ``/v1/images/edits`` as a form; and servers like it.
+
+Limits are those that the types of OpenAI's own package (3.54.0) document: at most 10 images, 16 inputs of 50 MB
+each as PNG, WebP or JPEG, a prompt of 32,000 characters, and the sizes and qualities of each family. Of a model
+that isn't in the table nothing but those is refused.
+
+Usage: input tokens are of text and images, output tokens of images, and of text where the reply says so. Older
+models and many servers count none; then the images themselves are what is priced.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.encoding import encode_json
+from adapters.http_adapter import WireCall
+from adapters.multipart import FormPart
+from adapters.reported_cost import reported_cost
+from adapters.settings import own_options
+from bus.json_types import Json, JsonObject
+from bus.usage import TokenUsage, details_of
+
+from .contract import GeneratedImage, ImageCapabilities, ImageRequest
+from .forms import file_part, form_call
+from .wire import ImageReply, count, from_base64
+
+_STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
+
+_COMMON = ImageCapabilities(
+    max_images=10,
+    backgrounds=("transparent", "opaque", "auto"),
+    output_formats=("png", "webp", "jpeg", "gif", "svg"),
+    max_input_images=16,
+    max_input_bytes=50_000_000,
+    input_media_types=("image/png", "image/webp", "image/jpeg"),
+    max_prompt_characters=32_000,
+)
+_FIXED = msgspec.structs.replace(
+    _COMMON, sizes=_STANDARD, aspect_ratios=(), qualities=("low", "medium", "high", "auto")
+)
+_FREE = msgspec.structs.replace(_FIXED, free_sizes=True, max_pixels=3840 * 2160)
+_FINER = msgspec.structs.replace(_FREE, qualities=("low", "medium", "high", "xhigh", "max", "auto"))
+
+_MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
+    (r"gpt-image-1(?:$|-|\.5)", _FIXED),
+    (r"chatgpt-image-", _FIXED),
+    (r"gpt-image-2(?:$|-)", _FREE),
+    (r"gpt-image-2\.5-", _FINER),
+    (r"gpt-image-", _COMMON),
+)
+
+_MEDIA_TYPES = {"jpg": "image/jpeg", "svg": "image/svg+xml"}
+_UNKNOWN = ImageCapabilities()
+
+
+class _Image(msgspec.Struct, gc=False):
+    b64_json: str | None = None
+    url: str | None = None
+    revised_prompt: str | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    data: list[_Image] | None = None
+    output_format: str | None = None
+    model: str | None = None
+    id: str | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+def is_image_model(model: str) -> bool:
+    """Whether this API makes images with it, by OpenAI's own names."""
+    return re.match(r"(?:gpt-image|chatgpt-image|dall-e)-", model) is not None
+
+
+class OpenAIImages(msgspec.Struct, frozen=True):
+    """folder: where ``/generations`` and ``/edits`` are. protocol: the name of options for all its servers."""
+
+    folder: str = "/v1/images"
+    query: str = ""
+    protocol: str = "openai"
+
+    def capabilities(self, model: str) -> ImageCapabilities:
+        return next((row for pattern, row in _MODELS if re.match(pattern, model)), _UNKNOWN)
+
+    def write(self, request: ImageRequest, provider: str) -> WireCall:
+        fields: JsonObject = {"model": request.wire_model, "prompt": request.prompt}
+        if request.n != 1:
+            fields["n"] = request.n
+        for name in ("size", "quality", "background", "output_format"):
+            value: str | None = getattr(request, name)
+            if value is not None:
+                fields[name] = value
+        if request.aspect_ratio is not None:  # of a model that isn't in the table; OpenAI's own have sizes only
+            fields["aspect_ratio"] = request.aspect_ratio
+        for options in own_options(request, self.protocol, provider):
+            fields.update(options)
+        if not request.images:
+            return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
+        return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))
+
+    def read(self, body: bytes, request: ImageRequest) -> ImageReply:
+        reply = _decode(body)
+        images = reply.data or []
+        asked = reply.output_format or request.output_format or "png"
+        media_type = _MEDIA_TYPES.get(asked, f"image/{asked}")
+        found = [image for image in (_image(each, media_type) for each in images) if image is not None]
+        return ImageReply(found, read_usage(reply.usage), reply.model, reply.id)
+
+
+def _files(request: ImageRequest) -> list[FormPart]:
+    name = "image" if len(request.images) == 1 else "image[]"
+    files = [file_part(name, block, str(number)) for number, block in enumerate(request.images)]
+    if request.mask is not None:
+        files.append(file_part("mask", request.mask, "mask"))
+    return files
+
+
+def _image(image: _Image, media_type: str) -> GeneratedImage | None:
+    if image.b64_json:
+        return from_base64(image.b64_json, media_type, image.revised_prompt)
+    if image.url:
+        return GeneratedImage(url=image.url, media_type=media_type, revised_prompt=image.revised_prompt)
+    return None
+
+
+def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
+    """The tokens of a usage in disjoint buckets; None if it counts none. What is cached is a part of the input."""
+    usage: Json = msgspec.json.decode(raw)
+    if not isinstance(usage, dict):
+        return None
+    tokens, output = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
+    cost = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
+    if not tokens and not output:
+        return None if cost is None else TokenUsage(reported_cost_nano_usd=cost, raw=raw.copy())
+    given, made = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
+    seen_before = _object(usage.get("cached_tokens_details"))
+    cached = min(tokens, count(usage.get("cached_tokens")) or count(given.get("cached_tokens")))
+    cached_images = min(cached, count(seen_before.get("cached_image_tokens")))
+    images = max(0, min(tokens, count(given.get("image_tokens"))) - cached_images)
+    # Where the output isn't told apart, it is the images': that is what this API makes.
+    drawn = min(output, count(made.get("image_tokens"))) if made else output
+    return TokenUsage(
+        input_tokens=tokens - cached,
+        output_tokens=output,
+        cached_input_tokens=cached,
+        details=details_of(
+            image_input=min(images, tokens - cached), image_cache_read=cached_images, image_output=drawn
+        ),
+        raw=raw.copy(),
+        reported_cost_nano_usd=cost,
+    )
+
+
+def _object(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,339 @@
+"""A video's job in the hands of whoever asked for it: wait, look, download, end it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, overload
+
+import anyio
+import msgspec
+
+from adapters import AdapterError, TokenUsage
+from adapters.actor import start_work
+from adapters.contract import CallWarning, ProviderAdapter
+from adapters.video import (
+    VideoAdapter,
+    VideoJob,
+    VideoStatus,
+    VideoVariant,
+    download_video,
+    download_video_to,
+    wait_for_video,
+)
+from bus import Cost, JobCompleted, JobFailed, JobProgress
+from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
+from bus.log import Log
+
+from .bill import Bill, Watch
+from .books import counted_cost
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+T = TypeVar("T")
+
+OnProgress = Callable[[VideoJob], object]
+OnBytes = Callable[[int, int | None], object]
+
+_log = Log("engine.media")
+
+
+class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A completed job, and what it cost. usage: its seconds, as pieces."""
+
+    job: VideoJob
+    usage: TokenUsage
+    cost: Cost
+
+
+class VideoHandle:
+    """A job at its provider. It goes on whether or not anybody holds this; `Engine.resume_video` makes another.
+
+    Only looking tells how it stands, and only `wait()` and `refresh()` look. Events of its progress and of its end
+    (`job.*`) are published then, the end once; a completed job's cost is counted once, too.
+    """
+
+    def __init__(self, engine: Engine, job: VideoJob, watch: Watch) -> None:
+        self._engine = engine
+        self._job = job
+        self._watch = watch
+        self._cost: Cost | None = None
+        self._told = False
+        self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
+        self._looking = anyio.Lock()
+        self._listeners: list[OnProgress] = []
+        self._bill = Bill(engine, watch)
+        self._bill.begin()
+
+    @property
+    def id(self) -> str:
+        """The provider's, which `resume_video` wants."""
+        return self._job.id
+
+    @property
+    def model(self) -> str:
+        """The model that makes it, as models.yaml or the caller names it; `resume_video` wants it, too."""
+        return self._watch.decision.model
+
+    @property
+    def job(self) -> VideoJob:
+        """As it was when it was last looked at."""
+        return self._job
+
+    @property
+    def status(self) -> VideoStatus:
+        return self._job.status
+
+    @property
+    def cost(self) -> Cost | None:
+        """None before it is completed."""
+        return self._cost
+
+    @property
+    def warnings(self) -> tuple[CallWarning, ...]:
+        return self._job.warnings
+
+    # -- looking
+
+    async def refresh(self) -> VideoJob:
+        """Look once, unless it is over or somebody is waiting for it, who looks. Raises AdapterError."""
+        if self._looking.locked():
+            return self._job
+        async with self._looking:
+            if not self._job.done:
+                self._see(await self._retrieve())
+            await self._end()
+        return self._job
+
+    async def wait(
+        self, *, on_progress: OnProgress | None = None, timeout_seconds: float | None = None
+    ) -> VideoResult:
+        """The completed job. on_progress: told of every look that finds something.
+
+        Lost connections and a provider's own faults are waited out, see `PollPolicy`. Raises the job's own error
+        if it failed, CancelledError if it was cancelled; and RequestTimeoutError, AdapterError when looking came
+        to nothing: then it goes on without us. Leaving this in any way ends only the waiting.
+        """
+        limit = math.inf if timeout_seconds is None else timeout_seconds
+        if on_progress is not None:
+            self._listeners.append(on_progress)
+        try:
+            with anyio.fail_after(limit):
+                async with self._looking:
+                    if not self._job.done:
+                        await self._look_until_done()
+                    await self._end()
+        except TimeoutError as error:
+            what = f"video {self.id} is {self.status} after {limit:g} s, and goes on: {self._how_to_resume()}"
+            raise RequestTimeoutError(what, provider=self._job.provider) from error
+        finally:
+            if on_progress is not None:
+                self._listeners.remove(on_progress)
+        return self._result()
+
+    async def _look_until_done(self) -> None:
+        try:
+            await wait_for_video(
+                self._retrieve,
+                self._job,
+                policy=self._watch.polling,
+                random=self._engine.clock.random,
+                on_look=self._see,
+            )
+        except NotFoundError:
+            if self._cancelling:
+                self._see_cancelled()
+            if not self._job.done:
+                raise
+
+    async def _retrieve(self) -> VideoJob:
+        terms, model = self._job.terms, self._watch.wire_model
+
+        async def look(adapter: VideoAdapter) -> VideoJob:
+            return await adapter.retrieve_video(self.id, model=model, terms=terms)
+
+        try:
+            return await self._with_adapter(look)
+        except AdapterError as error:
+            if type(error) is AdapterError and error.provider_status is None:
+                error.retryable = True  # the adapter crashed, and the next look finds another one
+            raise
+
+    def _see(self, job: VideoJob) -> None:
+        if self._job.done:  # cancelled, while this look was under way
+            return
+        before, self._job = self._job, job
+        if (before.status, before.progress) != (job.status, job.progress):
+            changed = JobProgress(
+                job_id=job.id,
+                kind="video",
+                provider=job.provider,
+                model=self.model,
+                status=job.status,
+                progress=job.progress,
+            )
+            self._publish(changed)
+        for listener in tuple(self._listeners):
+            listener(job)
+
+    # -- its end
+
+    async def _end(self) -> None:
+        """Tell of it, and count what it cost, if it is over and that was not done before."""
+        if not self._job.done or self._told:
+            return
+        job = self._job
+        self._told = job.status != "completed"
+        if self._told:
+            self._fail(job)
+            return
+        counted = await self._counted_before()
+        self._told = True
+        if counted is not None:
+            self._cost = counted
+            return
+        self._cost = self._bill.completed_by(job)
+        told = JobCompleted(
+            job_id=job.id,
+            kind="video",
+            provider=job.provider,
+            model=self.model,
+            cost_nano_usd=self._cost.nano_usd,
+            expires_at=job.expires_at,
+        )
+        self._publish(told)
+
+    async def _counted_before(self) -> Cost | None:
+        """What another process, or an earlier handle, has counted."""
+        engine = self._engine
+        if engine.store is None:
+            return None
+        try:
+            await engine.flush()
+            return await counted_cost(engine.store, self._job.provider, self.id)
+        except StoreError as error:
+            _log.warning("it is not known whether a video was counted before", job_id=self.id, error=str(error))
+            return None
+
+    def _fail(self, job: VideoJob) -> None:
+        error = self._error()
+        self._bill.failed_by(error)
+        told = JobFailed(
+            job_id=job.id,
+            kind="video",
+            provider=job.provider,
+            model=self.model,
+            status=job.status,
+            error_type=type(error).__name__,
+            message=str(error)[:2000],
+        )
+        self._publish(told)
+
+    def _error(self) -> AdapterError:
+        job = self._job
+        if job.status == "cancelled":
+            return CancelledError(f"video {self.id} was cancelled", provider=job.provider)
+        return job.error or AdapterError(f"video {self.id} failed", provider=job.provider)
+
+    def _result(self) -> VideoResult:
+        if self._job.status != "completed":
+            raise self._error()
+        assert self._cost is not None
+        return VideoResult(job=self._job, usage=self._job.usage or TokenUsage(), cost=self._cost)
+
+    def _how_to_resume(self) -> str:
+        return f"engine.resume_video({self.id!r}, {self.model!r})"
+
+    # -- what it made
+
+    @overload
+    async def download(
+        self, variant: VideoVariant = "video", *, to: None = None, on_progress: OnBytes | None = None
+    ) -> bytes: ...
+    @overload
+    async def download(
+        self, variant: VideoVariant = "video", *, to: str | Path, on_progress: OnBytes | None = None
+    ) -> Path: ...
+    async def download(
+        self,
+        variant: VideoVariant = "video",
+        *,
+        to: str | Path | None = None,
+        on_progress: OnBytes | None = None,
+    ) -> bytes | Path:
+        """What a completed job made: its bytes, or with `to` a file, which appears there when it is whole.
+
+        A download that breaks off goes on where it broke, or begins anew; see `adapters.video.download`. May be
+        done again, as long as the provider keeps it. on_progress: told the bytes so far, and of how many. Raises
+        AdapterError; OSError from the file system.
+        """
+        job, random = self._job, self._engine.clock.random
+        policy = self._engine.registry.adapters[job.provider].config.retry
+
+        async def load(adapter: VideoAdapter) -> bytes | Path | OSError:
+            try:
+                if to is None:
+                    return await download_video(
+                        adapter, job, variant, random=random, policy=policy, on_progress=on_progress
+                    )
+                return await download_video_to(
+                    adapter, job, to, variant, random=random, policy=policy, on_progress=on_progress
+                )
+            except OSError as error:
+                return error  # the file system's, and no crash of the adapter
+
+        loaded = await self._with_adapter(load)
+        if isinstance(loaded, OSError):
+            raise loaded
+        return loaded
+
+    async def cancel(self) -> bool:
+        """End the job and delete what it made, as far as the provider can. False if it was over or unknown.
+
+        Raises CapabilityError where there is no way, and AdapterError if the provider refuses: then it goes on.
+        """
+        if self._job.status in ("failed", "cancelled"):
+            return False
+        completed = self._job.status == "completed"
+
+        async def end(adapter: VideoAdapter) -> bool:
+            return await adapter.delete_video(self.id, model=self._watch.wire_model)
+
+        self._cancelling = not completed
+        try:
+            deleted = await self._with_adapter(end)
+        except BaseException:
+            self._cancelling = False
+            raise
+        if not deleted or completed:
+            return False
+        self._see_cancelled()
+        await self._end()
+        return True
+
+    def _see_cancelled(self) -> None:
+        self._see(msgspec.structs.replace(self._job, status="cancelled"))
+
+    # -- how
+
+    async def _with_adapter(self, work: Callable[[VideoAdapter], Awaitable[T]]) -> T:
+        """What `work` does with the job's adapter, as it is now: it may have been replaced or have crashed."""
+
+        async def on_it(adapter: ProviderAdapter) -> T:
+            assert isinstance(adapter, VideoAdapter)
+            return await work(adapter)
+
+        running = await self._engine.adapters.acquire(self._watch.decision.provider)
+        try:
+            handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+            try:
+                return await handle.wait()
+            finally:
+                handle.kill()  # which does nothing if it is done
+        finally:
+            running.release()
+
+    def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
+        self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)

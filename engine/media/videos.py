@@ -1,0 +1,207 @@
+"""Videos: a job is created by one call; what it comes to is a call of its own, when that is known.
+
+So nothing in the trace is left open while a job runs, whatever becomes of this process: whoever sees its end first
+counts it, and whoever comes later finds it counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict
+
+import msgspec
+
+from adapters import AttemptObserver, CapabilityError, RetryPolicy, TokenUsage
+from adapters.contract import ProviderAdapter
+from adapters.video import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
+from adapters.video.wire import check as check_request
+from bus import JobCreated, RoutingDecision
+from bus.json_types import Json
+
+from ..borrowing import BorrowedAdapters
+from ..call_events import Served
+from ..plain_call import PlainCall, first_that_works
+from ..published_prices import published_name
+from ..routing import Named, Route, expand
+from ..slots import arrival
+from .asking import ImageInput, Models, examiner, image_block, named_model, scene_of
+from .bill import JobAsReply, Watch
+from .books import created_terms
+from .handle import VideoHandle, VideoResult
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+__all__ = ["VideoArguments", "VideoHandle", "VideoOptions", "VideoResult", "create_video", "resume_video"]
+
+
+GRACE_SECONDS = 10.0
+"""Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""
+
+
+class VideoOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How to make a video.
+
+    seconds: its length. size: ``WIDTHxHEIGHT``. first_frame: an image to begin with. audio: with or without sound.
+    What the model hasn't is a CapabilityError before anything is sent. fallback: names of other models, tried in
+    order if one surely made nothing; None leaves it to models.yaml. provider_options: merged into the request.
+    max_retries, retry, timeout_seconds: of its creation, instead of the adapter's. polling: when to look at the
+    job. tags: of its calls, in the trace.
+    """
+
+    seconds: int | None = None
+    size: str | None = None
+    first_frame: ImageInput | None = None
+    audio: bool | None = None
+    fallback: Sequence[str] | None = None
+    provider_options: Mapping[str, Json] = {}
+    max_retries: int | None = None
+    retry: RetryPolicy | None = None
+    timeout_seconds: float | None = None
+    polling: PollPolicy = PollPolicy()
+    tags: Mapping[str, str] = {}
+
+
+class VideoArguments(TypedDict, total=False):
+    """The fields of `VideoOptions` as keyword arguments, for type checkers."""
+
+    seconds: int | None
+    size: str | None
+    first_frame: ImageInput | None
+    audio: bool | None
+    fallback: Sequence[str] | None
+    provider_options: Mapping[str, Json]
+    max_retries: int | None
+    retry: RetryPolicy | None
+    timeout_seconds: float | None
+    polling: PollPolicy
+    tags: Mapping[str, str]
+
+
+async def create_video(engine: Engine, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
+    """See `MediaMethods.create_video`."""
+    plan = expand(engine.registry, model, options.fallback)
+    frame = None if options.first_frame is None else image_block(options.first_frame)
+    await engine.start()
+    await engine.admit()
+    engine.money.notice()
+    borrowed, order = BorrowedAdapters(engine), arrival()
+
+    def request_to(named: Named, request_id: str) -> VideoRequest:
+        entry = named.entry
+        return VideoRequest(
+            request_id=request_id,
+            model=f"{entry.adapter}:{entry.wire_name}",
+            prompt=prompt,
+            seconds=options.seconds,
+            size=options.size,
+            first_frame=frame,
+            audio=options.audio,
+            provider_options=options.provider_options,
+            max_retries=entry.max_retries if options.max_retries is None else options.max_retries,
+            retry=options.retry or entry.retry,
+            timeout_seconds=options.timeout_seconds,
+        )
+
+    def check(adapter: ProviderAdapter, named: Named) -> None:
+        can = _maker(adapter, named).get_video_capabilities(named.entry.wire_name)
+        check_request(request_to(named, ""), can)
+
+    async def call(route: Route, request_id: str, caused_by: str | None) -> VideoHandle:
+        named = route.option.named
+        running = await borrowed.ready(route.decision, request_id)
+        request = request_to(named, request_id)
+
+        async def work(adapter: ProviderAdapter, on_attempt: AttemptObserver) -> JobAsReply:
+            job = await _maker(adapter, named).create_video(request, on_attempt=on_attempt)
+            return JobAsReply(job, TokenUsage())  # what it costs is known when it is over
+
+        scene = scene_of(engine, route, running, caused_by, options.tags)
+
+        def tell(created: Served) -> None:
+            assert isinstance(created, JobAsReply)
+            event = _created(created.job, route.decision.model)
+            engine.bus.publish(event, request_id=request_id, tags=scene.tags)
+
+        call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
+        created, _ = await call.run(running.ref, running.limiter, order, work)
+        job = created.job
+        watch = Watch(
+            decision=route.decision,
+            wire_model=named.entry.wire_name,
+            created_by=request_id,
+            priced_as=scene.priced_as,
+            tags=scene.tags,
+            polling=options.polling,
+        )
+        return _known(engine, VideoHandle(engine, job, watch))
+
+    try:
+        return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+    finally:
+        borrowed.end()
+
+
+def _created(job: VideoJob, model: str) -> JobCreated:
+    return JobCreated(
+        job_id=job.id,
+        kind="video",
+        provider=job.provider,
+        model=model,
+        status=job.status,
+        seconds=job.terms.seconds,
+        size=job.terms.size,
+        audio=job.terms.audio,
+    )
+
+
+async def resume_video(
+    engine: Engine, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
+) -> VideoHandle:
+    """See `MediaMethods.resume_video`."""
+    named, entry = named_model(engine, model)
+    await engine.start()
+    engine.money.notice()
+    known = engine.videos.get((entry.adapter, job_id))
+    if known is not None:
+        await known.refresh()
+        return known
+    _maker(engine.adapters.consult(engine.registry.adapter_of(entry)), named)
+    await engine.flush()
+    terms, created_by = await created_terms(engine.store, entry.adapter, job_id)
+    known_terms = VideoTerms(
+        terms.seconds if asked.seconds is None else asked.seconds,
+        terms.size if asked.size is None else asked.size,
+        terms.audio if asked.audio is None else asked.audio,
+    )
+    decision = RoutingDecision(
+        requested=model, model=named.model, provider=entry.adapter, resolved_by=named.resolved_by, candidates=()
+    )
+    watch = Watch(
+        decision=decision,
+        wire_model=entry.wire_name,
+        created_by=created_by,
+        priced_as=published_name(engine.registry.adapter_of(entry), entry),
+        polling=polling,
+    )
+    job = VideoJob(
+        id=job_id,
+        model=f"{entry.adapter}:{entry.wire_name}",
+        provider=entry.adapter,
+        status="queued",
+        terms=known_terms,
+    )
+    handle = VideoHandle(engine, job, watch)
+    await handle.refresh()
+    return _known(engine, handle)
+
+
+def _known(engine: Engine, handle: VideoHandle) -> VideoHandle:
+    """The one handle of a job in this engine, so that its end is told once."""
+    return engine.videos.setdefault((handle.job.provider, handle.id), handle)
+
+
+def _maker(adapter: ProviderAdapter, named: Named) -> VideoAdapter:
+    if not isinstance(adapter, VideoAdapter):
+        raise CapabilityError(f"{named.model} can't make videos: its adapter has none")
+    return adapter

@@ -1,0 +1,70 @@
+"""Requests for images and videos, adapters whose network is a script, and forms read by the standard library."""
+
+from __future__ import annotations
+
+from email.parser import BytesParser
+from email.policy import HTTP
+
+import msgspec
+
+from adapters import AdapterConfig, create_adapter
+from adapters.conformance.fake_http import FakeReply, FakeTransport
+from adapters.http_adapter import WireCall
+from adapters.images import ImageRequest
+from adapters.images.http import MakesImagesOverHttp
+from adapters.video import VideoRequest
+from adapters.video.http import MakesVideosOverHttp
+from bus.clock import Clock
+from bus.json_types import Json
+
+from ...support.virtual_time import FakeClock
+
+
+class Both(MakesImagesOverHttp, MakesVideosOverHttp):
+    """What the adapters of this test are, for type checkers."""
+
+
+def maker(
+    kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
+) -> tuple[Both, FakeTransport]:
+    """An adapter of that type whose network is a script."""
+    transport = FakeTransport(*replies)
+    settings = AdapterConfig(**{"api_key": "a-secret-key", **config})  # type: ignore[arg-type]
+    adapter = create_adapter(kind, settings, name=kind, clock=clock or FakeClock(), transport=transport)
+    assert isinstance(adapter, MakesImagesOverHttp)
+    assert isinstance(adapter, MakesVideosOverHttp)
+    return adapter, transport  # type: ignore[return-value]
+
+
+def image_request(model: str, **changes: object) -> ImageRequest:
+    fields = {"request_id": "req_1", "model": model, "prompt": "A red boat.", **changes}
+    return ImageRequest(**fields)  # type: ignore[arg-type]
+
+
+def video_request(model: str, **changes: object) -> VideoRequest:
+    fields = {"request_id": "req_1", "model": model, "prompt": "A red boat.", **changes}
+    return VideoRequest(**fields)  # type: ignore[arg-type]
+
+
+def reply(value: Json, status: int = 200, **headers: str) -> FakeReply:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    return FakeReply(
+        msgspec.json.encode(value), status=status, headers={"content-type": "application/json", **named}
+    )
+
+
+def form(call: WireCall) -> tuple[dict[str, str], dict[str, list[tuple[str, str, bytes]]]]:
+    """A form's fields, and of its files by their fields the name, the media type and the bytes."""
+    head = f"content-type: {call.headers['content-type']}\r\n\r\n".encode()
+    fields: dict[str, str] = {}
+    files: dict[str, list[tuple[str, str, bytes]]] = {}
+    message = BytesParser(policy=HTTP).parsebytes(head + call.body)
+    assert message.is_multipart()
+    for part in message.iter_parts():  # type: ignore[attr-defined]
+        name = part.get_param("name", header="content-disposition")
+        content = part.get_payload(decode=True)
+        if part.get_filename() is None:
+            fields[name] = content.decode()
+        else:
+            files.setdefault(name, []).append((part.get_filename(), part.get_content_type(), content))
+    return fields, files

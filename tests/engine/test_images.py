@@ -1,0 +1,149 @@
+"""Images through the engine: routed, priced and traced, and never paid for twice."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
+from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless
+from bus.errors import OutcomeUnknownError
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from tests.support.media_server import MediaServer, media_server, png
+from tests.support.provider_server import refusing_url
+from tests.support.scripted import Say, scripted_type
+from tests.support.virtual_time import Backend, backend
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+PRICES = PriceTable(
+    [
+        PriceRow(model="openai:gpt-image-2", input=5_000_000, output=1, extra={
+            "image_input": 8_000_000, "image_output": 30_000_000
+        }),
+        PriceRow(model="gemini:gemini-2.5-flash-image", input=300_000, output=2_500_000, extra={
+            "image_output": 30_000_000
+        }),
+    ]
+)  # fmt: skip
+GPT, FLASH = "openai:gpt-image-2", "gemini:gemini-2.5-flash-image"
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+@pytest.fixture
+def server() -> Iterator[MediaServer]:
+    with media_server() as running:
+        yield running
+
+
+@asynccontextmanager
+async def engine_at(server: MediaServer, store: Path | None = None) -> AsyncIterator[Engine]:
+    """Both providers at the server, `away` at nobody's address, and `words`, which has conversations only."""
+    adapters = {"words": AdapterEntry(name="words", type=scripted_type(Say("-")), config=AdapterConfig())}
+    for name in ("openai", "gemini", "away"):
+        url = server.url if name != "away" else refusing_url()
+        config = AdapterConfig(api_key="k", base_url=url, retry=RetryPolicy(base_delay=0.001, jitter=False))
+        kind = name if name != "away" else "openai"
+        adapters[name] = AdapterEntry(name=name, type=kind, config=config)
+    models = {
+        name: ModelEntry(id=name, adapter=name.partition(":")[0], wire_name=name.partition(":")[2], kind="image")
+        for name in (GPT, FLASH, "away:gpt-image-2", "words:m")
+    }
+    engine = Engine(models=ModelRegistry(adapters, models), store=store, trace=store is not None, prices=PRICES)
+    async with engine:
+        yield engine
+
+
+async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaServer, tmp_path: Path) -> None:
+    """12 text and 8 image tokens in, 272 image tokens out, each at a rate of its own."""
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        with engine.bus.subscribe("llm.*", policy=Lossless()) as events:
+            result = await engine.generate_image("A red boat.", model=GPT, size="1024x1024", tags={"of": "test"})
+            started, completed = [envelope.data for envelope in events.take()]
+        assert result.cost.nano_usd == (12 * 5_000_000 + 8 * 8_000_000 + 272 * 30_000_000) // 1000
+        assert (result.operation, result.image.media_type, result.image.width) == ("generate", "image/png", 2)
+        assert isinstance(started, LlmCallStarted)
+        assert isinstance(completed, LlmCallCompleted)
+        assert started.operation == "image"
+        assert completed.cost == result.cost
+        await engine.flush()
+        assert engine.store is not None
+        (call,) = await engine.store.calls()
+        assert call.cost.nano_usd == result.cost.nano_usd
+
+
+async def test_gemini_counts_the_tokens_of_its_images_apart(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        result = await engine.generate_image("A red boat.", model=FLASH, aspect_ratio="16:9")
+    assert result.cost.nano_usd == (6 * 300_000 + 1290 * 30_000_000) // 1000
+
+
+async def test_what_is_done_follows_from_what_goes_in(server: MediaServer, tmp_path: Path) -> None:
+    """An image is a block, bytes, or a file."""
+    path = tmp_path / "boat.png"
+    path.write_bytes(png())
+    async with engine_at(server) as engine:
+        one = await engine.edit_image("Make it blue.", path, model=GPT)
+        masked = await engine.edit_image("Make it blue.", png(), mask=png(), model=GPT)
+        several = await engine.edit_image("Side by side.", [path, ImageBlock(data=png())], model=FLASH)
+    assert [one.operation, masked.operation, several.operation] == ["edit", "edit-masked", "composite"]
+    assert [asked.path for asked in server.of("image")][:2] == ["/v1/images/edits"] * 2
+    assert one.save(tmp_path / "blue.png").read_bytes() == png()
+
+
+async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        with pytest.raises(CapabilityError, match="edit-masked"):
+            await engine.edit_image("Make it blue.", png(), mask=png(), model=FLASH)
+        with pytest.raises(CapabilityError, match="at most 10"):
+            await engine.generate_image("A red boat.", model=GPT, n=11)
+        with pytest.raises(CapabilityError, match="conversations only"):
+            await engine.generate_image("A red boat.", model="words:m")
+        with pytest.raises(ConfigurationError):
+            await engine.generate_image("A red boat.", model="nobody:x")
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("fault", ["lost", "drop", "500", "done-500", "garbage"])
+@pytest.mark.parametrize("model", [GPT, FLASH])
+async def test_an_image_whose_answer_was_lost_is_not_made_a_second_time(
+    server: MediaServer, model: str, fault: str
+) -> None:
+    """Neither by a retry nor by a fallback."""
+    server.faults["image"] = [fault]
+    async with engine_at(server) as engine:
+        with pytest.raises(OutcomeUnknownError, match="may have been carried out"):
+            await engine.generate_image("A red boat.", model=[model, GPT, FLASH])
+    assert len(server.of("image")) == 1
+
+
+async def test_a_connection_that_was_kept_and_has_died_is_no_reason_to_send_twice(server: MediaServer) -> None:
+    """A transport resends over a fresh connection what broke on an old one; not what is paid for."""
+    server.faults["image"] = ["", "lost"]
+    async with engine_at(server) as engine:
+        await engine.generate_image("A red boat.", model=GPT)
+        with pytest.raises(OutcomeUnknownError):
+            await engine.generate_image("A red boat.", model=GPT)
+    assert (len(server.of("image")), server.made) == (2, {"image": 2})
+
+
+async def test_a_refusal_in_passing_is_tried_again_and_an_unreachable_provider_left(server: MediaServer) -> None:
+    server.faults["image"] = ["503", "429"]
+    async with engine_at(server) as engine:
+        result = await engine.generate_image("A red boat.", model=["away:gpt-image-2", GPT])
+    assert result.model == GPT
+    assert (len(server.of("image")), server.made) == (3, {"image": 1})
+
+
+async def test_a_model_without_a_price_is_unpriced_and_not_free(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        result = await engine.generate_image("A red boat.", model="openai:gpt-image-1.5")
+    assert (result.cost.nano_usd, result.cost.source) == (None, "unpriced")

@@ -1,0 +1,473 @@
+"""Videos through the engine, against a server on real sockets that fails in every way: nothing is paid twice, and
+nothing is lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
+from adapters.video import PollPolicy
+from bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
+from bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, VideoHandle
+from tests.support.media_server import MediaServer, media_server
+from tests.support.provider_server import refusing_url
+from tests.support.virtual_time import Backend, backend
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
+OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
+PRICES = PriceTable(
+    [
+        PriceRow(model="openai:sora-2", extra={"video_second": 10**11}),
+        PriceRow(model="gemini:veo-3.1-generate-preview", extra={"video_second": 4 * 10**11}),
+    ]
+)
+SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+@pytest.fixture
+def server() -> Iterator[MediaServer]:
+    with media_server() as running:
+        yield running
+
+
+def registry(url: str, **others: str) -> ModelRegistry:
+    """Both providers at that address, and others of OpenAI's protocol at theirs."""
+    adapters = {}
+    for name in ("openai", "gemini", *others):
+        config = AdapterConfig(
+            api_key="a-secret-key", base_url=others.get(name, url), retry=QUICKLY, stream_read_timeout=5.0
+        )
+        kind = name if name in ("openai", "gemini") else "openai"
+        adapters[name] = AdapterEntry(name=name, type=kind, config=config)
+    names = [SORA, VEO, *(f"{name}:sora-2" for name in others)]
+    models = {
+        name: ModelEntry(id=name, adapter=name.partition(":")[0], wire_name=name.partition(":")[2], kind="video")
+        for name in names
+    }
+    return ModelRegistry(adapters, models)
+
+
+@asynccontextmanager
+async def engine_at(server: MediaServer, store: Path | None = None, **others: str) -> AsyncIterator[Engine]:
+    models = registry(server.url, **others)
+    engine = Engine(models=models, store=store, trace=store is not None, prices=PRICES)
+    async with engine:
+        yield engine
+
+
+async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
+    return await engine.create_video("A red boat.", model=model, seconds=8, polling=OFTEN)
+
+
+async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
+    """Of each call its operation, how it ended, and what it cost in nano-USD."""
+    await engine.flush()
+    assert engine.store is not None
+    found = await engine.store.sql("SELECT operation, status, cost_nano FROM calls ORDER BY id")
+    return [(str(one), str(two), None if cost is None else int(str(cost))) for one, two, cost in found.rows]
+
+
+@pytest.mark.parametrize(("model", "nano_usd"), [(SORA, 800_000_000), (VEO, 3_200_000_000)])
+async def test_a_video_is_created_awaited_and_downloaded(
+    server: MediaServer, tmp_path: Path, model: str, nano_usd: int
+) -> None:
+    """Its calls are in the trace, and it costs its seconds once."""
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        handle = await a_video(engine, model)
+        assert (handle.status, handle.cost) == ("queued" if model == SORA else "in_progress", None)
+        result = await handle.wait()
+        assert result.cost.nano_usd == nano_usd
+        assert result.usage.details == {"video_second": 8}
+        assert await handle.download() == server.file
+        assert await rows(engine) == [("video_create", "completed", 0), ("video", "completed", nano_usd)]
+    assert server.made == {"video": 1}
+
+
+async def test_the_bus_tells_of_its_progress_and_its_end(server: MediaServer) -> None:
+    """A listener hears each look; an event is only published where something has changed."""
+    server.steps = [10, 10, 60]
+    heard: list[float | None] = []
+    async with engine_at(server) as engine:
+        with engine.bus.subscribe("job.*", policy=Lossless()) as events:
+            handle = await a_video(engine)
+            await handle.wait(on_progress=lambda job: heard.append(job.progress))
+            told = [envelope.data for envelope in events.take()]
+    assert [type(event) for event in told] == [JobCreated, JobProgress, JobProgress, JobProgress, JobCompleted]
+    assert [event.progress for event in told if isinstance(event, JobProgress)] == [0.1, 0.6, 1.0]
+    assert heard == [0.1, 0.1, 0.6, 1.0]
+
+
+LOST_LOOKS = ["drop", "lost", "500", "503", "429", "garbage", "drop", "", "502", "drop"]
+
+
+@pytest.mark.parametrize("model", [SORA, VEO])
+async def test_lost_connections_while_looking_neither_fail_a_job_nor_make_another(
+    server: MediaServer, model: str
+) -> None:
+    server.faults["look"] = list(LOST_LOOKS)
+    async with engine_at(server) as engine:
+        result = await (await a_video(engine, model)).wait()
+    assert result.job.status == "completed"
+    assert server.made == {"video": 1}
+
+
+async def test_looking_that_never_succeeds_is_given_up_and_the_job_can_be_taken_up_again(
+    server: MediaServer,
+) -> None:
+    server.faults["look"] = ["drop"] * 200
+    soon = PollPolicy(first=0.001, longest=0.001, jitter=False, give_up_after=0.02)
+    async with engine_at(server) as engine:
+        handle = await engine.create_video("A red boat.", model=SORA, polling=soon)
+        with pytest.raises(NetworkError):
+            await handle.wait()
+        server.faults["look"] = []
+        assert (await handle.wait()).job.status == "completed"
+    assert server.made == {"video": 1}
+
+
+async def test_a_key_that_is_refused_while_looking_is_told_at_once(server: MediaServer) -> None:
+    server.faults["look"] = ["401"]
+    async with engine_at(server) as engine:
+        with pytest.raises(CallboardError) as caught:
+            await (await a_video(engine)).wait()
+    assert type(caught.value).__name__ == "AuthError"
+    assert len(server.of("look")) == 1
+
+
+async def test_a_job_that_the_provider_does_not_know_yet_is_waited_for_a_little(server: MediaServer) -> None:
+    server.faults["look"] = ["404", "404"]
+    async with engine_at(server) as engine:
+        assert (await (await a_video(engine)).wait()).job.status == "completed"
+        server.faults["look"] = ["", "404"]
+        with pytest.raises(NotFoundError):  # one that it knew and has no more is gone
+            await (await a_video(engine)).wait()
+
+
+@pytest.mark.parametrize(("model", "kind"), [(SORA, ContentFilterError), (VEO, ServerError)])
+async def test_a_job_that_fails_costs_nothing_and_says_why(
+    server: MediaServer, tmp_path: Path, model: str, kind: type[Exception]
+) -> None:
+    server.ends = "failed"
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        with engine.bus.subscribe("job.failed", policy=Lossless()) as events:
+            handle = await a_video(engine, model)
+            for _ in range(2):  # it is told as often as it is asked, and counted once
+                with pytest.raises(kind, match="not that"):
+                    await handle.wait()
+            (told,) = [envelope.data for envelope in events.take()]
+        assert isinstance(told, JobFailed)
+        assert (told.status, told.error_type) == ("failed", kind.__name__)
+        with pytest.raises(CallboardError, match="failed"):
+            await handle.download()
+        assert await rows(engine) == [("video_create", "completed", 0), ("video", "failed", None)]
+
+
+# -- creating
+
+
+async def test_a_creation_that_surely_came_to_nothing_is_tried_again(server: MediaServer) -> None:
+    server.faults["create"] = ["503", "429"]
+    async with engine_at(server) as engine:
+        await (await a_video(engine)).wait()
+    assert (len(server.of("create")), server.made) == (3, {"video": 1})
+
+
+@pytest.mark.parametrize("fault", ["lost", "done-500", "garbage"])
+async def test_a_job_whose_confirmation_was_lost_is_found_again_and_not_made_twice(
+    server: MediaServer, fault: str
+) -> None:
+    """By its prompt and its terms, among the latest jobs that nobody has."""
+    async with engine_at(server) as engine:
+        first = await a_video(engine)
+        server.faults["create"] = [fault]
+        second = await a_video(engine)
+        assert (first.id, second.id) == ("video_1", "video_2")
+        assert [warning.code for warning in second.warnings] == ["found_again"]
+        await second.wait()
+    assert (len(server.of("create")), server.made) == (2, {"video": 2})
+
+
+@pytest.mark.parametrize(("model", "fault"), [(SORA, "drop"), (SORA, "500"), (VEO, "lost"), (VEO, "done-500")])
+async def test_what_became_of_a_creation_that_cannot_be_told_is_said_and_never_tried_again(
+    server: MediaServer, model: str, fault: str
+) -> None:
+    """Google lists no jobs; at OpenAI there is none that it could be. No fallback is paid for either."""
+    server.faults["create"] = [fault]
+    async with engine_at(server, other=server.url) as engine:
+        with pytest.raises(OutcomeUnknownError, match="may have been carried out"):
+            await engine.create_video("A red boat.", model=[model, "other:sora-2"], polling=OFTEN)
+    assert len(server.of("create")) == 1
+    assert server.made["video"] <= 1
+
+
+async def test_a_provider_that_cannot_be_reached_leaves_it_to_the_next(server: MediaServer) -> None:
+    async with engine_at(server, other=refusing_url()) as engine:
+        handle = await engine.create_video("A red boat.", model=["other:sora-2", SORA], seconds=8, polling=OFTEN)
+        assert (await handle.wait()).job.model == SORA
+    assert server.made == {"video": 1}
+
+
+async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        for options in ({"seconds": 5}, {"size": "1x1"}, {"audio": False}):
+            with pytest.raises(CapabilityError):
+                await engine.create_video("A red boat.", model=SORA, **options)  # type: ignore[arg-type]
+    assert server.asked == []
+
+
+async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    """Its event and its call are in the trace, from which it can be resumed."""
+    server.hold.clear()
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        with engine.bus.subscribe("job.created", policy=Lossless()) as events:
+            async with anyio.create_task_group() as group:
+                group.start_soon(a_video, engine)
+                await anyio.to_thread.run_sync(server.asked_for.wait, 30)
+                group.cancel_scope.cancel()
+                server.hold.set()
+            (told,) = [envelope.data for envelope in events.take()]
+        assert isinstance(told, JobCreated)
+        assert await rows(engine) == [("video_create", "completed", 0)]
+        handle = await engine.resume_video(told.job_id, SORA, polling=OFTEN)
+        assert (await handle.wait()).cost.nano_usd == 800_000_000
+
+
+# -- waiting is not owning
+
+
+async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaServer) -> None:
+    server.steps = [10] * 100_000
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        with pytest.raises(RequestTimeoutError, match=r"resume_video\('video_1', 'openai:sora-2'\)"):
+            await handle.wait(timeout_seconds=0.02)
+        server.steps = []
+        assert (await handle.wait()).job.status == "completed"
+
+
+async def test_two_that_wait_for_one_job_both_get_it_and_it_is_counted_once(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        handle = await a_video(engine)
+        async with anyio.create_task_group() as group:
+            group.start_soon(handle.wait)
+            group.start_soon(handle.wait)
+        assert [row[0] for row in await rows(engine)] == ["video_create", "video"]
+
+
+async def test_a_wait_that_is_cancelled_leaves_the_job_for_the_next(server: MediaServer) -> None:
+    server.steps = [10] * 100_000
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        with anyio.move_on_after(0.02):
+            await handle.wait()
+        server.steps = []
+        assert (await handle.wait()).cost.nano_usd == 800_000_000
+
+
+async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
+    server: MediaServer, tmp_path: Path
+) -> None:
+    """The operation of Google doesn't say how long the video is; the trace of its creation does."""
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        job_id = (await a_video(engine, VEO)).id
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        handle = await engine.resume_video(job_id, VEO, polling=OFTEN)
+        assert (await handle.wait()).cost.nano_usd == 3_200_000_000
+        assert await handle.download() == server.file
+    assert server.made == {"video": 1}
+
+
+async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
+    """However often it is resumed: in the same engine it is the same handle."""
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        assert await engine.resume_video(handle.id, SORA) is handle
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        again = await engine.resume_video("video_1", SORA)
+        assert (await again.wait()).cost.nano_usd == 800_000_000
+        assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
+
+
+async def test_a_job_that_nobody_knows_is_not_found(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        with pytest.raises(NotFoundError):
+            await engine.resume_video("video_9", SORA)
+
+
+async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        with engine.bus.subscribe("job.failed", policy=Lossless()) as events:
+            assert await handle.cancel() is True
+            assert await handle.cancel() is False
+            assert [envelope.topic for envelope in events.take()] == ["job.failed"]
+        with pytest.raises(CancelledError):
+            await handle.wait()
+        with pytest.raises(CapabilityError, match="goes on"):
+            await (await a_video(engine, VEO)).cancel()
+
+
+async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaServer) -> None:
+    """Though the provider knows nothing of it any more; and looking meanwhile doesn't wait for its end."""
+    server.steps = [10] * 100_000
+    heard = anyio.Event()
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+
+        async def wait() -> None:
+            with pytest.raises(CancelledError):
+                await handle.wait(on_progress=lambda job: heard.set())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await heard.wait()
+            assert (await handle.refresh()).status == "in_progress"
+            assert await handle.cancel() is True
+        assert handle.status == "cancelled"
+
+
+async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> None:
+    server.faults["delete"] = ["409"]
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        with pytest.raises(CallboardError, match="out of order"):
+            await handle.cancel()
+        assert (await handle.wait()).job.status == "completed"
+
+
+# -- downloading
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        ["cut-1000"],
+        ["cut-0", "cut-99999", "drop", "503"],
+        ["cut-5000", "whole"],
+        ["cut-5000", "changed"],
+        ["endless"],
+        ["endless-cut-5000"],
+        ["500", "cut-70000", "cut-1"],
+    ],
+    ids="+".join,
+)
+async def test_a_download_that_breaks_off_is_whole_in_the_end(
+    server: MediaServer, tmp_path: Path, faults: list[str]
+) -> None:
+    server.faults["content"] = list(faults)
+    target = tmp_path / "boat.mp4"
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        assert await handle.download(to=target) == target
+    assert target.read_bytes() == server.file
+    assert os.listdir(tmp_path) == ["boat.mp4"]
+
+
+async def test_a_download_goes_on_where_it_broke(server: MediaServer) -> None:
+    server.faults["content"] = ["cut-60000"]
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        assert await handle.download() == server.file
+    first, second = server.of("content")
+    assert "range" not in first.headers
+    start = int(second.headers["range"].removeprefix("bytes=").removesuffix("-"))
+    assert 0 < start <= 60_000
+    assert second.headers["if-range"] == '"one"'
+
+
+async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer, tmp_path: Path) -> None:
+    """Nor does it replace the one that was there, nor is anything left beside it."""
+    target = tmp_path / "boat.mp4"
+    target.write_bytes(b"an older one")
+    server.faults["content"] = ["endless-cut-5000"] * 20
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        with pytest.raises(NetworkError, match="not a whole MP4"):
+            await handle.download(to=target)
+        assert target.read_bytes() == b"an older one"
+        assert os.listdir(tmp_path) == ["boat.mp4"]
+        server.faults["content"] = []
+        assert len(await handle.download()) == len(server.file)
+
+
+async def test_a_file_whose_checksum_is_wrong_is_fetched_again(server: MediaServer) -> None:
+    server.checksum = True
+    server.faults["content"] = ["wrong"]
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        assert await handle.download() == server.file
+    assert len(server.of("content")) == 2
+
+
+async def test_each_variant_can_be_downloaded_where_there_are_some(server: MediaServer) -> None:
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        assert (await handle.download("thumbnail")).startswith(b"\x89PNG")
+        assert (await handle.download("spritesheet")).startswith(b"\x89PNG")
+        google = await a_video(engine, VEO)
+        await google.wait()
+        with pytest.raises(CapabilityError, match="no thumbnail"):
+            await google.download("thumbnail")
+    assert [asked.path.partition("?")[2] for asked in server.of("content")] == [
+        "variant=thumbnail",
+        "variant=spritesheet",
+    ]
+
+
+async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
+    """Google's files are elsewhere in the end."""
+    with media_server() as elsewhere:
+        async with engine_at(server) as engine:
+            server.files_at = elsewhere.url
+            handle = await a_video(engine, VEO)
+            await handle.wait()
+            assert await handle.download() == elsewhere.file
+        first, second = elsewhere.asked
+    assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
+
+
+async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        with pytest.raises(FileNotFoundError):
+            await handle.download(to=tmp_path / "nowhere" / "boat.mp4")
+        assert await handle.download() == server.file
+
+
+async def test_the_events_of_a_job_are_stored(server: MediaServer, tmp_path: Path) -> None:
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        await (await a_video(engine)).wait()
+        await engine.flush()
+        assert engine.store is not None
+        stored = [envelope.data for envelope in await engine.store.events()]
+    kinds = [event for event in stored if isinstance(event, JobCreated | JobProgress | JobCompleted)]
+    assert len(kinds) == 5
+    (bill,) = [event for event in stored if isinstance(event, LlmCallCompleted) and event.usage.details]
+    assert bill.response_id == "video_1"
