@@ -48,7 +48,7 @@ async def test_the_first_program_finds_what_is_alike(
     same, alike, other, summary = capsys.readouterr().out.splitlines()
     assert same.startswith("1.00 ")
     assert float(alike.split()[0]) > float(other.split()[0])
-    assert re.fullmatch(r"576 \d+ 0E-9", summary), summary
+    assert re.fullmatch(r"576 \d+ 0", summary), summary
 
 
 async def test_the_example_shows_the_nearest_pairs_first() -> None:

@@ -33,11 +33,12 @@ def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser
 
 
 def arguments_of(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    """What a command takes, without the commands below it and without its `--help`."""
+    """What a command takes, without the commands below it, its `--help`, and what `--help` doesn't show."""
     return [
         action
         for action in parser._actions
         if not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
+        and action.help != argparse.SUPPRESS
     ]
 
 

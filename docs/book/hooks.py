@@ -23,6 +23,7 @@ from docs.book import generated  # noqa: E402 (after the path)
 _LINK = re.compile(r"\]\(([^)\s:#]+)(#[^)\s]*)?\)")
 _MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _UNSEARCHED = "---\nsearch: {exclude: true}\n---\n"
+_CELL = re.compile("<td>.*?</td>")
 _LINE = re.compile("^#L")
 _FENCES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".json": "json", ".sh": "bash"}
 
@@ -56,6 +57,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     return _LINK.sub(lead, markdown)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """In the code of a table a pipe is written with a backslash, which Python-Markdown leaves there."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
 def _whole(file: File) -> str:
