@@ -84,6 +84,7 @@ class VideoHandle:
 
     @property
     def status(self) -> VideoStatus:
+        """As it was when last looked at."""
         return self._job.status
 
     @property
@@ -93,6 +94,7 @@ class VideoHandle:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
+        """What of the request the provider doesn't take, and other things worth knowing."""
         return self._job.warnings
 
     # -- looking
