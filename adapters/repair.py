@@ -35,13 +35,10 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role
 
 from .classify import read_error_value
-from .contract import CallWarning, CanonicalRequest
+from .contract import REASONING_REFUSED, CallWarning, CanonicalRequest
 from .gateway_errors import unwrapped
 
 RepairKind: TypeAlias = Literal["signature", "parameter", "tool_pairs"]
-
-REASONING_REFUSED = "reasoning_refused"
-"""The code of the warning that reasoning was left out because the provider refused it."""
 
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from adapters import CallWarning, Message, RedactedThinkingBlock, ThinkingBlock
-from adapters.repair import REASONING_REFUSED
+from adapters.contract import REASONING_REFUSED
 
 _REASONING = (ThinkingBlock, RedactedThinkingBlock)
 
