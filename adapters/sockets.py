@@ -96,7 +96,7 @@ class _AsyncioConnection(httpcore.AsyncHTTPConnection):
         # Both names are httpcore's own. Where a version has others, its locks stay.
         made = getattr(self, "_connection", None)
         if isinstance(made, httpcore.AsyncHTTP11Connection) and hasattr(made, "_state_lock"):
-            made._state_lock = _NoLock()  # type: ignore[assignment]
+            made._state_lock = _NoLock()  # type: ignore[assignment]  # all that is asked of it is `async with`
             self._open = made
         return response
 

@@ -49,7 +49,7 @@ def call_events(calls: int) -> list[Publication]:
 async def _ingest(published: list[Publication], bus: Bus, core: WriterCore) -> None:
     for begin in range(0, len(published), AT_ONCE):
         for event, ids in published[begin : begin + AT_ONCE]:
-            bus.publish(event, **ids)  # type: ignore[arg-type]
+            bus.publish(event, **ids)  # type: ignore[arg-type]  # a table of publications
         await asyncio.sleep(0)
         while core.statistics().waiting > MOST_WAITING:  # noqa: ASYNC110 (as admission does)
             await asyncio.sleep(0.0005)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from adapters import CanonicalRequest, StreamEvent
 from bus import ConfigurationError
@@ -79,7 +79,7 @@ class _Steps(Middleware):
         steps = self._function(request)
         outcome: CallOutcome | None = None
         try:
-            asked = steps.send(None)  # type: ignore[arg-type]  # as every generator begins
+            asked = steps.__next__()  # `next` is the layer below
             while True:
                 try:
                     outcome = await next(asked)
@@ -105,9 +105,9 @@ def middleware_of(given: MiddlewareLike) -> Middleware:
         return given
     call: Any = given if inspect.isroutine(given) or isinstance(given, partial) else type(given).__call__
     if inspect.isgeneratorfunction(call):
-        return _Steps(given)  # type: ignore[arg-type]
+        return _Steps(cast("Callable[[CanonicalRequest], Steps]", given))
     if inspect.iscoroutinefunction(call):
-        return _Function(given)  # type: ignore[arg-type]
+        return _Function(cast("Around", given))
     raise ConfigurationError(
         f"middleware {given!r} is none: give a Middleware object, `async def name(request, next)` "
         "or a generator function `def name(request)` that yields the request"
