@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 import msgspec
 
-from bus.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.content import ContentBlock, OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import CancelledError
 from bus.json_types import Json
 from bus.stream_events import (
@@ -91,31 +92,32 @@ class WholeStream:
 
 def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEvent]:
     """The events of a response as a stream would have had them, each block in one piece."""
-    model = response.model.partition(":")[2]
-    events: list[StreamEvent] = [MessageStart(message_id, model, response.provider)]
-    for index, block in enumerate(response.content):
-        match block:
-            case TextBlock():
-                events.append(TextDelta(block.text, index, message_id))
-            case ThinkingBlock() if block.text or block.signature is not None:
-                events.append(ThinkingDelta(block.text, block.signature, index, message_id))
-            case ToolUseBlock():
-                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
-                events += [
-                    ToolUseStart(block.id, block.name, index, message_id),
-                    ToolUseInputDelta(block.id, text, index, message_id),
-                    ToolUseEnd(block.id, block.input, block.incomplete, index, message_id),
-                ]
-            case RedactedThinkingBlock():
-                raw: Json = block.provider_raw.data if block.provider_raw is not None else block.data
-                events.append(ProviderBlock("redacted_thinking", raw, index, message_id))
-            case OpaqueBlock():
-                events.append(ProviderBlock(block.kind, block.provider_raw.data, index, message_id))
-            case _:
-                pass
-    events.append(
+    return [
+        MessageStart(message_id, response.model.partition(":")[2], response.provider),
+        *content_events(message_id, response.content),
         MessageComplete(
             response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
-        )
-    )
-    return events
+        ),
+    ]
+
+
+def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
+    """The events of a message's blocks, each in one piece; what has no events has none here."""
+    for index, block in enumerate(content):
+        match block:
+            case TextBlock():
+                yield TextDelta(block.text, index, message_id)
+            case ThinkingBlock() if block.text or block.signature is not None:
+                yield ThinkingDelta(block.text, block.signature, index, message_id)
+            case ToolUseBlock():
+                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
+                yield ToolUseStart(block.id, block.name, index, message_id)
+                yield ToolUseInputDelta(block.id, text, index, message_id)
+                yield ToolUseEnd(block.id, block.input, block.incomplete, index, message_id)
+            case RedactedThinkingBlock():
+                raw: Json = block.provider_raw.data if block.provider_raw is not None else block.data
+                yield ProviderBlock("redacted_thinking", raw, index, message_id)
+            case OpaqueBlock():
+                yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
+            case _:
+                pass

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import assert_never
 
-import msgspec
-
 from adapters import CanonicalResponse
+from adapters.whole_stream import content_events
 from bus import CallboardError, StreamReset
 from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.json_types import JsonObject
@@ -19,7 +17,6 @@ from bus.stream_events import (
     TextDelta,
     ThinkingDelta,
     ToolUseEnd,
-    ToolUseInputDelta,
     ToolUseStart,
     TurnEvent,
 )
@@ -165,22 +162,3 @@ def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[Str
             response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
         ),
     ]
-
-
-def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator[StreamEvent]:
-    """The events of a message's blocks, each in one piece."""
-    for index, block in enumerate(content):
-        match block:
-            case TextBlock():
-                yield TextDelta(block.text, index, message_id)
-            case ThinkingBlock():
-                yield ThinkingDelta(block.text, block.signature, index, message_id)
-            case ToolUseBlock():
-                text = block.raw_arguments or msgspec.json.encode(block.input).decode()
-                yield ToolUseStart(block.id, block.name, index, message_id)
-                yield ToolUseInputDelta(block.id, text, index, message_id)
-                yield ToolUseEnd(block.id, block.input, block.incomplete, index, message_id)
-            case OpaqueBlock():
-                yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
-            case _:
-                yield ProviderBlock(type(block).__name__, None, index, message_id)

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import add
 from typing import TypeAlias
 
+from adapters.whole_stream import content_events
 from bus import CallboardError, Cost, CostSource, StreamReset
 from bus.errors import CancelledError
 from bus.stream_events import (
@@ -29,7 +30,7 @@ from bus.stream_events import (
     TurnEvent,
 )
 
-from ..accumulator import StreamAccumulator, content_events
+from ..accumulator import StreamAccumulator
 from ..view_events import (
     Finish,
     ProviderEvent,

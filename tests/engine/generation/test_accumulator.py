@@ -8,8 +8,15 @@ import pytest
 
 from adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
 from bus import CallboardError, StreamReset
-from bus.content import OpaqueBlock, ProviderRaw, ThinkingBlock, ToolUseBlock
-from bus.stream_events import MessageComplete, MessageStart, TextDelta, ThinkingDelta, ToolUseStart
+from bus.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
+from bus.stream_events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseStart,
+)
 from bus.stream_fold import fold
 from bus.usage import TokenUsage
 from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
@@ -116,3 +123,16 @@ def test_before_the_first_event_there_is_no_response() -> None:
     """The error says so."""
     with pytest.raises(CallboardError, match="no message has begun"):
         StreamAccumulator().response()
+
+
+def test_redacted_thinking_of_a_whole_reply_reaches_readers_as_it_came() -> None:
+    """A reply that was not streamed shows its readers the same block as a streamed one."""
+    response = CanonicalResponse(
+        request_id="r",
+        model="a:m",
+        provider="a",
+        content=(RedactedThinkingBlock("c2VjcmV0"),),
+        stop_reason=StopReason.END_TURN,
+        usage=TokenUsage(),
+    )
+    assert whole_reply_events("msg", response)[1] == ProviderBlock("redacted_thinking", "c2VjcmV0", 0, "msg")
