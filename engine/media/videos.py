@@ -19,7 +19,7 @@ from bus import JobCreated, RoutingDecision
 from bus.json_types import Json
 
 from ..borrowing import BorrowedAdapters
-from ..call_events import Served
+from ..call_events import EventScene, Served
 from ..plain_call import PlainCall, first_that_works
 from ..published_prices import published_name
 from ..routing import Named, Route, expand
@@ -125,21 +125,25 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
 
         call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
         created, _ = await call.run(running.ref, running.limiter, order, work)
-        job = created.job
-        watch = Watch(
-            decision=route.decision,
-            wire_model=named.entry.wire_name,
-            created_by=request_id,
-            priced_as=scene.priced_as,
-            tags=scene.tags,
-            polling=options.polling,
-        )
-        return _known(engine, VideoHandle(engine, job, watch))
+        watch = _watch(route, request_id, scene, options.polling)
+        return _known(engine, VideoHandle(engine, created.job, watch))
 
     try:
         return await first_that_works(plan, engine.clock, examiner(engine, check), call)
     finally:
         borrowed.end()
+
+
+def _watch(route: Route, request_id: str, scene: EventScene, polling: PollPolicy) -> Watch:
+    """What the handle of a job must know that was created just now."""
+    return Watch(
+        decision=route.decision,
+        wire_model=route.option.named.entry.wire_name,
+        created_by=request_id,
+        priced_as=scene.priced_as,
+        tags=scene.tags,
+        polling=polling,
+    )
 
 
 def _created(job: VideoJob, model: str) -> JobCreated:
