@@ -68,6 +68,7 @@ from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
 from .turn import Turn
+from .underway import Underway
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +144,7 @@ class Engine(ObjectMethods, MediaMethods):
         self.capture = Capture(redact) if capture_content else None
         self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
+        self.underway = Underway()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
         self._timeouts = timeouts
