@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,6 @@ from bus import (
     StreamChannel,
     StreamReader,
     TaskHandle,
-    WrongLoop,
 )
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
@@ -48,6 +46,7 @@ from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
+from .loops import require_asyncio, require_loop
 from .media.handle import VideoHandle
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
@@ -291,7 +290,11 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
+        """One more reader of a turn's stream; its coming and going changes nothing for the turn.
+
+        Raises UnknownStream, WrongLoop.
+        """
+        self.require_loop()
         return self.streams.attach(stream_id, from_seq=from_seq)
 
     def change_model(self, state: SessionState, model: Model) -> None:
@@ -448,25 +451,33 @@ class Engine(ObjectMethods, MediaMethods):
     async def start(self) -> Hosted:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
-        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        Raises CallboardError once it is closed, WrongLoop from another loop than its first, StoreError if the
+        trace file isn't ours.
         """
+        require_asyncio()
         if self._hosted is None:
-            _require_asyncio()
             self._hosted = Hosted(self)
         hosted = self._hosted
-        if hosted.loop is not asyncio.get_running_loop():
-            raise WrongLoop(
-                "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
-            )
+        require_loop(hosted.loop)
         await hosted.ready()
         return hosted
+
+    def require_loop(self, instead: str = "") -> None:
+        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+        if self._hosted is not None and not self.closed:
+            require_loop(self._hosted.loop, instead)
 
     def forget_host(self) -> None:
         """A start failed; the next one may try again."""
         self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
+        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop.
+
+        What is under way is cancelled: whoever waits for it gets CancelledError, with what had arrived. Nothing
+        new may begin any more. Raises WrongLoop.
+        """
+        self.require_loop()
         hosted = self._hosted
         return await hosted.stop() if hosted is not None else None
 
@@ -596,15 +607,6 @@ class Engine(ObjectMethods, MediaMethods):
     def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
         """The sessions that are open here, by id, as long as somebody holds them."""
         return self._sessions
-
-
-def _require_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise CallboardError(
-            "the engine runs on asyncio or uvloop, as its store does; adapters, bus and streams run on trio too"
-        ) from None
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

@@ -111,7 +111,8 @@ class Hosted:
     async def stop(self) -> ShutdownReport | None:
         """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""
         self._stop.set()
-        await asyncio.wait((self._task,))
+        if not self._task.done():
+            await asyncio.wait((self._task,))
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
         return self._report

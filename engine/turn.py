@@ -158,9 +158,13 @@ class Turn:
         self._finish(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. why: the text of its CancelledError. False if it is over. Idempotent."""
+        """Ask the turn to end. why: the text of its CancelledError. False if it is over. Idempotent.
+
+        Raises WrongLoop.
+        """
         if self._over:
             return False
+        self._engine.require_loop("the signal= of an AbortController ends a turn from anywhere")
         self._scope.cancel(why)
         # a call ends in order, or without its adapter after a grace; then so does the turn
         if self._step is None or not self._step.cancel():

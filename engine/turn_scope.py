@@ -11,6 +11,7 @@ import anyio
 from bus.errors import AdapterError, CancelledError, RequestTimeoutError
 
 from .abort import AbortSignal
+from .loops import require_asyncio
 from .underway import CLOSED, Underway
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class TurnScope:
         self._why = ""
         self._signal = signal
         self._underway = underway
+        require_asyncio()
         self._scope = anyio.CancelScope()
 
     async def run(self, work: Callable[[], Awaitable[T]], cancel: Callable[[], object]) -> T:
