@@ -97,6 +97,7 @@ async def test_a_turn_is_left_alone_by_another_loop(use: str) -> None:
     async with an_engine() as engine:
         session = engine.session("s:m")
         async with session.stream("Hi") as turn:
+            assert await anext(aiter(turn))
             error = await elsewhere(lambda: USES[use](session, turn))
             assert isinstance(error, WrongLoop)
             assert ("AbortController" in str(error)) is use.lower().endswith("cancel")
