@@ -120,7 +120,8 @@ async def embed(
     engine.money.notice()
     work = _Embedding(engine, plan, texts, options)
     try:
-        return await work.run()
+        with engine.underway.call():
+            return await work.run()
     finally:
         work.adapters.end()
 

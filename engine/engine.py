@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,14 +16,12 @@ from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
     Bus,
-    CallboardError,
     Clock,
     ConfigReloaded,
     ShutdownReport,
     StreamChannel,
     StreamReader,
     TaskHandle,
-    WrongLoop,
 )
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
@@ -44,6 +41,7 @@ from .generation.streaming import OnUsage, StreamResult
 from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .limits import Limits, Timeouts
+from .loops import require_asyncio, require_loop
 from .media.handle import VideoHandle
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
@@ -65,6 +63,7 @@ from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
 from .turn import Turn
+from .underway import Underway
 
 
 class Engine(ObjectMethods, MediaMethods):
@@ -112,6 +111,7 @@ class Engine(ObjectMethods, MediaMethods):
         self.capture = Capture(redact) if capture_content else None
         self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
+        self.underway = Underway()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
         self._timeouts = timeouts
@@ -251,7 +251,11 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
+        """One more reader of a turn's stream; its coming and going changes nothing for the turn.
+
+        Raises UnknownStream, WrongLoop.
+        """
+        self.require_loop()
         return self.streams.attach(stream_id, from_seq=from_seq)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
@@ -398,25 +402,33 @@ class Engine(ObjectMethods, MediaMethods):
     async def start(self) -> Hosted:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
-        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        Raises CallboardError once it is closed, WrongLoop from another loop than its first, StoreError if the
+        trace file isn't ours.
         """
+        require_asyncio()
         if self._hosted is None:
-            _require_asyncio()
             self._hosted = Hosted(self)
         hosted = self._hosted
-        if hosted.loop is not asyncio.get_running_loop():
-            raise WrongLoop(
-                "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
-            )
+        require_loop(hosted.loop)
         await hosted.ready()
         return hosted
+
+    def require_loop(self, instead: str = "") -> None:
+        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+        if self._hosted is not None and not self.closed:
+            require_loop(self._hosted.loop, instead)
 
     def forget_host(self) -> None:
         """A start failed; the next one may try again."""
         self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
+        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop.
+
+        What is under way is cancelled: whoever waits for it gets CancelledError, with what had arrived. Nothing
+        new may begin any more. Raises WrongLoop.
+        """
+        self.require_loop()
         hosted = self._hosted
         return await hosted.stop() if hosted is not None else None
 
@@ -495,15 +507,6 @@ class Engine(ObjectMethods, MediaMethods):
     def shutdown_seconds(self) -> float:
         """For how long at most all actors may take to stop."""
         return self._timeouts.shutdown
-
-
-def _require_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise CallboardError(
-            "the engine runs on asyncio or uvloop, as its store does; adapters, bus and streams run on trio too"
-        ) from None
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

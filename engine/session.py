@@ -171,7 +171,7 @@ class Session:
         return TurnStream(self._engine, self._continued(answers, model, streamed=True, options=options))
 
     async def cancel(self) -> bool:
-        """Cancel the running turn. False if none is running. Idempotent."""
+        """Cancel the running turn. False if none is running. Idempotent. Raises WrongLoop."""
         turn = self._state.running
         return turn.cancel() if turn is not None else False
 
@@ -234,6 +234,7 @@ class TurnStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task = self._task
+        self._engine.require_loop()
         if self._reader is not None:
             self._reader.close()
         if task is None or self._detached:
@@ -287,6 +288,7 @@ class TurnStream:
     def _started_reader(self) -> StreamReader[TurnEvent]:
         if self._reader is None:
             raise CallboardError("enter the stream first: async with session.stream(...) as turn")
+        self._engine.require_loop()
         return self._reader
 
 

@@ -141,6 +141,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
     """Those that are open first, then those of the trace, the latest first."""
+    await engine.start()
     live = dict(engine.open_sessions.states)
     rows: dict[str, SessionRow] = {}
     if engine.store is not None:

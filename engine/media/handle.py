@@ -115,14 +115,16 @@ class VideoHandle:
         """The completed job. on_progress: told of every look that finds something.
 
         Lost connections and a provider's own faults are waited out, see `PollPolicy`. Raises the job's own error
-        if it failed, CancelledError if it was cancelled; and RequestTimeoutError, AdapterError when looking came
-        to nothing: then it goes on without us. Leaving this in any way ends only the waiting.
+        if it failed, CancelledError if it was cancelled, or if the engine is closed; and RequestTimeoutError,
+        AdapterError when looking came to nothing: in these cases it goes on without us. Leaving this in any way
+        ends only the waiting.
         """
         limit = math.inf if timeout_seconds is None else timeout_seconds
         if on_progress is not None:
             self._listeners.append(on_progress)
+        closed = f"the engine was closed, and video {self.id} goes on: {self._how_to_resume()}"
         try:
-            with anyio.fail_after(limit):
+            with self._engine.underway.call(closed), anyio.fail_after(limit):
                 async with self._looking:
                     if not self._job.done:
                         await self._look_until_done()
@@ -323,15 +325,16 @@ class VideoHandle:
             assert isinstance(adapter, VideoAdapter)
             return await work(adapter)
 
-        running = await self._engine.adapters.acquire(self._watch.decision.provider)
-        try:
-            handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+        with self._engine.underway.call():
+            running = await self._engine.adapters.acquire(self._watch.decision.provider)
             try:
-                return await handle.wait()
+                handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+                try:
+                    return await handle.wait()
+                finally:
+                    handle.kill()  # which does nothing if it is done
             finally:
-                handle.kill()  # which does nothing if it is done
-        finally:
-            running.release()
+                running.release()
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
         self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)

@@ -144,7 +144,8 @@ async def make_images(
         )
 
     try:
-        return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+        with engine.underway.call():
+            return await first_that_works(plan, engine.clock, examiner(engine, check), call)
     finally:
         borrowed.end()
 

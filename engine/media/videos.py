@@ -129,7 +129,8 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
         return _known(engine, VideoHandle(engine, created.job, watch))
 
     try:
-        return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+        with engine.underway.call():
+            return await first_that_works(plan, engine.clock, examiner(engine, check), call)
     finally:
         borrowed.end()
 
