@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import sys
 from pathlib import Path
@@ -55,9 +56,12 @@ async def live(url: str, path: Path, seed: str, kind: str) -> None:
 
 
 async def _tell_stacks() -> None:
-    """In what it hangs, if it does, for whoever looks at its stderr."""
+    """In what it hangs, if it does, for whoever looks at its stderr. Without anybody, it ends."""
+    parent = os.getppid()
     while True:
         await asyncio.sleep(UP_SECONDS / 2)
+        if os.getppid() != parent:
+            os._exit(1)  # it would never be up, nor be killed: the server has gone with the loop
         sys.stderr.write(stacks())
         sys.stderr.flush()
 
