@@ -62,6 +62,7 @@ def scene_of(
         caused_by=caused_by,
         tags=dict(tags) or None,
         priced_as=published_name(running.entry, route.option.named.entry),
+        settle=engine.middleware.settling,
     )
 
 
