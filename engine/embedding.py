@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from adapters import AttemptObserver, CallWarning, CapabilityError, RetryPolicy, TokenUsage
+from adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, RetryPolicy, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
     AT_ONCE,
@@ -188,7 +188,14 @@ class _Embedding:
             self._costs.append(cost)
             return response
 
-        return await first_that_works(self._plan, self._engine.clock, self._examine, call)
+        try:
+            return await first_that_works(self._engine, "embeddings", self._plan, self._examine, call)
+        except AdapterError:
+            raise
+        except CallboardError as refusal:  # as a spent budget is
+            if not self._costs:
+                raise
+            raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
 
     # -- what is known of a model before a call
 

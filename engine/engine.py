@@ -77,7 +77,7 @@ class Engine(ObjectMethods, MediaMethods):
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `callboard prices update`, else the shipped ones. middleware: around calls, the outermost first, see
     `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
     Raises ConfigurationError.
     """

@@ -90,23 +90,25 @@ class Hosted:
         return (until - self._started_ns) / 1e9
 
     async def ready(self) -> None:
-        """Raises what the start raised; CallboardError once it is closed, or about to be."""
-        if self._stop.is_set() or (self._up.is_set() and self._task.done()):
-            raise CallboardError(f"this engine is closed{self._why()}; make a new one")
-        if self._up.is_set():
+        """Raises what the start raised; CallboardError once somebody closes it."""
+        if self._up.is_set() or self._stop.is_set():
+            self._require_open()
             return
         up = asyncio.ensure_future(self._up.wait())
         try:
             await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
         finally:
             up.cancel()
-        if self._task.done():
+        if not self._up.is_set():
             self._engine.forget_host()
             self._task.result()
+        self._require_open()
 
-    def _why(self) -> str:
-        error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
-        return "" if error is None else f" ({error})"
+    def _require_open(self) -> None:
+        if self._stop.is_set() or self._task.done():
+            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
+            why = "" if error is None else f" ({error})"
+            raise CallboardError(f"this engine is closed{why}; make a new one")
 
     async def stop(self) -> ShutdownReport | None:
         """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""

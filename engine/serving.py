@@ -54,4 +54,5 @@ def scene_of(
         tags=dict(tags) or None,
         estimated_input_tokens=estimated_input_tokens,
         priced_as=published_name(running.entry, route.option.named.entry),
+        settle=engine.middleware.settling,
     )

@@ -145,7 +145,7 @@ async def make_images(
 
     try:
         with engine.underway.call():
-            return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+            return await first_that_works(engine, "image", plan, examiner(engine, check), call)
     finally:
         borrowed.end()
 

@@ -130,7 +130,7 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
 
     try:
         with engine.underway.call():
-            return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+            return await first_that_works(engine, "video_create", plan, examiner(engine, check), call)
     finally:
         borrowed.end()
 

@@ -1,6 +1,7 @@
 """What stands around every call, `Engine(middleware=[...])`, and five of the kind that are often wanted."""
 
 from ..call import CallOutcome, EventFilter
+from ..call_events import CallEnd, CallInfo
 from .budget import Budget, BudgetExceededError
 from .caching import Cache, MemoryReplies, ReplyStore
 from .chain import Around, Middleware, MiddlewareLike, Next, Steps
@@ -13,6 +14,8 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Cache",
+    "CallEnd",
+    "CallInfo",
     "CallOutcome",
     "EventFilter",
     "LogCalls",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from adapters import CancelledError, StopReason
 from bus import (
+    CallboardError,
     Envelope,
     LlmCallCompleted,
     LlmCallFailed,
@@ -134,6 +136,23 @@ async def test_a_call_that_does_not_obey_holds_a_closing_engine_up_for_half_of_i
         began = anyio.current_time()
         await engine.aclose()
         assert anyio.current_time() - began < 4.0
+
+
+async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
+    """Whoever was starting it learns that, and it doesn't come up again."""
+    engine = an_engine()
+    async with anyio.create_task_group() as group:
+
+        async def ask() -> None:
+            with pytest.raises(CallboardError, match="this engine is closed"):
+                await engine.generate("s:m", "Hi")
+
+        group.start_soon(ask)
+        await anyio.lowlevel.checkpoint()
+        assert engine.hosted is not None
+        assert engine.hosted.state == "starting"
+        await engine.aclose()
+    assert engine.closed
 
 
 async def test_an_engine_that_is_being_closed_takes_nothing_more() -> None:
