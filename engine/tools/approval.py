@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -29,8 +28,7 @@ class Pending(msgspec.Struct, frozen=True):
 Approval: TypeAlias = Approved | Denied | Pending
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApprovalRequest:
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is about to run. Its arguments follow the tool's schema already.
 
     arguments: as a `repair_tool_call` hook left them. definition: with the tool's annotations, which are hints,

@@ -7,10 +7,10 @@ mapping. Either way each becomes what its hint says. Without a hint it stays the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.json_types import JsonObject
 from engine.type_schema import check, convert
@@ -34,16 +34,14 @@ ToolHandler: TypeAlias = Callable[..., object]
 _AS_IT_IS = (NOTHING, object, Any)
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """A call's arguments, converted. whole: the one mapping, if the function takes that."""
 
     keywords: dict[str, Any]
     whole: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Handler:
+class Handler(msgspec.Struct, frozen=True):
     """A function and how it is called. Make it with `handler_of`, or `tool`.
 
     keywords: the Struct of what the model fills in. whole: the one parameter that takes everything, instead.

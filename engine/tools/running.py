@@ -12,7 +12,6 @@ import contextlib
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar, cast
 
 import anyio
@@ -49,8 +48,7 @@ _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolScene:
+class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
     """Where a round takes place.
 
     tell: gets the events. messages: the conversation, with the message that made the calls. timeout_seconds: of a
@@ -68,11 +66,10 @@ class ToolScene:
     repair: RepairToolCall | None = None
     cut_off: bool = False
     approved: frozenset[str] = frozenset()
-    _asking: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+    _asking: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
 
-@dataclass(frozen=True)
-class ToolRound:
+class ToolRound(msgspec.Struct, frozen=True):
     """What came of it, both in the order of the calls. waiting: calls that are left open."""
 
     results: tuple[ToolResultBlock, ...]
