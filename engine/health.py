@@ -28,9 +28,6 @@ from .statistics import live_adapter
 if TYPE_CHECKING:
     from .engine import Engine
 
-CHECK_SECONDS = 5.0
-"""How long one provider may take."""
-
 FILE_SECONDS = 30.0
 """How long the trace file is read; what is larger than that is checked in part."""
 

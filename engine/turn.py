@@ -51,13 +51,14 @@ from .session_state import SessionState
 from .shortening import ADVICE, shortened
 from .slots import arrival
 from .step import Step
-from .tools import Answer, ToolRound, last_reply
+from .tools import Answer, last_reply
 from .turn_history import TurnHistory
 from .turn_options import TurnOptions
 from .turn_tools import TurnTools
 
 if TYPE_CHECKING:
     from .engine import Engine
+    from .tools import ToolRound
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""

@@ -6,16 +6,19 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from adapters import Message, Role, StopReason, ToolResultBlock
+import msgspec
+
+from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
 
 from .results import StepResult
-from .tools import Answer, ToolRound, ToolScene, answers_to, open_calls, run_tools
+from .tools import Answer, answers_to, open_calls
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .session_state import SessionState
+    from .tools import ToolRound
     from .turn_options import TurnOptions
 
 _WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)
@@ -48,8 +51,7 @@ class TurnTools:
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         """Run what may be run. history: with the reply."""
         self._rounds += 1
-        scene = self._scene(history, cut_off=stop_reason not in _WHOLE)
-        return await run_tools(reply.tool_uses, self._state.tools, scene)
+        return await self._round(reply.tool_uses, history, cut_off=stop_reason not in _WHOLE)
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""
@@ -70,19 +72,27 @@ class TurnTools:
         if not calls and not answers and (not history or history[-1].role is not Role.TOOL):
             raise CallboardError("nothing waits for an answer in this session; say something with send()")
         sorted_out = answers_to(calls, answers, self._state.tools)
-        scene = self._scene(history, approved=frozenset(call.id for call in sorted_out.to_run))
-        made = await run_tools(sorted_out.to_run, self._state.tools, scene)
+        approved = frozenset(call.id for call in sorted_out.to_run)
+        made = await self._round(sorted_out.to_run, history, approved=approved)
         results: dict[str, ToolResultBlock] = dict(sorted_out.results)
         results.update((result.tool_use_id, result) for result in made.results)
-        return ToolRound(
-            tuple(results[call.id] for call in calls if call.id in results),
-            tuple(call for call in calls if call.id not in results),
+        return msgspec.structs.replace(
+            made,
+            results=tuple(results[call.id] for call in calls if call.id in results),
+            waiting=tuple(call for call in calls if call.id not in results),
         )
 
-    def _scene(
-        self, history: tuple[Message, ...], *, cut_off: bool = False, approved: frozenset[str] = frozenset()
-    ) -> ToolScene:
-        return ToolScene(
+    async def _round(
+        self,
+        calls: Sequence[ToolUseBlock],
+        history: tuple[Message, ...],
+        *,
+        cut_off: bool = False,
+        approved: frozenset[str] = frozenset(),
+    ) -> ToolRound:
+        from .tools import ToolScene, run_tools  # many turns have no tools
+
+        scene = ToolScene(
             clock=self._engine.clock,
             tell=self._tell,
             messages=history,
@@ -94,6 +104,7 @@ class TurnTools:
             cut_off=cut_off,
             approved=approved,
         )
+        return await run_tools(calls, self._state.tools, scene)
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._log.append(event)

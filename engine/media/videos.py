@@ -27,13 +27,10 @@ from ..slots import arrival
 from .asking import ImageInput, Models, examiner, image_block, named_model, scene_of
 from .bill import JobAsReply, Watch
 from .books import created_terms
-from .handle import VideoHandle, VideoResult
+from .handle import VideoHandle
 
 if TYPE_CHECKING:
     from ..engine import Engine
-
-__all__ = ["VideoArguments", "VideoHandle", "VideoOptions", "VideoResult", "create_video", "resume_video"]
-
 
 GRACE_SECONDS = 10.0
 """Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from bus._later import later
+
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
-from .define import tool
 from .function_tool import FunctionTool, Tool, require_distinct
 from .handler import ToolHandler
 from .mcp_tools import mcp_tools
@@ -12,7 +15,14 @@ from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
-from .running import ToolRound, ToolScene, run_tools
+
+if TYPE_CHECKING:
+    from .define import tool
+    from .running import ToolRound, ToolScene, run_tools
+else:
+    __getattr__, __dir__ = later(
+        __name__, {".define": ("tool",), ".running": ("ToolRound", "ToolScene", "run_tools")}
+    )
 
 __all__ = [
     "Answer",

@@ -48,3 +48,8 @@ Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
 
 NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
 """Of a tool. True: a call waits for an answer; False: it is never asked about; a function decides on each call."""
+
+
+def denial(reason: str) -> str:
+    """What the model is told of a call that was not approved."""
+    return f"The call was not approved: {reason}" if reason else "The call was not approved."

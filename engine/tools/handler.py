@@ -13,7 +13,6 @@ import msgspec
 from msgspec.structs import replace
 
 from bus.json_types import JsonObject
-from engine.type_schema import check, convert
 
 from .context import ToolContext
 from .parameters import (
@@ -58,6 +57,8 @@ class Handler(msgspec.Struct, frozen=True):
 
     def read(self, arguments: JsonObject) -> Ready:
         """Check and convert. Raises ValueError, whose text names what is wrong with its JSON path."""
+        from engine.type_schema import check, convert
+
         if self.schema is not None:
             check(arguments, self.schema)
         if self.keywords is None:

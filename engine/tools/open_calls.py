@@ -14,10 +14,9 @@ import msgspec
 from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
 
-from .approval import Approved, Denied
+from .approval import Approved, Denied, denial
 from .function_tool import Tool
 from .results import ToolError, as_content
-from .running import denial
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """Approved() runs the call, Denied(...) doesn't; anything else is its result, as a tool would give it back."""

@@ -24,7 +24,7 @@ from bus.json_types import JsonObject
 from bus.log import Log
 from engine.abort import AbortController
 
-from .approval import ApprovalRequest, Approve, Approved, Denied, Pending
+from .approval import ApprovalRequest, Approve, Approved, Denied, Pending, denial
 from .context import ToolContext
 from .function_tool import Tool
 from .handler import Handler, Ready
@@ -66,7 +66,7 @@ class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
     repair: RepairToolCall | None = None
     cut_off: bool = False
     approved: frozenset[str] = frozenset()
-    _asking: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
+    _asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
 
 
 class ToolRound(msgspec.Struct, frozen=True):
@@ -220,11 +220,6 @@ async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObjec
                 "no_approval", tool=call.name, given=repr(approval), expected="Approved(), Denied() or Pending()"
             )
             raise _Refused("The call was not executed: it was neither approved nor denied.")
-
-
-def denial(reason: str) -> str:
-    """What the model is told of a call that was not approved."""
-    return f"The call was not approved: {reason}" if reason else "The call was not approved."
 
 
 async def _approval(request: ApprovalRequest, tool: Tool, scene: ToolScene) -> object:
