@@ -29,7 +29,7 @@ from adapters.embeddings import (
     plan_batches,
     run_batches,
 )
-from bus import ConfigurationError, Cost, CostSource
+from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.json_types import Json
 
 from .borrowing import BorrowedAdapters

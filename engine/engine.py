@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
 from weakref import WeakValueDictionary
 
 import anyio
@@ -32,17 +32,14 @@ from .availability import AvailabilityTable
 from .choice import Model, Requirements
 from .config import home_folder, load_registry
 from .context import ContextPolicy
-from .embedding import EmbeddingArguments, EmbeddingOptions, EmbeddingResult, embed
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
 from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
-from .health import CHECK_SECONDS, HealthReport, examine
 from .hosting import Hosted
 from .limits import Limits, Timeouts
 from .loops import require_asyncio, require_loop
-from .media.handle import VideoHandle
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .money import Money, load_prices
@@ -64,6 +61,11 @@ from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
 from .turn import Turn
 from .underway import Underway
+
+if TYPE_CHECKING:
+    from .embedding import EmbeddingArguments, EmbeddingResult
+    from .health import HealthReport
+    from .media.handle import VideoHandle
 
 
 class Engine(ObjectMethods, MediaMethods):
@@ -360,6 +362,8 @@ class Engine(ObjectMethods, MediaMethods):
         texts could not be embedded, with the vectors of the others; AdapterError if none could;
         ConfigurationError.
         """
+        from .embedding import EmbeddingOptions, embed
+
         return await embed(self, texts, model, EmbeddingOptions(**options))
 
     # -- money
@@ -451,11 +455,13 @@ class Engine(ObjectMethods, MediaMethods):
         """
         return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
 
-    async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
+    async def health(self, *, offline: bool = False, time_limit: float = 5.0) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
 
         offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop while the engine runs.
         """
+        from .health import examine
+
         if self._hosted is not None and self._hosted.state == "running":
             await self.start()
         return await examine(self, offline=offline, time_limit=time_limit)

@@ -27,13 +27,10 @@ from ..serving import examiner, scene_of
 from ..slots import arrival
 from .asking import ImageInput, Models, image_block
 from .bill import JobAsReply, Watch
-from .handle import VideoHandle, VideoResult, stored_job
+from .handle import VideoHandle, stored_job
 
 if TYPE_CHECKING:
     from ..engine import Engine
-
-__all__ = ["VideoArguments", "VideoHandle", "VideoOptions", "VideoResult", "create_video", "resume_video"]
-
 
 GRACE_SECONDS = 10.0
 """Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""
