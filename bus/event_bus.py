@@ -63,7 +63,10 @@ _ROUTES_KEPT = 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that an actor will never see. It is named by its type only: it may hold content or secrets."""
+    """A message that an actor will never see. It is named by its type only: it may hold content or secrets.
+
+    recipient: the actor's name. reason: ``stopped`` or ``mailbox full``. ts_us: microseconds since the epoch, UTC.
+    """
 
     recipient: str
     message_type: str
@@ -74,7 +77,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class Bus(ObservableBus):
     """An in-process event bus; a plain object, with no task and nothing to start.
 
-    run_id: stands in every envelope, and with `seq` makes it unique; made from the clock if not given.
+    It belongs to the thread that first uses it. run_id: stands in every envelope, and with `seq` makes it unique;
+    made from the clock if not given. clock: of the times in envelopes.
     """
 
     def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -114,7 +118,7 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> int:
-        """Publish an event under its type's topic, and return its seq.
+        """Publish an event under its type's topic, and return its seq. The keywords stand in the `Envelope`.
 
         Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
         only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.

@@ -32,7 +32,8 @@ class CallWarning(msgspec.Struct, frozen=True):
 
 
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
-    """The reply begins. model: as the provider names the one that serves the call.
+    """The reply begins. message_id: of the message that all its events are of; ours. model: as the provider names
+    the one that serves the call.
 
     warnings: what was known before the call; those of the response are all.
     """
@@ -45,7 +46,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
-    """More text."""
+    """More text. content_block_index: its block's place in the reply's content, from 0, as for all deltas."""
 
     text: str
     content_block_index: int = 0
@@ -105,7 +106,9 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
 
 
 class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
-    """A whole block outside this catalogue (redacted thinking included), as the provider sent it."""
+    """A whole block outside this catalogue (redacted thinking included). kind: the provider's name for it. raw: as
+    the provider sent it.
+    """
 
     kind: str
     raw: Json
@@ -115,7 +118,9 @@ class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block")
 
 
 class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
-    """The reply is over: all its content, why it ended, and what it used."""
+    """The reply is over: all its content, why it ended, and what it used. raw_stop_reason: the provider's own
+    word; None if it gave none, as when we ended it.
+    """
 
     final_content: tuple[ContentBlock, ...]
     stop_reason: StopReason
@@ -126,7 +131,9 @@ class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.comple
 
 
 class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
-    """One call of a turn, and the tools it asked for, are done."""
+    """One call of a turn, and the tools it asked for, are done. step: from 0. usage, cost: of that call;
+    message_id: of its message.
+    """
 
     step: int
     stop_reason: StopReason
@@ -137,7 +144,10 @@ class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
 
 
 class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
-    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds."""
+    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds.
+
+    error: type and text of what a failed or cancelled turn raised.
+    """
 
     status: str
     error: str | None = None

@@ -14,7 +14,7 @@ from typing import Any
 
 import griffe
 
-_NAMES = r"(?:^|(?<=[.;)] ))(?P<names>{one}(?:, {one})*): "
+_NAMES = r"(?:^|(?<=[.;)] ))(?P<names>{one}(?:, {one})*):\s"
 _REST = re.compile(r"(?<=[.;)`])\s(?=Raises )")
 
 
