@@ -397,7 +397,7 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
-    """A stored event of a topic that this version doesn't know. topic: its own. raw: its JSON, as it was stored."""
+    """A stored event of a topic that this version doesn't know. topic: its own. raw: its JSON, as stored."""
 
     topic: str
     raw: msgspec.Raw

@@ -213,6 +213,16 @@ async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
         await adapter.embed(request("ollama", "hello", dimensions=2))
 
 
+@pytest.mark.parametrize("vectors", [[[1.0]], [[1.0], [1.0, 2.0]], [[1.0], [2.0]]])
+async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float]]) -> None:
+    """Too few, of different lengths, or not as long as asked for: the error has the usage."""
+    adapter, _ = embedder("openai", answer("openai", vectors))
+    with pytest.raises(AdapterError) as caught:
+        await adapter.embed(request("openai", "hello", "world", dimensions=2, max_retries=0))
+    assert caught.value.usage is not None
+    assert caught.value.usage.input_tokens == 7
+
+
 async def test_more_texts_than_go_into_one_request_are_refused() -> None:
     adapter, _ = embedder("cohere")
     with pytest.raises(CapabilityError, match="takes 96 texts in one request, not 97"):
