@@ -18,7 +18,11 @@ Step: TypeAlias = "bytes | float | Exception"
 
 
 class FakeReply:
-    """A reply that does what `steps` say, and remembers whether it was closed."""
+    """A reply that does what `steps` say, and remembers whether it was closed.
+
+    steps: pieces of its body as bytes, seconds to wait (HANG: for ever), errors to raise. wait: seconds before its
+    head. read: how many steps were taken.
+    """
 
     def __init__(
         self, *steps: Step, status: int = 200, headers: Mapping[str, str] | None = None, wait: float = 0.0
@@ -50,7 +54,10 @@ class FakeReply:
 
 
 class FakeTransport:
-    """Answers the n-th request with the n-th of its replies; one request too many is an assertion error."""
+    """Answers the n-th request with the n-th of its replies; one request too many raises AssertionError.
+
+    requests: what was sent, in order. closed: whether `aclose` was called.
+    """
 
     def __init__(self, *replies: FakeReply | Exception) -> None:
         self.replies = list(replies)

@@ -114,9 +114,9 @@ Scene: TypeAlias = Says | Fails | Unreachable | Silent
 class Stage:
     """An adapter before its provider.
 
-    asked: how many requests the provider got. released: whether every connection that the adapter held is given
-    back. requests: what went over HTTP; None for an adapter without. patience: for how many seconds real sockets
-    may take to be closed.
+    clock: the adapter's. model: to be asked, with its prefix. asked: how many requests the provider got. released:
+    whether every connection that the adapter held is given back. requests: what went over HTTP; None for an
+    adapter without. patience: for how many seconds real sockets may take to be closed.
     """
 
     adapter: ProviderAdapter

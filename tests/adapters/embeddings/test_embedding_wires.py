@@ -187,6 +187,7 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
         ("openai", "text-embedding-3-small", 3072),
         ("voyage", "voyage-3.5", 300),
         ("voyage", "voyage-law-2", 256),
+        ("voyage", "voyage-code-2", 1024),
         ("cohere", "embed-english-v3.0", 512),
         ("bedrock", "amazon.titan-embed-text-v2:0", 300),
         ("gemini", "gemini-embedding-001", 5000),
