@@ -156,9 +156,10 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider's headers say about its limits, in requests and tokens of the provider's own period.
+    """What the provider's headers say about its limits; None is nothing.
 
-    None: they say nothing of it. reset_at: as the provider writes it.
+    requests_limit, tokens_limit: in all, of the provider's own period, mostly a minute. requests_remaining,
+    tokens_remaining: what is left of it. reset_at: when it begins anew, as the provider writes it.
     """
 
     requests_limit: int | None = None

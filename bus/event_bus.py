@@ -98,7 +98,10 @@ class Bus(ObservableBus):
         longest_pause: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> ReplayBus:
-        """A bus that delivers the envelopes of `source` again, unchanged and in order; see `ReplayBus`."""
+        """A bus that delivers the envelopes of `source` again, unchanged and in order.
+
+        speed, longest_pause: see `ReplayBus`. Raises ValueError as it does.
+        """
         return ReplayBus(source, speed=speed, longest_pause=longest_pause, clock=clock)
 
     @property
@@ -118,8 +121,9 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> int:
-        """Publish an event under its type's topic, and return its seq. The keywords stand in the `Envelope`.
+        """Publish an event under its type's topic, and return its seq.
 
+        The keywords stand in the `Envelope`, such as `attempt`, which counts from 1.
         Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
         only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.
         On a closed bus the event is counted and reaches nobody.
@@ -167,6 +171,7 @@ class Bus(ObservableBus):
     ) -> None:
         """Have the bus's own thread publish an event soon. For any thread; events of one thread keep their order.
 
+        session_id, turn_id, request_id, attempt, message_id, caused_by, tags: as for `publish`.
         Raises WrongLoop if the bus was not yet used inside an event loop, or if that loop has ended.
         """
         schedule = self._schedule

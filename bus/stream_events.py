@@ -46,7 +46,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
-    """More text. content_block_index: its block's place in the reply's content, from 0, as for all deltas."""
+    """More text. content_block_index: its block's place in the reply, from 0. message_id: of the reply."""
 
     text: str
     content_block_index: int = 0
@@ -60,7 +60,10 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
-    """More reasoning; `signature` stands on the block's last delta, if the provider signs."""
+    """More reasoning; `signature` stands on the block's last delta, if the provider signs.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     text: str
     signature: str | None = None
@@ -75,7 +78,10 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
-    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock."""
+    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     tool_use_id: str
     tool_name: str
@@ -85,7 +91,10 @@ class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
 
 
 class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_input_delta"):
-    """More of a call's arguments: a literal fragment of JSON text."""
+    """More of a call's arguments. partial_json: a literal fragment of JSON text.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     tool_use_id: str
     partial_json: str
@@ -95,7 +104,11 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 
 
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
-    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed."""
+    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed.
+
+    final_input: all its arguments, as far as they are an object. content_block_index, message_id: as in
+    `TextDelta`.
+    """
 
     tool_use_id: str
     final_input: JsonObject
@@ -106,8 +119,10 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
 
 
 class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
-    """A whole block outside this catalogue (redacted thinking included). kind: the provider's name for it. raw: as
-    the provider sent it.
+    """A whole block outside this catalogue (redacted thinking included).
+
+    kind: the provider's name for it. raw: as the provider sent it. content_block_index, message_id: as in
+    `TextDelta`.
     """
 
     kind: str

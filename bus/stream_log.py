@@ -229,7 +229,7 @@ class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
     Ends when the log is closed and read to its end. Being slow costs nobody anything, being cancelled loses
-    nothing.
+    nothing. start, coalesce, min_interval: as given there.
     seq: of the last event read (of a merged one, the last that went into it), -1 before the first; to go on after
     it, attach with ``from_seq=reader.seq + 1``.
     """

@@ -71,11 +71,13 @@ from .turn import Turn
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer
-    may be behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it.
+    """Bounds of an engine.
 
-    retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
-    attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
+    calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer may be
+    behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it, before AdmissionError.
+    retain_streams_seconds, retain_streams_bytes: for how long, and in how much memory together, the streams of
+    turns that are over can still be attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream
+    outlives its turn and its readers.
     """
 
     calls_per_provider: int = 256
@@ -87,10 +89,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported.
+    """Time limits of an engine, in seconds. Those of a call are its adapter's, see `AdapterConfig`.
 
-    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool:
-    of one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
+    shutdown: for all actors to stop; what has not stopped by then is cancelled and reported. turn: from asking for
+    it to its end, waiting included; None is as long as its calls and tools may take. tool: of one call of a tool
+    that has no `timeout_seconds` of its own.
     """
 
     shutdown: float = 15.0
@@ -101,7 +104,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(ObjectMethods, MediaMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
-    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop.
+    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop: from any other its
+    methods raise WrongLoop, and without one CallboardError. Once closed it stays closed.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
     keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: keep what is said,
@@ -110,8 +114,12 @@ class Engine(ObjectMethods, MediaMethods):
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
-    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    `engine.middleware`. limits, timeouts: see `Limits` and `Timeouts`. clock: of all times, ids and randomness.
+    providers: adapters by their names, besides those that are configured; see `register`.
     Raises ConfigurationError.
+
+    bus: where everything is published; subscribe to it. streams: of turns, see `attach`. availability: how
+    providers and models stand. registry: the configuration in force. store: the trace; None without one.
     """
 
     def __init__(
@@ -154,7 +162,9 @@ class Engine(ObjectMethods, MediaMethods):
 
     @classmethod
     def from_env(cls) -> Engine:
-        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
+        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone. Raises
+        ConfigurationError.
+        """
         return cls()
 
     # -- providers
@@ -172,9 +182,10 @@ class Engine(ObjectMethods, MediaMethods):
     def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
         """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
 
-        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
-        what makes one each time. prices_as: the provider whose published prices its models have, where its class
-        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        Turns that begin from now on know it, and a reload leaves it. adapter: one that is made, which is the
+        engine's from now on, and used as it is after a crash, too; or what makes one each time. prices_as: the
+        provider whose published prices its models have, where its class doesn't say it.
+        Raises ConfigurationError for a name that is taken, or that models can't be called by.
         """
         entry = entry_of(name, adapter, prices_as)
         self.registry = self.registry.with_adapter(entry)
@@ -198,10 +209,12 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
+        tools: of its turns. session_id: instead of a new one. tags: of its calls, for the trace; never sent.
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
         it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
-        sends all of it. name: for people. Raises ConfigurationError.
+        sends all of it. name: for people. Raises ConfigurationError, also for two tools of one name;
+        CallboardError if a session of that id is open.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -238,13 +251,13 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
-        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
-        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
-        here; StoreError.
-
         From then on the session is this engine's. With `capture_content`, another engine that had it open learns
         so with its next turn, which raises SessionTakenOver.
+
+        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
+        model, system_prompt, fallback: instead of the stored ones. approve, context: as in `session`.
+        Raises CallboardError if the session is open, is not stored, or not as a whole; ConfigurationError if its
+        model is not known here; StoreError.
         """
         hosted = await self.start()
         await hosted.settle()
@@ -257,7 +270,9 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
-        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        """The sessions that are open here, and at most `limit` of the trace, the latest first; None is all of
+        them. Raises StoreError.
+        """
         return await listed(self, limit)
 
     async def delete_session(self, session_id: str) -> bool:
@@ -289,11 +304,17 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
+        """One more reader of a turn's stream; its coming and going changes nothing for the turn.
+
+        from_seq: the first event that is wanted, from 0; ``"tail"``: what comes from now on. Raises UnknownStream
+        for a turn that is over for too long, ValueError for a seq beyond the end.
+        """
         return self.streams.attach(stream_id, from_seq=from_seq)
 
     def change_model(self, state: SessionState, model: Model) -> None:
-        """Swap a session's model. Raises ConfigurationError if there is none of that name."""
+        """Swap a session's model: what assigning `Session.model` does. Raises ConfigurationError if there is none
+        of that name.
+        """
         expand(self.registry, model)
         previous, state.model = state.model, model
         if previous != model and self._hosted is not None:
@@ -334,7 +355,8 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> CanonicalResponse:
         """One reply to a request, without a session: routed, traced and priced, and no tools are run.
 
-        The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
+        The request keeps its ids, unless they are empty. tags: for the trace, never sent. Raises what
+        `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
 
@@ -377,7 +399,10 @@ class Engine(ObjectMethods, MediaMethods):
         on_usage: OnUsage | None = None,
         **arguments: Unpack[Arguments],
     ) -> StreamResult:
-        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run."""
+        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run.
+
+        Raises TypeError for arguments that a request can't have besides it.
+        """
         if isinstance(model, CanonicalRequest):
             if prompt is not None or arguments.keys() - {"tags"}:
                 raise TypeError(
@@ -399,10 +424,13 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> EmbeddingResult:
         """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
 
-        model: any of its names, or several names of one and the same model; None is the configured default. For
-        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
-        texts could not be embedded, with the vectors of the others; AdapterError if none could;
-        ConfigurationError.
+        Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
+        Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
+        model: any of its names, or several names of one and the same model; None is the configured default.
+        options: the fields of `EmbeddingOptions`.
+        Raises PartialEmbeddingError if some texts could not be embedded, with the vectors of the others;
+        AdapterError if none could; ConfigurationError, also for two models whose vectors can't be compared;
+        AdmissionError.
         """
         return await embed(self, texts, model, EmbeddingOptions(**options))
 
@@ -423,13 +451,16 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> RepriceReport:
         """What the stored calls cost under another price table, and unless `dry_run`, from now on everywhere.
 
-        Live messages show the new costs afterwards. as_model: as if every call had gone to that model; never kept.
-        Raises StoreError, ConfigurationError.
+        Live messages show the new costs afterwards. version: a table, or the version of one that the trace knows.
+        where: only these calls. as_model: as if every call had gone to that ``provider:name``; never kept.
+        Raises StoreError; CallboardError without a trace.
         """
         return await self.money.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back, also in live messages. Raises StoreError if there is none."""
+        """Take the latest repricing back, also in live messages. Raises StoreError if there is none,
+        CallboardError without a trace.
+        """
         return await self.money.undo_reprice()
 
     # -- the life of the engine
@@ -446,7 +477,8 @@ class Engine(ObjectMethods, MediaMethods):
     async def start(self) -> Hosted:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
-        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours, CallboardError
+        once it is closed, or where no asyncio loop runs.
         """
         if self._hosted is None:
             _require_asyncio()
@@ -460,16 +492,20 @@ class Engine(ObjectMethods, MediaMethods):
         return hosted
 
     def forget_host(self) -> None:
-        """A start failed; the next one may try again."""
+        """For the engine's own parts: a start failed; the next one may try again."""
         self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
+        """Stop everything in order, and close the store; what was stopped, None if it had never started.
+
+        Within `Timeouts.shutdown`, and idempotent; from any task of the engine's loop. Raises what had ended the
+        engine before, such as SupervisorEscalated.
+        """
         hosted = self._hosted
         return await hosted.stop() if hosted is not None else None
 
     async def flush(self) -> None:
-        """Return when everything published so far is committed to the trace."""
+        """Return when everything published so far is committed to the trace. Raises StoreError if it can't be."""
         hosted = await self.start()
         await hosted.flush()
 
@@ -490,7 +526,8 @@ class Engine(ObjectMethods, MediaMethods):
     async def health(self, *, offline: bool = False, time_limit: float = CHECK_SECONDS) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
 
-        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop while the engine runs.
+        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop if the engine runs on
+        another loop.
         """
         if self._hosted is not None and self._hosted.state == "running":
             await self.start()
@@ -499,7 +536,10 @@ class Engine(ObjectMethods, MediaMethods):
     # -- what turns need
 
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
-        """Run a turn below the session manager. Raises SessionBusy; ActorStopped if the manager stays down."""
+        """For the engine's own parts: run a turn below the session manager.
+
+        Raises SessionBusy; ActorStopped if the manager stays down; what `start` raises.
+        """
         hosted = await self.start()
         await come_up(hosted.manager)
         turn.enter_queue()
@@ -510,7 +550,7 @@ class Engine(ObjectMethods, MediaMethods):
             raise
 
     def announce(self, state: SessionState) -> None:
-        """Publish that a session exists, before its first turn."""
+        """For the engine's own parts: publish that a session exists, before its first turn."""
         if not state.announced and state.id:
             state.announced = True
             if not state.resumed:
@@ -523,14 +563,17 @@ class Engine(ObjectMethods, MediaMethods):
                 publish_history(self, state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have kept what the session is made of by now. begins: and that it is a new one."""
+        """For the engine's own parts: have kept what the session is made of by now. begins: and that it is new."""
         if self.capture is not None:
             seq = self.bus.publish(configured(state, begins=begins), session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 
     async def require_ownership(self, state: SessionState) -> None:
-        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
+        """For the engine's own parts: let a turn begin only if nobody else has resumed the session since.
+
+        Raises SessionTakenOver.
+        """
         try:
             await require_ownership(self, state)
         except SessionTakenOver:
@@ -539,9 +582,10 @@ class Engine(ObjectMethods, MediaMethods):
             raise
 
     async def admit(self) -> None:
-        """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
+        """For the engine's own parts: let a turn begin, once the trace writer is not too far behind.
 
-        A writer whose store fails holds nobody up: it keeps what it can, and says what it lost.
+        A writer whose store fails holds nobody up: it keeps what it can, and says what it lost. Raises
+        AdmissionError.
         """
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is None:
@@ -577,7 +621,7 @@ class Engine(ObjectMethods, MediaMethods):
         return self.adapters.running
 
     def new_limiter(self, entry: AdapterEntry) -> CallSlots:
-        """The slots for calls of one adapter."""
+        """For the engine's own parts: the slots for calls of one adapter."""
         return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
 
     @property
@@ -587,7 +631,7 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def shutdown_seconds(self) -> float:
-        """For how long at most all actors may take to stop."""
+        """For how many seconds at most all actors may take to stop."""
         return self._timeouts.shutdown
 
     @property

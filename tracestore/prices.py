@@ -219,7 +219,7 @@ class PriceTable:
         served_model: str | None = None,
         priced_as: str | None = None,
     ) -> Explanation:
-        """Like `price()`, of the same arguments, with every component: count times rate."""
+        """Like `price()`, with every component: count times rate. at_us and the others: the same."""
         tier = usage.service_tier
         match = self._find(model, at_us, usage.total_input_tokens, served_model, priced_as, tier)
         row, rule = (None, "") if match is None else (match.row, match.rule)

@@ -18,7 +18,7 @@ from .queries import CallFilter
 
 
 class ModelReprice(msgspec.Struct, frozen=True):
-    """What a repricing did to one model's calls. model: ``provider:name`` as routed.
+    """What a repricing did to one model's calls. model: ``provider:name`` as routed. calls: how many.
 
     unpriced: calls without a cost now; unpriced_before: without one until now. before_nano_usd, after_nano_usd:
     sums over the calls that have a cost.
@@ -33,7 +33,10 @@ class ModelReprice(msgspec.Struct, frozen=True):
 
 
 class DayReprice(msgspec.Struct, frozen=True):
-    """What a repricing did to the calls of one day. day: an ISO date, UTC. The rest as in `ModelReprice`."""
+    """What a repricing did to the calls of one day. day: an ISO date, UTC.
+
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
+    """
 
     day: str
     calls: int
@@ -44,8 +47,9 @@ class DayReprice(msgspec.Struct, frozen=True):
 
 
 class SessionReprice(msgspec.Struct, frozen=True):
-    """What a repricing did to the calls of one session; of those without one, the id is empty. The rest as in
-    `ModelReprice`.
+    """What a repricing did to the calls of one session; of those without one, the id is empty.
+
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
     """
 
     session_id: str

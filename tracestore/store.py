@@ -208,7 +208,9 @@ class TraceStore:
         after_id: int = 0,
         limit: int | None = 1000,
     ) -> list[tuple[int, Envelope]]:
-        """Like `events()`, each with its number in the file: pass the last one as `after_id` to read on."""
+        """Like `events()`, of the same arguments, each event with its number in the file: at most `limit`, and
+        pass the last number as `after_id` to read on.
+        """
         sql, values = events_query(
             run_id=run_id,
             session_id=session_id,

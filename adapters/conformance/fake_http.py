@@ -20,8 +20,8 @@ Step: TypeAlias = "bytes | float | Exception"
 class FakeReply:
     """A reply that does what `steps` say, and remembers whether it was closed.
 
-    steps: pieces of its body as bytes, seconds to wait (HANG: for ever), errors to raise. wait: seconds before its
-    head. read: how many steps were taken.
+    steps: pieces of its body as bytes, seconds to wait (HANG: for ever), errors to raise. status: of HTTP. wait:
+    seconds before its head. read: how many steps were taken.
     """
 
     def __init__(

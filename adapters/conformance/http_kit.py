@@ -205,7 +205,7 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def arguments(call: int) -> str:
-    """The arguments of one of CALLS as JSON text."""
+    """The arguments of one of CALLS as JSON text. call: which, from 0."""
     return msgspec.json.encode(CALLS[call][1]).decode()
 
 

@@ -42,7 +42,7 @@ _log = Log("engine.media")
 
 
 class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed job, and what it cost. usage: its seconds, as pieces."""
+    """A completed job. usage: its seconds, as pieces. cost: counted once, by whoever sees the job's end first."""
 
     job: VideoJob
     usage: TokenUsage

@@ -38,7 +38,10 @@ def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
 
 def last_reply(messages: Sequence[Message]) -> Message:
     """The assistant's last message. Raises LookupError if there is none."""
-    return next(message for message in reversed(messages) if message.role is Role.ASSISTANT)
+    for message in reversed(messages):
+        if message.role is Role.ASSISTANT:
+            return message
+    raise LookupError("nothing was replied yet")
 
 
 def was_cut_off(message: Message) -> bool:
@@ -56,7 +59,10 @@ class Answers:
 
 
 def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Sort a host's answers. Raises CallboardError for what can't be one."""
+    """Sort a host's answers to open calls. given: by the calls' ids. tools: of the session, for those to be run.
+
+    Raises CallboardError for what can't be an answer, and for none at all.
+    """
     _require_open(calls, given)
     runnable = {tool.name for tool in tools if tool.handler is not None}
     results: dict[str, ToolResultBlock] = {}

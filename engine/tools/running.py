@@ -53,9 +53,9 @@ Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 class ToolScene:
     """Where a round takes place.
 
-    tell: gets the events. messages: the conversation, with the message that made the calls. timeout_seconds: of a
-    call whose tool has none of its own. cut_off: the reply was, so that nothing of it may be repaired. approved:
-    ids of calls about which `approve` is not asked any more.
+    clock: of how long tools take. tell: gets the events. messages: the conversation, with the message that made
+    the calls. timeout_seconds: of a call whose tool has none of its own. cut_off: the reply was, so that nothing
+    of it may be repaired. approved: ids of calls about which `approve` is not asked any more.
     """
 
     clock: Clock
@@ -73,14 +73,16 @@ class ToolScene:
 
 @dataclass(frozen=True)
 class ToolRound:
-    """What came of it, both in the order of the calls. waiting: calls that are left open."""
+    """What came of a round. results: of the calls that were run or refused, in their order. waiting: calls that
+    are left open, in theirs.
+    """
 
     results: tuple[ToolResultBlock, ...]
     waiting: tuple[ToolUseBlock, ...] = ()
 
 
 async def run_tools(calls: Sequence[ToolUseBlock], tools: Sequence[Tool], scene: ToolScene) -> ToolRound:
-    """Run the calls of one reply, all at once."""
+    """Run the calls of one reply, all at once. What goes wrong with one is its result, for the model to see."""
     by_name = {tool.name: tool for tool in tools}
     results: list[ToolResultBlock | None] = [None] * len(calls)
 
