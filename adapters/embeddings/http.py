@@ -109,7 +109,9 @@ class EmbedsOverHttp(AskingAdapter):
 
 
 class EmbeddingOnlyAdapter(EmbedsOverHttp):
-    """Base of the adapters whose provider holds no conversations: asking for one is a CapabilityError."""
+    """Base of the adapters whose provider holds no conversations: asking for one is a CapabilityError, or, past
+    that, an InvalidRequestError.
+    """
 
     capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
 

@@ -189,8 +189,8 @@ class VideoAdapter(Protocol):
     ) -> VideoContent:
         """Begin to download, from byte `start` on if the server can and the file still has that `etag`.
 
-        Raises InvalidRequestError if the job isn't completed, CapabilityError for a variant that the model hasn't;
-        other AdapterErrors. Costs nothing.
+        It costs nothing. Raises InvalidRequestError if the job isn't completed, CapabilityError for a variant that
+        the model hasn't, StreamError if the server sends something else than was asked for; other AdapterErrors.
         """
         ...
 

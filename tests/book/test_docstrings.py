@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from types import FunctionType
+from typing import Any, NamedTuple
 
 ROOMS = (
     *("bus", "adapters", "tracestore", "engine", "engine.middleware", "engine.context", "engine.tools"),
     *("adapters.embeddings", "adapters.images", "adapters.video", "adapters.conformance", "adapters.cassette"),
 )
+PACKAGES = ("bus.", "adapters.", "tracestore.", "engine.")
 _NUMBER = re.compile(r"\b(int|float|Decimal)\b")
 _OTHERWISE = re.compile(r"\b(Callable|Mapping|dict|ClassVar|datetime)\b")
 _UNIT = re.compile(r"(^|_)(seconds|ms|us|ns|bytes|tokens|usd)$")
@@ -31,9 +33,14 @@ class Public(NamedTuple):
 
 
 @cache
-def definitions(file: str) -> dict[str, ast.stmt]:
+def _definitions(file: str) -> dict[str, Any]:
     tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    return {getattr(node, "name", ""): node for node in tree.body}
+    return {node.name: node for node in tree.body if isinstance(node, Function | ast.ClassDef)}
+
+
+def defined(thing: type | FunctionType) -> Any:
+    """Where it is written; of a function with overloads, the function itself."""
+    return _definitions(inspect.getfile(thing))[thing.__qualname__]
 
 
 def public() -> Iterator[Public]:
@@ -41,23 +48,25 @@ def public() -> Iterator[Public]:
     seen: set[object] = set()
     for room in ROOMS:
         module = import_module(room)
+        homes = PACKAGES if hasattr(module, "__all__") else (room,)
         for name in getattr(module, "__all__", None) or vars(module):
             thing = getattr(module, name)
-            if not (inspect.isclass(thing) or inspect.isfunction(thing)) or thing in seen or name.startswith("_"):
+            if name.startswith("_"):
                 continue
-            seen.add(thing)
-            homes = ROOMS if hasattr(module, "__all__") else (room,)
-            if not thing.__module__.startswith(homes):
-                continue
-            node = definitions(inspect.getfile(thing))[thing.__qualname__]
-            if isinstance(node, Function):
-                yield Public(f"{room}.{name}", node, inspect.getdoc(thing) or "")
-            elif isinstance(node, ast.ClassDef):
-                yield from of_class(f"{room}.{name}", thing, node)
+            if inspect.isfunction(thing) and thing not in seen and thing.__module__.startswith(homes):
+                seen.add(thing)
+                yield Public(f"{room}.{name}", defined(thing), inspect.getdoc(thing) or "")
+            elif inspect.isclass(thing):
+                for base in thing.__mro__:  # what it inherits of a base that isn't exported is public, too
+                    if base not in seen and base.__module__.startswith(homes):
+                        seen.add(base)
+                        yield from of_class(f"{room}.{name}", base)
 
 
-def of_class(name: str, kind: type, node: ast.ClassDef) -> Iterator[Public]:
-    of_kind = "\n".join(base.__doc__ or "" for base in kind.__mro__ if base.__module__.partition(".")[0] in ROOMS)
+def of_class(name: str, kind: type) -> Iterator[Public]:
+    """A class, its constructor, and its own methods and properties."""
+    of_kind = "\n".join(base.__doc__ or "" for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
+    node = defined(kind)
     yield Public(name, node, of_kind)
     for member in node.body:
         if not isinstance(member, Function):
@@ -65,8 +74,16 @@ def of_class(name: str, kind: type, node: ast.ClassDef) -> Iterator[Public]:
         if member.name in ("__init__", "__post_init__"):
             yield Public(name, member, of_kind)
         elif not member.name.startswith("_"):
-            said = inspect.getdoc(getattr(kind, member.name)) or ""
+            said = inspect.getdoc(getattr(kind, member.name)) or of_protocols().get(member.name, "")
             yield Public(f"{name}.{member.name}", member, f"{said}\n{of_kind}")
+
+
+@cache
+def of_protocols() -> dict[str, str]:
+    """What the exported protocols say of their members, which holds for all that fulfil them."""
+    things = [thing for room in ROOMS for thing in vars(import_module(room)).values()]
+    protocols = [thing for thing in things if getattr(thing, "_is_protocol", False)]
+    return {name: inspect.getdoc(getattr(one, name)) or "" for one in protocols for name in vars(one)}
 
 
 def raised(node: ast.AST) -> Iterator[str]:
