@@ -12,6 +12,7 @@ import anyio.lowlevel
 from adapters.transport import HttpReply, HttpRequest
 
 HANG = float("inf")
+"""A wait that never ends, as a step of a `FakeReply`."""
 
 Step: TypeAlias = "bytes | float | Exception"
 """Of a body: a piece; seconds to wait (HANG: for ever); an error."""
@@ -36,6 +37,7 @@ class FakeReply:
         self.closed = False
 
     async def chunk(self) -> bytes | None:
+        """The next piece; None at the end. Raises a step that is an error."""
         await anyio.lowlevel.checkpoint()
         while self.read < len(self.steps):
             step = self.steps[self.read]
@@ -65,6 +67,7 @@ class FakeTransport:
         self.closed = False
 
     async def send(self, request: HttpRequest) -> HttpReply:
+        """The next reply. Raises what stands in its place, or AssertionError where there is none."""
         await anyio.lowlevel.checkpoint()
         self.requests.append(request)
         if len(self.requests) > len(self.replies):

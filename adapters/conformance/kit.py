@@ -52,6 +52,7 @@ TOOLS = tuple(
     )
     for name, given in CALLS
 )
+"""The tools that CALLS call."""
 
 STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
 
@@ -108,6 +109,7 @@ class Silent(msgspec.Struct, frozen=True):
 
 
 Scene: TypeAlias = Says | Fails | Unreachable | Silent
+"""What a provider does with one request."""
 
 
 @dataclass

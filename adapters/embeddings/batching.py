@@ -113,8 +113,8 @@ class Gathered:
 async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at_once: int = AT_ONCE) -> Gathered:
     """Run all batches, at most `at_once` side by side. An AdapterError is not raised, but kept: see `Gathered`.
 
-    run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are. Raises
-    what `run` raises besides.
+    run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are.
+    Raises what `run` raises besides.
     """
     gathered = Gathered([None] * texts)
     waiting = list(reversed(batches))

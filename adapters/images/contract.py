@@ -23,6 +23,7 @@ from bus.json_types import Json
 from bus.usage import TokenUsage
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
+"""Made from the prompt alone; of one image; of one, where its mask allows; of several."""
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +59,9 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. images: what to edit
     or compose, each with its bytes. mask: a PNG as large as the first image; what is transparent in it is open
     to change. n: how many images to make. size: ``WIDTHxHEIGHT``, or the provider's word for it; aspect_ratio:
-    such as ``16:9``, in place of a size or beside one that is a word. quality, background, output_format (``png``,
-    ``jpeg``, ``webp``): as the model has them. provider_options: merged into the request, by protocol or provider.
+    such as ``16:9``, in place of a size or beside one that is a word. quality, background, output_format: in
+    the model's words, such as ``high``, ``transparent``, ``webp``. provider_options: merged into the request, by
+    protocol or provider.
     max_retries, retry, timeout_seconds: instead of the configuration's, see `AdapterConfig`; what may have been
     carried out is never sent again, whatever `max_retries` allows.
     Raises ValueError for `n` below 1, a mask without an image, and inputs that have a URL and no bytes.

@@ -23,10 +23,13 @@ from bus.json_types import Json
 from bus.usage import TokenUsage
 
 VideoStatus: TypeAlias = Literal["queued", "in_progress", "completed", "failed", "cancelled"]
+"""How a job stands, in our words; the last three are ends."""
+
 VideoVariant: TypeAlias = Literal["video", "thumbnail", "spritesheet"]
 """What can be downloaded of a job: the video, an image of it, or many small ones on one sheet."""
 
 VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
+"""All variants; which a model has is in its capabilities."""
 
 
 class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,22 +136,32 @@ class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoContent(Protocol):
-    """What is being downloaded. Must be closed, whatever happens.
-
-    start: the position of its first byte. total: the bytes of the whole; None if the server doesn't say.
-    media_type, etag: empty if it doesn't say. digest: the algorithm and the checksum of the whole, if it does.
-    """
+    """What is being downloaded. Must be closed, whatever happens."""
 
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """The position of its first byte, from 0."""
+        ...
+
     @property
-    def total(self) -> int | None: ...
+    def total(self) -> int | None:
+        """The bytes of the whole; None if the server doesn't say."""
+        ...
+
     @property
-    def media_type(self) -> str: ...
+    def media_type(self) -> str:
+        """Empty if the server doesn't say."""
+        ...
+
     @property
-    def etag(self) -> str: ...
+    def etag(self) -> str:
+        """What tells this file from a later one; empty if the server doesn't say."""
+        ...
+
     @property
-    def digest(self) -> tuple[str, bytes] | None: ...
+    def digest(self) -> tuple[str, bytes] | None:
+        """The algorithm and the checksum of the whole; None if the server doesn't say."""
+        ...
 
     async def chunk(self) -> bytes | None:
         """The next bytes; None at the end. Raises NetworkError when the connection breaks or stalls."""

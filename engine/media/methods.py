@@ -52,7 +52,7 @@ class MediaMethods:
         """An image changed as the prompt says, or several composed into one. Paths are read now.
 
         images: blocks, bytes or paths. mask: a PNG as large as the first image; only where it is transparent may
-        anything change. The rest as in `generate_image`.
+        anything change. model, options: as in `generate_image`.
         Raises what `generate_image` raises; OSError, and ValueError for what is no image, and for none at all.
         """
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
