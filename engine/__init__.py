@@ -26,7 +26,7 @@ from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
 from .embedding import EmbeddingOptions, EmbeddingResult
-from .engine import Engine, Limits, Timeouts
+from .engine import Engine
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
@@ -45,6 +45,7 @@ from .generation.sync_host import run_sync
 from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
 from .health import Check, HealthReport
+from .limits import Limits, Timeouts
 from .media import ImageOptions, ImageResult, VideoHandle, VideoOptions, VideoResult
 from .offered import ConfiguredModel
 from .registry import (

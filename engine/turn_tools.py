@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from adapters import Message, Role, StopReason, ToolResultBlock
+from adapters import Message, StopReason, ToolResultBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
 
 from .results import StepResult
-from .tools import Answer, ToolRound, ToolScene, answers_to, open_calls, run_tools
+from .tools import Answer, ToolRound, ToolScene, answers_to, not_executed, open_calls, run_tools
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -23,16 +23,25 @@ _WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)
 
 
 class TurnTools:
-    """log: the turn's stream, which hears of each tool, as the bus does."""
+    """log: the turn's stream, which hears of each tool, as the bus does. keep: is given the results, also of a
+    round that is cancelled.
+    """
 
     def __init__(
-        self, engine: Engine, state: SessionState, options: TurnOptions, turn_id: str, log: StreamLog[TurnEvent]
+        self,
+        engine: Engine,
+        state: SessionState,
+        options: TurnOptions,
+        turn_id: str,
+        log: StreamLog[TurnEvent],
+        keep: Callable[[tuple[ToolResultBlock, ...]], None],
     ) -> None:
         self._engine = engine
         self._state = state
         self._options = options
         self._turn_id = turn_id
         self._log = log
+        self._keep = keep
         self._rounds = 0
 
     def ends_before(self, reply: Message) -> str | None:
@@ -49,7 +58,13 @@ class TurnTools:
         """Run what may be run. history: with the reply."""
         self._rounds += 1
         scene = self._scene(history, cut_off=stop_reason not in _WHOLE)
-        return await run_tools(reply.tool_uses, self._state.tools, scene)
+        made = await run_tools(reply.tool_uses, self._state.tools, scene, interrupted=self._keep)
+        self._keep(made.results)
+        return made
+
+    def leave(self, reply: Message) -> None:
+        """Run none, for the turn is over: each call has a result that says so."""
+        self._keep(tuple(not_executed(call) for call in reply.tool_uses))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""
@@ -67,17 +82,17 @@ class TurnTools:
         Raises CallboardError, before anything runs, for what is no answer to one of them.
         """
         calls = open_calls(history)
-        if not calls and not answers and (not history or history[-1].role is not Role.TOOL):
-            raise CallboardError("nothing waits for an answer in this session; say something with send()")
-        sorted_out = answers_to(calls, answers, self._state.tools)
+        sorted_out = answers_to(history, answers, self._state.tools)
+        results = dict(sorted_out.results)
+
+        def keep(ran: tuple[ToolResultBlock, ...]) -> None:
+            results.update((result.tool_use_id, result) for result in ran)
+            self._keep(tuple(results[call.id] for call in calls if call.id in results))
+
         scene = self._scene(history, approved=frozenset(call.id for call in sorted_out.to_run))
-        made = await run_tools(sorted_out.to_run, self._state.tools, scene)
-        results: dict[str, ToolResultBlock] = dict(sorted_out.results)
-        results.update((result.tool_use_id, result) for result in made.results)
-        return ToolRound(
-            tuple(results[call.id] for call in calls if call.id in results),
-            tuple(call for call in calls if call.id not in results),
-        )
+        made = await run_tools(sorted_out.to_run, self._state.tools, scene, interrupted=keep)
+        keep(made.results)
+        return ToolRound(made.results, tuple(call for call in calls if call.id not in results))
 
     def _scene(
         self, history: tuple[Message, ...], *, cut_off: bool = False, approved: frozenset[str] = frozenset()

@@ -27,6 +27,7 @@ from .costs import CostRow
 from .database import Durability
 from .event_forms import upcast
 from .free_sql import SqlResult
+from .jobs import StoredJob
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
 from .pruning import PruneReport
@@ -69,6 +70,7 @@ __all__ = [
     "SqlResult",
     "StatisticsRow",
     "StoredEvents",
+    "StoredJob",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

@@ -28,6 +28,7 @@ from .event_queries import envelope, events_query
 from .expiry import delete_session, forget_content
 from .free_sql import SqlResult, select
 from .insert import SqlValue
+from .jobs import StoredJob, job
 from .moments import to_us
 from .ownership import claim, owner
 from .prices import PriceTable
@@ -231,6 +232,10 @@ class TraceStore:
     async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
         """Sessions with what they used and cost, the latest event first; `limit` None is all of them."""
         return await sessions(self._database, limit)
+
+    async def job(self, provider: str, job_id: str) -> StoredJob:
+        """What is known of a job at a provider, such as a video's; all None if nothing is."""
+        return await job(self._database, provider, job_id)
 
     async def costs(
         self,

@@ -12,7 +12,8 @@ from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
-from .running import ToolRound, ToolScene, run_tools
+from .running import not_executed, run_tools
+from .scene import ToolRound, ToolScene
 
 __all__ = [
     "Answer",
@@ -36,6 +37,7 @@ __all__ = [
     "answers_to",
     "last_reply",
     "mcp_tools",
+    "not_executed",
     "open_calls",
     "require_distinct",
     "run_tools",

@@ -13,10 +13,10 @@ from typing import TypeAlias
 from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
 
+from .admission import denial
 from .approval import Approved, Denied
 from .function_tool import Tool
 from .results import ToolError, as_content
-from .running import denial
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
 """Approved() runs the call, Denied(...) doesn't; anything else is its result, as a tool would give it back."""
@@ -58,12 +58,16 @@ class Answers:
     to_run: tuple[ToolUseBlock, ...]
 
 
-def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Sort a host's answers to open calls. given: by the calls' ids. tools: of the session, for those to be run.
+def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
+    """Sort a host's answers to the open calls of a conversation.
 
+    given: by the calls' ids. tools: of the session, for those to be run.
     Raises CallboardError for what can't be an answer, and for none at all.
     """
-    _require_open(calls, given)
+    calls = open_calls(messages)
+    if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
+        raise CallboardError("nothing waits for an answer in this session; say something with send()")
+    _require_open(calls, given, messages)
     runnable = {tool.name for tool in tools if tool.handler is not None}
     results: dict[str, ToolResultBlock] = {}
     to_run: list[ToolUseBlock] = []
@@ -83,15 +87,36 @@ def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools
     return Answers(results, tuple(to_run))
 
 
-def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer]) -> None:
+def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], messages: Sequence[Message]) -> None:
     names = {call.id: call.name for call in calls}
     waiting = ", ".join(f"{id_} ({name})" for id_, name in names.items()) or "none"
     if unknown := [id_ for id_ in given if id_ not in names]:
         raise CallboardError(
             f"no open call has the id {', '.join(unknown)}; open are: {waiting}. See Session.pending_calls"
+            + "".join(f". {why}" for id_ in unknown if (why := _why_closed(id_, messages)))
         )
     if calls and not given:
         raise CallboardError(f"nothing was answered; open are: {waiting}. See Session.pending_calls")
+
+
+def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
+    """Why a call waits for no answer; empty if there is none of that id."""
+    for message in reversed(messages):
+        for block in message.content:
+            match block:
+                case ToolResultBlock() if block.tool_use_id == tool_use_id:
+                    text = block.text if len(block.text) <= 100 else f"{block.text[:100]}…"
+                    return (
+                        f"{tool_use_id} has a result already, {text!r}: let the model go on with submit({{}}), or "
+                        "say something with send()"
+                    )
+                case ToolUseBlock() if block.id == tool_use_id and (block.incomplete or was_cut_off(message)):
+                    return f"The reply that has {tool_use_id} was cut off: say something with send()"
+                case ToolUseBlock() if block.id == tool_use_id:
+                    return f"Something was said since {tool_use_id}, so that it counts as interrupted"
+                case _:
+                    pass
+    return ""
 
 
 def _result(call: ToolUseBlock, answer: Answer) -> ToolResultBlock:
