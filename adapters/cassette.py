@@ -68,7 +68,7 @@ class Base64Chunk(msgspec.Struct, frozen=True):
 
 
 class RecordedRequest(msgspec.Struct, frozen=True):
-    """What was asked."""
+    """What was asked. path: with its query, without keys. headers: those that are kept. body: the JSON."""
 
     method: str
     path: str
@@ -77,7 +77,9 @@ class RecordedRequest(msgspec.Struct, frozen=True):
 
 
 class RecordedReply(msgspec.Struct, frozen=True):
-    """What was answered; see the module's text for `chunks` and `end`."""
+    """What was answered; see the module's text for `chunks` and `end`. status: of HTTP. headers: those that are
+    kept.
+    """
 
     status: int
     headers: dict[str, str]
@@ -93,7 +95,7 @@ class Exchange(msgspec.Struct, frozen=True):
 
 
 class Cassette(msgspec.Struct, frozen=True):
-    """What a file holds."""
+    """What a file holds. format: 1. scenario: what it shows, for people."""
 
     format: int
     scenario: str
@@ -112,7 +114,7 @@ def load_cassette(path: str | Path) -> Cassette:
 
 
 def save_cassette(path: str | Path, cassette: Cassette) -> None:
-    """Write a cassette, whole or not at all."""
+    """Write a cassette, whole or not at all, in place of any that was there. Raises OSError."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
@@ -123,8 +125,9 @@ def save_cassette(path: str | Path, cassette: Cassette) -> None:
 class RecordingTransport:
     """Passes everything through to another transport and writes it down; `aclose` writes the file.
 
-    secrets: texts to mask besides those that it finds in the headers. A request that gets no reply at all is not
-    recorded.
+    A request that gets no reply at all is not recorded. inner: the real one, which `aclose` closes as well.
+    scenario: what it shows, for people. secrets: texts to mask besides those that it finds in the headers, of at
+    least four characters.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class RecordingTransport:
         return reply
 
     def save(self) -> None:
-        """Write what has been recorded so far."""
+        """Write what has been recorded so far. Raises OSError."""
         exchanges = tuple(self._exchange(request, reply) for request, reply in self._replies)
         save_cassette(self._path, Cassette(FORMAT, self._scenario, exchanges))
 
@@ -199,7 +202,8 @@ class _RecordingReply:
 
 
 class CassetteTransport:
-    """Answers requests from a cassette; see the module's text for what matches.
+    """Answers requests from a cassette, instead of a network; see the module's text for what matches. A request
+    that nothing answers raises CassetteMiss.
 
     Raises OSError or ConfigurationError at once if the file can't be used.
     """

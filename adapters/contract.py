@@ -20,8 +20,8 @@ from bus.usage import StopReason, TokenUsage
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How an adapter waits between attempts. Times are in seconds.
 
-    The n-th retry (n from 0) waits base_delay · backoff_multiplierⁿ, times a random factor in [1, 1.5) if
-    `jitter`, at most max_delay. A provider's own hint goes before, also at most max_delay, unless
+    The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ, times a random factor in [1, 1.5) if
+    `jitter`, at most `max_delay`. A provider's own hint goes before, also at most `max_delay`, unless
     `raise_on_long_hint`: then a longer hint ends the call at once.
     """
 
@@ -33,11 +33,13 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
-    """How to reach a provider.
+    """How to reach a provider. Times are in seconds.
 
     api_key: None for servers that need none. base_url: with or without its version suffix; None for the
     provider's own address. timeout_seconds: for a whole call, with all its attempts. max_retries: attempts
     after the first. extra_headers: sent with every request. options: what only this adapter knows.
+    retry: how to wait between attempts. connect_timeout: for a connection, of each attempt. first_event_timeout,
+    stream_read_timeout: for how long a streamed reply may say nothing before its first event, and after it.
     drain_for_usage: for how long at most a cancelled stream is read on, in silence, for the usage that comes at
     its end; 0 closes the connection at once, and the call's usage is then partial or an estimate.
     """
@@ -62,7 +64,11 @@ class AdapterConfig(msgspec.Struct, frozen=True):
 class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can do through its adapter. Declarations are honest: False where it would not work.
 
-    Limits are in tokens. accepted_*_media_types: None means any.
+    Where one is False, what a request asks of the kind is refused before it is sent, mended, or left out with a
+    warning. supports_structured_output: a schema that the provider enforces. supports_streaming_tool_calls:
+    arguments come in pieces. supports_tool_choice: a call can be demanded. max_context_tokens: prompt and reply
+    together. max_output_tokens: of a reply, reasoning included. accepted_image_media_types,
+    accepted_audio_media_types, accepted_document_media_types: None means any.
     """
 
     supports_images: bool = False
@@ -91,15 +97,20 @@ REASONING_REFUSED = "reasoning_refused"
 class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 
-    request_id: the caller's, passed to `cancel()`. model: with or without its ``provider:`` prefix; a name with
-    a colon of its own needs it (``ollama:llama3:8b``).
+    request_id: the caller's, passed to `cancel()`. messages: the whole conversation, since adapters hold none.
+    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it
+    (``ollama:llama3:8b``).
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
+    parallel_tool_calls: whether one reply may call several tools. reasoning_effort: in the model's own words, such
+    as ``low`` or ``high``. provider_options: merged into the body, by the name of a protocol or an adapter.
     message_id: of the reply, for its stream events; made up if empty. session_id: for logs, and so that
     what follows in a session finds its prompt cached; never sent as it is.
-    tool_choice: None is the provider's default. max_retries, timeout_seconds, drain_for_usage: override the
-    configuration's. temperature to verbosity: None leaves them to the provider; what a model doesn't take is left
-    out with a warning. verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user.
-    retry: how to wait between attempts, instead of the configuration's.
+    tool_choice: None is the provider's default. max_retries, retry, timeout_seconds, drain_for_usage: instead of
+    the configuration's, see `AdapterConfig`. temperature, top_p, frequency_penalty, presence_penalty, seed: None
+    leaves them to the provider; what a model doesn't take is left out with a warning, as are the next two.
+    verbosity: ``low``, ``medium`` or ``high``. user: an opaque id of the end user. stream: for middleware, how the
+    request is made; it decides nothing.
+    Raises ValueError if two tools have one name.
     """
 
     request_id: str
@@ -145,7 +156,11 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What the provider's headers say about its limits. reset_at: as the provider writes it."""
+    """What the provider's headers say about its limits; None is nothing.
+
+    requests_limit, tokens_limit: in all, of the provider's own period, mostly a minute. requests_remaining,
+    tokens_remaining: what is left of it. reset_at: when it begins anew, as the provider writes it.
+    """
 
     requests_limit: int | None = None
     requests_remaining: int | None = None
@@ -155,7 +170,13 @@ class RateLimitInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CanonicalResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a call returned. model: ``provider:name`` of the one that served it. latency_ms: the whole call."""
+    """What a call returned.
+
+    request_id: the request's. model: ``provider:name`` of the one that served it. content: the reply's blocks.
+    usage: tokens of the call. latency_ms: milliseconds of the whole call, with all its attempts. response_id,
+    provider_request_id: the provider's own, for its support. raw_stop_reason: its own word for `stop_reason`.
+    warnings: what was left out, changed or estimated. rate_limit: None if the provider said nothing of it.
+    """
 
     request_id: str
     model: str
@@ -200,7 +221,7 @@ class AttemptFirstEvent(msgspec.Struct, frozen=True):
 
 
 class AttemptFailed(msgspec.Struct, frozen=True):
-    """An attempt failed and another one follows after `delay_seconds`."""
+    """An attempt failed and another one follows after `delay_seconds`; of the last failure nothing is reported."""
 
     attempt: int
     error: AdapterError
@@ -218,7 +239,7 @@ class AdapterStream(Protocol):
 
     It ends normally after `MessageComplete`, also when the call is cancelled; when the call fails it yields
     `MessageComplete` with stop reason ``error`` (if anything had been delivered) and then raises AdapterError.
-    Leaving the context early, or `aclose()`, closes the socket. It never hangs.
+    Leaving the context early, or `aclose()`, closes the socket. It never hangs. For one reader.
     """
 
     def __aiter__(self) -> AsyncIterator[StreamEvent]: ...
@@ -234,7 +255,7 @@ class AdapterStream(Protocol):
 
     @property
     def response(self) -> CanonicalResponse | None:
-        """The whole response, once the stream has ended well."""
+        """The whole response, once the stream has ended well; None before that, and if it failed."""
         ...
 
 
@@ -254,9 +275,11 @@ class PumpedStream(Protocol):
 class ProviderAdapter(Protocol):
     """One provider. Usable alone: construct, call, close; nothing else of Callboard is needed.
 
-    Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side.
-    Only AdapterError (with its subclasses) is ever raised by a call, besides the event loop's cancellation.
+    Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side, on one
+    event loop. Only AdapterError (with its subclasses) is ever raised by a call, besides the loop's cancellation.
     Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`.
+
+    name: stands before the colon of its models' names. capabilities: of a model that isn't known.
     """
 
     name: str
@@ -265,11 +288,15 @@ class ProviderAdapter(Protocol):
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
-        """The whole response. Raises AdapterError; a cancelled call raises CancelledError."""
+        """The whole response. Raises AdapterError; a cancelled call raises CancelledError.
+
+        on_attempt: told, at once and in order, when an attempt starts, has its first content, or failed and is
+        followed by another. It must not raise.
+        """
         ...
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
-        """The reply's events as they come; nothing is sent before the first is asked for."""
+        """The reply's events as they come; nothing is sent before the first is asked for. See `AdapterStream`."""
         ...
 
     def estimate_input_tokens(

@@ -18,7 +18,7 @@ from .transport import HttpRequest, Transport, TransportStatistics, close_reply
 
 
 class AdapterHealth(msgspec.Struct, frozen=True):
-    """What a health check found. True where `ok`. fix: what to do when it isn't."""
+    """What a health check found. True where `ok`. detail: for people. fix: what to do when it isn't."""
 
     ok: bool
     detail: str
@@ -29,7 +29,9 @@ class AdapterHealth(msgspec.Struct, frozen=True):
 
 
 class AdapterStatistics(msgspec.Struct, frozen=True):
-    """calls: under way, waits between two attempts included. transport: None for one that doesn't count."""
+    """A snapshot. calls: under way, waits between two attempts included. transport: its connections; None for one
+    that doesn't count them.
+    """
 
     calls: int
     transport: TransportStatistics | None = None

@@ -317,6 +317,7 @@ class HttpAdapter(ABC):
         )
 
     def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
+        """`read_reply`, also of JSON that can be mended. Raises StreamError for what is none of the protocol."""
         try:
             try:
                 self.read_reply(body, assembler)

@@ -60,9 +60,12 @@ def create_adapter(
     clock: Clock = SYSTEM_CLOCK,
     transport: Transport | None = None,
 ) -> ProviderAdapter:
-    """Make an adapter of a type. Raises ConfigurationError if there is no such type.
+    """Make an adapter of a type. It opens no connection yet.
 
-    transport: replaces the network, for adapters over HTTP; others need not take it.
+    type_name: one of `ADAPTER_TYPES`, or ``package.module:Class``. name: of the provider, before the colon of a
+    model's name. clock: of its times and its randomness. transport: replaces the network, for adapters over HTTP;
+    others need not take it.
+    Raises ConfigurationError if there is no such type, or it can't be imported or doesn't understand its options.
     """
     target = ADAPTER_TYPES.get(type_name, type_name)
     module_name, colon, class_name = target.partition(":")

@@ -57,9 +57,10 @@ class Actor:
         """Called once, before the first message. If it raises, the start has failed."""
 
     async def receive(self, message: object) -> object:
-        """Handle one message; what is returned answers an ask. An exception is a crash.
+        """Handle one message; what is returned answers an ask. An exception is a crash, and the asker gets
+        ActorStopped, with it as its cause.
 
-        Never await long work here: spawn a task for it.
+        Never await long work here: spawn a task for it. Raises NotImplementedError unless it is overridden.
         """
         raise NotImplementedError
 
@@ -71,7 +72,10 @@ class Actor:
 
 
 class ActorContext:
-    """What an actor gets to know about the world it lives in; the same for all of one life."""
+    """What an actor gets to know about the world it lives in; the same for all of one life.
+
+    ref: its own, which others may be given. bus, clock: its supervisor's.
+    """
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref
@@ -89,7 +93,11 @@ class ActorContext:
 
 
 class ActorStatistics(msgspec.Struct, frozen=True):
-    """mailbox: messages that wait, of at most `capacity`. tasks: running below the current life."""
+    """A snapshot of an actor. phase: ``starting``, ``running``, ``closing`` or ``ended``.
+
+    mailbox: messages that wait, of at most `capacity`. received, rejected: messages in all lives together;
+    rejected are those that found it stopped or its mailbox full. tasks: running below the current life.
+    """
 
     name: str
     phase: Phase
@@ -139,7 +147,11 @@ class _Letter:
 
 
 class ActorRef:
-    """How others reach an actor: valid for as long as its supervisor, over all restarts. For one thread."""
+    """How others reach an actor: valid for as long as its supervisor, which makes it, over all restarts.
+
+    For the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other. name: in the tree of
+    supervision.
+    """
 
     def __init__(self, name: str, bus: Bus) -> None:
         self.name = name
@@ -170,7 +182,8 @@ class ActorRef:
     def tell(self, message: object) -> bool:
         """Send a message. False, and a dead letter, if the actor has stopped or its mailbox is full.
 
-        True means that it waits in the mailbox, in order; not that it will be handled.
+        True means that it waits in the mailbox, of 256 messages, in order; not that it will be handled. Raises
+        WrongLoop.
         """
         reason = self._post(_Letter(message, asked=False))
         if reason is not None:
@@ -181,7 +194,7 @@ class ActorRef:
         """Send a message and wait for the answer, for at most `timeout` seconds.
 
         Raises ActorStopped if the actor has stopped, or stops or crashes before it answers; MailboxFull;
-        DeadlineExceeded. A message whose asker has given up or was cancelled may still be handled.
+        DeadlineExceeded; WrongLoop. A message whose asker has given up or was cancelled may still be handled.
         """
         letter = _Letter(message, asked=True)
         reason = self._post(letter)
@@ -196,8 +209,9 @@ class ActorRef:
     def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
         """Run ``fn(*args)`` as a task of the current life, and return at once.
 
-        If it raises, it fails alone. It is cancelled, and awaited, when the actor stops or crashes.
-        Raises ActorStopped if the actor is not running.
+        If it raises, it fails alone, and the handle has what it raised. It is cancelled, and awaited, when the
+        actor stops or crashes. name: for logs; the function's own if it isn't given.
+        Raises ActorStopped if the actor is not running, WrongLoop in another thread.
         """
         self._bus.check_thread()
         life = self._life

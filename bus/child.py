@@ -19,7 +19,8 @@ class ChildSpec(msgspec.Struct, frozen=True):
     """An actor to supervise.
 
     name: unique below its supervisor, and better in the whole tree: lifecycle events carry it.
-    factory: makes a new instance for every life. policy: None for the supervisor's own.
+    factory: makes a new instance for every life. restart: ``permanent``, always; ``transient``, after a crash
+    only; ``temporary``, never. policy: None for the supervisor's own.
     on_limit: what happens after too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the
     child stays stopped, until `restart_child`, and its siblings live on.
     """
@@ -32,7 +33,9 @@ class ChildSpec(msgspec.Struct, frozen=True):
 
 
 class ShutdownReport(msgspec.Struct, frozen=True):
-    """clean: everything has ended. stuck: the names of what still runs. lost: messages nobody got to."""
+    """How a supervisor stopped. clean: everything has ended. stuck: the names of what still runs. lost: messages
+    that nobody got to.
+    """
 
     clean: bool
     stuck: tuple[str, ...] = ()
@@ -40,7 +43,11 @@ class ShutdownReport(msgspec.Struct, frozen=True):
 
 
 class ChildStatistics(msgspec.Struct, frozen=True):
-    """failures: in a row, so far. uptime_seconds: of the current life; 0.0 if there is none."""
+    """A snapshot of one child. restarts: in all. failures: in a row, so far.
+
+    uptime_seconds: of the current life; 0.0 if there is none. actor: None for a supervisor; supervisor: None for
+    an actor.
+    """
 
     name: str
     phase: Phase
@@ -52,7 +59,10 @@ class ChildStatistics(msgspec.Struct, frozen=True):
 
 
 class SupervisorStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a tree of supervision. stuck: tasks that did not end when they were told to."""
+    """A snapshot of a tree of supervision. children: in the order of their starting.
+
+    stuck: names of tasks that did not end when they were told to.
+    """
 
     name: str
     strategy: Strategy

@@ -27,7 +27,7 @@ class ProviderRaw(msgspec.Struct, frozen=True, gc=False):
 
 
 class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
-    """Plain text."""
+    """Plain text. provider_raw: what its provider attached to it, such as citations."""
 
     text: str
     provider_raw: ProviderRaw | None = None
@@ -36,7 +36,9 @@ class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
 class ImageBlock(msgspec.Struct, frozen=True, gc=False, tag="image"):
     """An image: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
-    media_type: such as ``image/png``; required with `data`. detail: ``low``, ``high`` or ``auto``.
+    media_type: such as ``image/png``; required with `data` unless its bytes say it (PNG, JPEG, GIF, WebP). detail:
+    ``low``, ``high`` or ``auto``, for providers that have the choice. Raises ValueError if a source or the type is
+    missing, or there are two sources.
     """
 
     url: str | None = None
@@ -69,6 +71,7 @@ class AudioBlock(msgspec.Struct, frozen=True, gc=False, tag="audio"):
     """A recording: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
     media_type: such as ``audio/wav``; required with `data` unless its bytes say it (WAV, MP3, FLAC, Ogg).
+    Raises ValueError as ImageBlock does.
     """
 
     url: str | None = None
@@ -88,7 +91,7 @@ class DocumentBlock(msgspec.Struct, frozen=True, gc=False, tag="document"):
     """A document: exactly one of `url` (http, https or data) and `data` (the file's bytes).
 
     media_type: such as ``application/pdf`` or ``text/plain``; required with `data` unless it is a PDF.
-    name: its file name or title, which some providers show the model.
+    name: its file name or title, which some providers show the model. Raises ValueError as ImageBlock does.
     """
 
     url: str | None = None
@@ -142,7 +145,7 @@ def _sniff_document(data: bytes) -> str | None:
 class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
     """A call of a tool, asked for by the model.
 
-    id: our own id, ``tu_<ulid>``; the issuing provider's id is in `provider_raw`.
+    id: our own id, ``tu_<ulid>``; the issuing provider's id is in `provider_raw`. name: of the tool.
     input: the arguments. raw_arguments: the text the model sent, kept when it is no JSON object.
     incomplete: the call was cut off or cancelled, or its arguments don't parse; it must never be executed.
     """
@@ -160,7 +163,9 @@ ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
-    """What a tool answered. content: text, or text, image and document blocks. is_error: the tool failed."""
+    """What a tool answered. tool_use_id: of the call that it answers. content: text, or text, image and document
+    blocks. is_error: the tool failed.
+    """
 
     tool_use_id: str
     content: str | tuple[ResultPart, ...] = ""
@@ -179,7 +184,8 @@ class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
-    """Reasoning that the provider shows. signature: what lets the issuing provider trust it on replay.
+    """Reasoning that the provider shows. text: empty where it is only signed. signature: what lets the issuing
+    provider trust it on replay.
 
     A block without `provider_raw` but with a signature is taken to be Anthropic's, whose format it is.
     """

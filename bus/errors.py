@@ -72,6 +72,7 @@ class StoreError(CallboardError):
 
 class StoreUnavailable(StoreError):
     """A trace file can't be used now: no room, no right, locked, damaged, gone. It may be tried again later.
+    message: the text.
 
     reopen: by then, the file has to be opened anew.
     """
@@ -127,14 +128,17 @@ class ErrorClass(StrEnum):
 
 
 class AdapterError(CallboardError):
-    """A call failed.
+    """A call failed. Each class has its `error_class`, and says by `default_retryable` whether it is passing.
 
-    message: for people; never holds a key. provider_message: the provider's own words.
-    provider_status: the HTTP status, if there was one. provider_code: the provider's own type or code.
-    retryable: the failure is of a passing kind; whoever gets it may try again later.
+    message: for people; never holds a key. provider: the adapter's name. provider_message: the provider's own
+    words, or else the message. provider_status: the HTTP status, if there was one. provider_code: the provider's
+    own type or code. provider_param: the part of the request that it complains of, if it names one.
+    retryable: the failure is of a passing kind; whoever gets it may try again later. None takes the class's word.
     retry_after_seconds: the provider's hint, if it gave one.
     request_id: ours. provider_request_id: the provider's, for its support.
-    content, usage: what had arrived when the call failed.
+    content, usage: what had arrived when the call failed; usage is None if nothing is known of it.
+
+    What a turn raises has `turn` as well, see `Session.send`.
     """
 
     error_class: ClassVar[ErrorClass] = ErrorClass.OTHER

@@ -63,7 +63,10 @@ _ROUTES_KEPT = 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that an actor will never see. It is named by its type only: it may hold content or secrets."""
+    """A message that an actor will never see. It is named by its type only: it may hold content or secrets.
+
+    recipient: the actor's name. reason: ``stopped`` or ``mailbox full``. ts_us: microseconds since the epoch, UTC.
+    """
 
     recipient: str
     message_type: str
@@ -74,7 +77,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class Bus(ObservableBus):
     """An in-process event bus; a plain object, with no task and nothing to start.
 
-    run_id: stands in every envelope, and with `seq` makes it unique; made from the clock if not given.
+    It belongs to the thread that first uses it. run_id: stands in every envelope, and with `seq` makes it unique;
+    made from the clock if not given. clock: of the times in envelopes.
     """
 
     def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -94,7 +98,10 @@ class Bus(ObservableBus):
         longest_pause: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> ReplayBus:
-        """A bus that delivers the envelopes of `source` again, unchanged and in order; see `ReplayBus`."""
+        """A bus that delivers the envelopes of `source` again, unchanged and in order.
+
+        speed, longest_pause: see `ReplayBus`. Raises ValueError as it does.
+        """
         return ReplayBus(source, speed=speed, longest_pause=longest_pause, clock=clock)
 
     @property
@@ -116,6 +123,7 @@ class Bus(ObservableBus):
     ) -> int:
         """Publish an event under its type's topic, and return its seq.
 
+        The keywords stand in the `Envelope`, such as `attempt`, which counts from 1.
         Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
         only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.
         On a closed bus the event is counted and reaches nobody.
@@ -163,6 +171,7 @@ class Bus(ObservableBus):
     ) -> None:
         """Have the bus's own thread publish an event soon. For any thread; events of one thread keep their order.
 
+        session_id, turn_id, request_id, attempt, message_id, caused_by, tags: as for `publish`.
         Raises WrongLoop if the bus was not yet used inside an event loop, or if that loop has ended.
         """
         schedule = self._schedule

@@ -24,7 +24,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def topic_of(cls) -> str:
-        """The topic that this type of event is published under."""
+        """The topic that this type of event is published under. Raises TypeError if it has none."""
         tag = cls.__struct_config__.tag
         if not isinstance(tag, str):
             raise TypeError(f"{cls.__name__} has no topic: declare it with tag='...'")
@@ -40,11 +40,15 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
-    """An attempt is about to be sent. model: ``provider:name`` as routed. reason: first, retry or repair.
+    """An attempt is about to be sent.
 
-    priced_as: the ``provider:name`` whose published prices it has, where that is another. operation: ``chat``, or
-    ``embeddings``, ``image``, ``video_create`` or ``video``, whose ends have no stop reason of their own
-    (``end_turn`` stands for it). A ``video_create`` makes a job, and the job's end is a ``video`` of its own.
+    provider: the adapter's name. model: ``provider:name`` as routed. requested_model: as the caller named it.
+    reason: ``first``, ``retry`` or ``repair``. routing: how it came to its model; of a first attempt only.
+    estimated_input_tokens: our estimate, before the provider counts. priced_as: the ``provider:name`` whose
+    published prices it has, where that is another.
+    operation: ``chat``, or ``embeddings``, ``image``, ``video_create`` or ``video``, whose ends have no stop
+    reason of their own (``end_turn`` stands for it). A ``video_create`` makes a job, and the job's end is a
+    ``video`` of its own.
     """
 
     provider: str
@@ -59,7 +63,14 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
-    """The attempt, and with it the call, ended well. Times are in milliseconds."""
+    """The attempt, and with it the call, ended well.
+
+    model: ``provider:name`` as routed. served_model: ``provider:name`` of the one that the provider says it ran.
+    usage: of the call. cost: at the prices of the attempt's start, or what the provider says. first_token_ms,
+    latency_ms: milliseconds from the call's begin to its first content and to its end; waiting for a slot and
+    earlier attempts are in them. response_id, provider_request_id: the provider's, for its support. warnings: the
+    codes of `CallWarning`.
+    """
 
     provider: str
     model: str
@@ -76,7 +87,13 @@ class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed
 
 
 class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
-    """The attempt failed or was cancelled; with `will_retry` another attempt follows after `delay_seconds`."""
+    """The attempt failed or was cancelled; with `will_retry` another attempt follows after `delay_seconds`.
+
+    error_class: a value of `ErrorClass`. error_type: the exception's class. message: its text, at most 2000
+    characters. retry_count: retries before this attempt. provider_status: the HTTP status. provider_code: the
+    provider's own code. retry_after_seconds: its hint. usage, cost: what had been used all the same; None if that
+    is not known. first_token_ms, latency_ms: as in `LlmCallCompleted`.
+    """
 
     provider: str
     model: str
@@ -106,7 +123,10 @@ class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
 
 
 class ActorCrashed(Event, frozen=True, kw_only=True, tag="actor.crashed"):
-    """failures: how many in a row, without healthy uptime between them."""
+    """An actor has crashed, or failed to start. actor: its name. error: type and text of what it raised.
+
+    failures: how many in a row, without healthy uptime between them.
+    """
 
     actor: str
     error: str
@@ -128,7 +148,7 @@ class ActorStopped(Event, frozen=True, kw_only=True, tag="actor.stopped"):
 
 
 class ActorEscalated(Event, frozen=True, kw_only=True, tag="actor.escalated"):
-    """The supervisor gave up on an actor and handed the failure to its parent."""
+    """The supervisor gave up on an actor and handed the failure to its parent. reason: why, in words."""
 
     actor: str
     reason: str
@@ -138,7 +158,12 @@ class ActorEscalated(Event, frozen=True, kw_only=True, tag="actor.escalated"):
 
 
 class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provider.availability_changed"):
-    """model: None for the provider as a whole."""
+    """Whether a provider, or one of its models, is called has changed; see `engine.availability`.
+
+    model: ``provider:name``; None for the provider as a whole. previous, current: ``available``, ``degraded``,
+    ``unavailable`` or ``probing``. reason: why, in words. retry_at_us: when it may be tried again, in microseconds
+    since the epoch.
+    """
 
     provider: str
     model: str | None
@@ -152,7 +177,11 @@ class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provide
 
 
 class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
-    """The configuration was read anew. Adapters by name, models by id."""
+    """The configuration was read anew, and this is what differs. source: the file, or where else it came from.
+
+    adapters_added, adapters_removed, adapters_changed: names.
+    models_added, models_removed, models_changed: ids.
+    """
 
     source: str
     adapters_added: tuple[str, ...] = ()
@@ -167,7 +196,10 @@ class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
-    """forked_from: the session whose history it begins with."""
+    """A session exists. model: as it was asked for, in words. tags: what its calls carry. name: for people.
+
+    forked_from: the session whose history it begins with.
+    """
 
     model: str
     tags: dict[str, str] = msgspec.field(default_factory=dict)
@@ -194,7 +226,7 @@ class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configure
 
 
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
-    """A session's next turn goes to another model. Both as they were given, in words."""
+    """A session's next turn goes to another model. previous, current: as they were given, in words."""
 
     previous: str
     current: str
@@ -207,7 +239,11 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
 
 
 class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):
-    """status: completed, cancelled, failed, awaiting_tools or max_tool_rounds."""
+    """A turn has ended. status: completed, cancelled, failed, awaiting_tools or max_tool_rounds.
+
+    calls: of models, failed ones included. cost_nano_usd: of all of them; None as soon as one is unknown.
+    error: type and text of what a failed or cancelled turn raised.
+    """
 
     status: str
     calls: int
@@ -216,7 +252,11 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
 
 
 class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
-    """position: of the message in its session's history, from 0. Only the store ever sees `message`'s content."""
+    """A session's history has one message more. position: in the history, from 0.
+
+    message: by reference. Its content leaves the process only where that is asked for: into the trace with
+    `capture_content`, and with OpenTelemetry's spans.
+    """
 
     position: int
     message: Message
@@ -226,14 +266,14 @@ class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.mess
 
 
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
-    """A tool is about to run. tool_use_id: that of the call in the message."""
+    """A tool is about to run, or its call to be refused. tool_use_id: that of the call in the message."""
 
     tool_use_id: str
     tool_name: str
 
 
 class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
-    """What a tool that runs says of itself. fraction: from 0 to 1, None if it can't tell.
+    """What a tool that runs says of itself. fraction: how far it is, from 0 to 1; None if it can't tell.
 
     The message is the tool's own words and may quote content: the trace store keeps the event without it.
     """
@@ -245,7 +285,10 @@ class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
 
 
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
-    """A tool has answered, or was given up. latency_ms: milliseconds that it took."""
+    """A tool has answered, or was given up. is_error: it failed, was refused, or took too long.
+
+    latency_ms: milliseconds that it ran; waiting for an approval is not in them.
+    """
 
     tool_use_id: str
     tool_name: str
@@ -257,7 +300,10 @@ class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
 
 
 class JobCreated(Event, frozen=True, kw_only=True, tag="job.created"):
-    """kind: ``video``. model: ``provider:name``. seconds, size, audio: of what it makes, as far as is known."""
+    """A provider has taken on a job. job_id: the provider's. kind: ``video``. model: ``provider:name`` as routed.
+
+    status: as the provider gave it, ``queued`` mostly. seconds, size, audio: of what it makes, as far as is known.
+    """
 
     job_id: str
     kind: str
@@ -270,7 +316,10 @@ class JobCreated(Event, frozen=True, kw_only=True, tag="job.created"):
 
 
 class JobProgress(Event, frozen=True, kw_only=True, tag="job.progress"):
-    """Its status or its progress has changed. progress: from 0 to 1; None if the provider doesn't say."""
+    """A job's status or its progress has changed, as we saw it. progress: from 0 to 1; None if nobody says.
+
+    status: ``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``.
+    """
 
     job_id: str
     kind: str
@@ -281,9 +330,9 @@ class JobProgress(Event, frozen=True, kw_only=True, tag="job.progress"):
 
 
 class JobCompleted(Event, frozen=True, kw_only=True, tag="job.completed"):
-    """What it made can be downloaded. expires_at: until when, in seconds since the epoch, if that is known.
+    """What a job made can be downloaded. expires_at: until when, in seconds since the epoch, if that is known.
 
-    cost_nano_usd: None if it is unknown.
+    cost_nano_usd: what it cost, counted with a call of the operation ``video``; None if it is unknown.
     """
 
     job_id: str
@@ -295,7 +344,10 @@ class JobCompleted(Event, frozen=True, kw_only=True, tag="job.completed"):
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag="job.failed"):
-    """It ended without a result. status: ``failed`` or ``cancelled``."""
+    """A job ended without a result. status: ``failed`` or ``cancelled``.
+
+    error_type, message: class and text of the error that says why.
+    """
 
     job_id: str
     kind: str
@@ -310,7 +362,7 @@ class JobFailed(Event, frozen=True, kw_only=True, tag="job.failed"):
 
 
 class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_loaded"):
-    """A price table is in use. pricing_version: 12 hex digits of its hash. rows: how many it has."""
+    """A price table is in use. pricing_version: 12 hex digits of its hash. label: for people. rows: how many."""
 
     pricing_version: str
     label: str
@@ -318,7 +370,11 @@ class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_lo
 
 
 class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
-    """Sums are in nano-USD over the priced calls; `unpriced` calls have no price in this version."""
+    """Stored calls have other costs from now on. pricing_version: the price table's that gave them.
+
+    calls: all that it was about. unpriced: those of them without a price in this version.
+    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost.
+    """
 
     pricing_version: str
     calls: int
@@ -328,7 +384,11 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
 
 
 class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):
-    """state: ok, retrying, spilling or dropping."""
+    """How the trace's writer stands. ``ok``: it writes. ``retrying``: the store fails, events wait in memory.
+    ``spilling``: they go to a file beside it. ``dropping``: there is no room for them either.
+
+    previous, current: these words. reason: of the last failure. lost: events that nobody has any more, so far.
+    """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]
     current: Literal["ok", "retrying", "spilling", "dropping"]
@@ -337,7 +397,7 @@ class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_chang
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
-    """A stored event of a topic that this version doesn't know."""
+    """A stored event of a topic that this version doesn't know. topic: its own. raw: its JSON, as stored."""
 
     topic: str
     raw: msgspec.Raw
@@ -378,7 +438,11 @@ CatalogueEvent: TypeAlias = (
 class Envelope(msgspec.Struct, frozen=True):
     """An event on its way: where it stands in the order, when it happened, and what it belongs to.
 
-    seq: gapless per bus, from 1. ts_us: microseconds since the epoch. mono_ns: only differences mean anything.
+    seq: gapless per bus, from 1. run_id: of the bus. ts_us: microseconds since the epoch, UTC. mono_ns:
+    nanoseconds, of which only differences mean anything. data: the event. session_id, turn_id, request_id,
+    message_id: what it belongs to; None where it belongs to none. attempt: of its request, from 1.
+    caused_by: the request before it: the one whose failure a fallback follows, whose tools' results a further call
+    takes back, or that created the job. tags: the session's or the call's.
     """
 
     seq: int

@@ -65,8 +65,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """How a call came to its model. requested: as the caller named it. resolved_by: which rule matched: id, alias,
-    native_name, catalogue, passthrough or choice.
+    """How a call came to its model. requested: as the caller named it. model: ``provider:name``. provider: the
+    adapter's name. resolved_by: which rule matched: id, alias, native_name, catalogue, passthrough or choice.
 
     candidates: all that were considered, in the order in which they would be tried.
     """
@@ -81,7 +81,9 @@ class RoutingDecision(msgspec.Struct, frozen=True):
 class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """How an assistant message came about; assigned by the session manager.
 
-    model: ``provider:name`` of the model that served the call. latency_ms: from start to end of the call.
+    provider: the adapter's name. model: ``provider:name`` of the model that served the call. usage: of the call,
+    all its tokens. cost: of the call, under the current prices. routing: how it came to its model. request_id: of
+    the call, in the trace. latency_ms: milliseconds that the adapter's call took, with all its attempts.
     """
 
     provider: str
@@ -109,7 +111,8 @@ class Message(msgspec.Struct, frozen=True):
     """One entry of a conversation. Two messages say the same if role and content are equal.
 
     content: a sequence of blocks, kept as a tuple; a plain string becomes one TextBlock.
-    id, metadata: assigned by the session manager when the message enters a history.
+    id, metadata: assigned by the session manager when the message enters a history. name: of who speaks, for the
+    host's own use; no adapter sends it.
     Raises ValueError, naming the block, if a block may not stand in a message of that role.
     """
 
@@ -202,10 +205,12 @@ class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolDefinition(msgspec.Struct, frozen=True):
-    """A tool that the model may call. input_schema: JSON Schema with an object at its root.
+    """A tool that the model may call.
 
-    strict: ask the provider to enforce the schema; None leaves it to the adapter.
-    Raises ValueError if the name or the schema could not work on every provider.
+    name: a letter, then letters, digits, ``_`` and ``-``; at most 64 characters. description: for the model.
+    input_schema: JSON Schema with an object at its root. strict: ask the provider to enforce the schema; None
+    leaves it to the adapter. annotations: for who approves its calls. Raises ValueError if the name or the schema
+    could not work on every provider.
     """
 
     name: str
@@ -234,8 +239,8 @@ class ToolDefinition(msgspec.Struct, frozen=True):
 class SessionSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a session is made of besides its messages: content, like them.
 
-    model: a name, several in order, or an object that says how to choose. fallback, requires: as the session was
-    given them; None if it was not.
+    model: a name, several in order, or an object that says how to choose. tools: as models see them, without what
+    runs them. fallback, requires: as the session was given them; None if it was not.
     """
 
     model: Json
@@ -246,7 +251,9 @@ class SessionSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model may, must or must not call tools. tool_name: only, and always, with mode ``named``."""
+    """Whether the model may, must or must not call tools. mode: ``auto``, it may; ``none``; ``required``, some
+    tool; ``named``, that tool. tool_name: only, and always, with mode ``named``; otherwise ValueError is raised.
+    """
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     tool_name: str | None = None

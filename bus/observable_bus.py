@@ -23,7 +23,9 @@ _DEFAULT_POLICY = DropOldest()
 
 
 class BusStatistics(msgspec.Struct, frozen=True):
-    """published: events so far, which is also the last seq. after_close: those of them that came after `close`."""
+    """A snapshot of a bus. published: events so far, which is also the last seq. after_close: those of them that
+    came after `close`, and reached nobody. dead_letters: messages to actors that had stopped or were full, so far.
+    """
 
     run_id: str
     published: int
@@ -33,7 +35,10 @@ class BusStatistics(msgspec.Struct, frozen=True):
 
 
 class ObservableBus:
-    """What one can subscribe to: a `Bus`, or a `ReplayBus`. Code that only watches takes either."""
+    """What one can subscribe to: a `Bus`, or a `ReplayBus`. Code that only watches takes either.
+
+    run_id: of the events. clock: of their times.
+    """
 
     def __init__(self, run_id: str, clock: Clock) -> None:
         self.run_id = run_id
@@ -50,8 +55,12 @@ class ObservableBus:
 
         patterns: a topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one or
         more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
-        Close the subscription, or use it as a context manager: the bus holds it until then.
-        Raises ValueError for a pattern that could match nothing, WrongLoop in another thread.
+        policy: what to do when the reader is slow; `DropOldest(1024)` if it isn't given. name: for statistics; the
+        file and line of this call if it isn't given.
+
+        Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
+        closed from the beginning.
+        Raises ValueError for no pattern or one that could match nothing, WrongLoop in another thread.
         """
         self.check_thread()
         if not patterns:

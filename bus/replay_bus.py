@@ -48,7 +48,8 @@ class ReplayBus(ObservableBus):
     """Delivers envelopes again; made by `Bus.replay`, for one use.
 
     source: iterated once. speed: how many times as fast as it happened; None: without waiting. longest_pause:
-    seconds that are waited at most between two events, for histories with hours in which nothing happened.
+    seconds that are waited at most between two events, for histories with hours in which nothing happened; None:
+    no limit. Raises ValueError for a speed that isn't above 0, or a pause below 0.
 
     As an async context manager it replays in a task of its own from the moment that a reader waits for events, so
     that whoever subscribes before that misses nothing; leaving it ends the replay. What the source raises comes

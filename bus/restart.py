@@ -31,6 +31,7 @@ class RestartPolicy(msgspec.Struct, frozen=True):
     healthy_after: a child that lived this long starts a new row.
     backoff_base, backoff_cap: before the n-th restart in a row, a random time below
     ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes.
+    Raises ValueError for max_failures below 1.
     """
 
     max_failures: int = 5
@@ -56,7 +57,10 @@ def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failu
 
 
 def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[str, ...]:
-    """The children to restart when `failed` has ended, in their order of starting. ValueError if unknown."""
+    """The children to restart when `failed` has ended, in their order of starting. Pure.
+
+    children: all names, in that order. Raises ValueError if `failed` is none of them.
+    """
     position = children.index(failed)
     match strategy:
         case "one_for_one":

@@ -26,7 +26,11 @@ __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamLog", "StreamReade
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
-    """Counts of logs by stage; closed_bytes: of those that are over; max_lag: events, of the slowest reader."""
+    """A snapshot of a channel. open, kept, folded: logs at that stage now. evicted: logs forgotten so far.
+
+    closed_bytes: of memory, roughly, of those that are over. readers: of all logs. max_lag: events that the
+    slowest of them has not read yet.
+    """
 
     open: int
     kept: int
@@ -46,7 +50,8 @@ class _Closed(msgspec.Struct):
 class StreamChannel:
     """All streams of a host. For one thread.
 
-    retain_seconds: how long a closed log is kept event by event. max_bytes: of all closed logs together.
+    retain_seconds: how long a closed log is kept event by event, by `clock`; then it is folded. max_bytes: of all
+    closed logs together; above it the oldest are folded, and then forgotten.
     """
 
     def __init__(self, *, clock: Clock, retain_seconds: float = 60.0, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -76,7 +81,8 @@ class StreamChannel:
         coalesce: bool = False,
         min_interval: float = 0.0,
     ) -> StreamReader[TurnEvent]:
-        """A reader of a stream, running or over, from the event `from_seq` on; see `StreamLog.reader`.
+        """A reader of a stream, running or over, from the event `from_seq` on; `coalesce` and `min_interval` as
+        for `StreamLog.reader`.
 
         Its going never does anything to the stream. Raises UnknownStream, or ValueError for a seq beyond the end.
         """

@@ -32,7 +32,8 @@ class CallWarning(msgspec.Struct, frozen=True):
 
 
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
-    """The reply begins. model: as the provider names the one that serves the call.
+    """The reply begins. message_id: of the message that all its events are of; ours. model: as the provider names
+    the one that serves the call.
 
     warnings: what was known before the call; those of the response are all.
     """
@@ -45,7 +46,7 @@ class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
-    """More text."""
+    """More text. content_block_index: its block's place in the reply, from 0. message_id: of the reply."""
 
     text: str
     content_block_index: int = 0
@@ -59,7 +60,10 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
-    """More reasoning; `signature` stands on the block's last delta, if the provider signs."""
+    """More reasoning; `signature` stands on the block's last delta, if the provider signs.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     text: str
     signature: str | None = None
@@ -74,7 +78,10 @@ class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta")
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
-    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock."""
+    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     tool_use_id: str
     tool_name: str
@@ -84,7 +91,10 @@ class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
 
 
 class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_input_delta"):
-    """More of a call's arguments: a literal fragment of JSON text."""
+    """More of a call's arguments. partial_json: a literal fragment of JSON text.
+
+    content_block_index, message_id: as in `TextDelta`.
+    """
 
     tool_use_id: str
     partial_json: str
@@ -94,7 +104,11 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 
 
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
-    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed."""
+    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed.
+
+    final_input: all its arguments, as far as they are an object. content_block_index, message_id: as in
+    `TextDelta`.
+    """
 
     tool_use_id: str
     final_input: JsonObject
@@ -105,7 +119,11 @@ class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
 
 
 class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
-    """A whole block outside this catalogue (redacted thinking included), as the provider sent it."""
+    """A whole block outside this catalogue (redacted thinking included).
+
+    kind: the provider's name for it. raw: as the provider sent it. content_block_index, message_id: as in
+    `TextDelta`.
+    """
 
     kind: str
     raw: Json
@@ -115,7 +133,9 @@ class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block")
 
 
 class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
-    """The reply is over: all its content, why it ended, and what it used."""
+    """The reply is over: all its content, why it ended, and what it used. raw_stop_reason: the provider's own
+    word; None if it gave none, as when we ended it.
+    """
 
     final_content: tuple[ContentBlock, ...]
     stop_reason: StopReason
@@ -126,7 +146,9 @@ class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.comple
 
 
 class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
-    """One call of a turn, and the tools it asked for, are done."""
+    """One call of a turn, and the tools it asked for, are done. step: from 0. usage, cost: of that call;
+    message_id: of its message.
+    """
 
     step: int
     stop_reason: StopReason
@@ -137,7 +159,10 @@ class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
 
 
 class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
-    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds."""
+    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds.
+
+    error: type and text of what a failed or cancelled turn raised.
+    """
 
     status: str
     error: str | None = None

@@ -54,7 +54,11 @@ class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
 
 
 class ReaderStatistics(msgspec.Struct, frozen=True):
-    """seq: of the last event read, -1 before the first. lag: events appended and not yet read."""
+    """A snapshot of a reader. seq: of the last event read, -1 before the first. lag: events appended and not yet
+    read.
+
+    delivered: events given out, merged ones as one. resets: how often it got a StreamReset in place of events.
+    """
 
     seq: int
     lag: int
@@ -63,7 +67,10 @@ class ReaderStatistics(msgspec.Struct, frozen=True):
 
 
 class StreamLog(Generic[T]):
-    """The log of one stream. For one thread; a single message or a whole turn, as its owner likes."""
+    """The log of one stream: a single message or a whole turn, as its owner likes. For one thread.
+
+    stream_id: begins the id of every frame. on_close: called once, when it is closed.
+    """
 
     def __init__(self, stream_id: str, *, on_close: Callable[[StreamLog[T]], None] | None = None) -> None:
         self.stream_id = stream_id
@@ -94,7 +101,7 @@ class StreamLog(Generic[T]):
         return self._base + len(events) - 1
 
     def extend(self, events: Sequence[T]) -> None:
-        """Add several events at once: the same as appending each."""
+        """Add several events at once, as if each were appended. Raises anyio.ClosedResourceError after `close`."""
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
         self._events.extend(events)
@@ -169,7 +176,7 @@ class StreamLog(Generic[T]):
         return reader
 
     def since(self, seq: int) -> list[T]:
-        """The events from `seq` on, now and without waiting; what has been folded is left out."""
+        """The events from the one numbered `seq` on, now and without waiting; what has been folded is left out."""
         return self._events[max(seq - self._base, 0) :]
 
     def fold(self) -> None:
@@ -222,7 +229,7 @@ class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
     Ends when the log is closed and read to its end. Being slow costs nobody anything, being cancelled loses
-    nothing.
+    nothing. start, coalesce, min_interval: as given there.
     seq: of the last event read (of a merged one, the last that went into it), -1 before the first; to go on after
     it, attach with ``from_seq=reader.seq + 1``.
     """

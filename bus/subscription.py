@@ -53,7 +53,10 @@ class Lossless(msgspec.Struct, frozen=True):
 
 
 class DropOldest(msgspec.Struct, frozen=True):
-    """Keep the newest `capacity` events, and say in-band what was dropped."""
+    """Keep the newest `capacity` events, and say in-band, by a `Gap`, what was dropped.
+
+    Raises ValueError for a capacity below 1.
+    """
 
     capacity: int = 1024
 
@@ -63,9 +66,10 @@ class DropOldest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Keep the newest event per key, for at most `capacity` keys.
+    """Keep the newest event per key, for at most `capacity` keys; what is superseded is no loss, and no `Gap`.
 
     key: a quick pure function. An event for which it raises is kept under a key of its own.
+    Raises ValueError for a capacity below 1.
     """
 
     key: Callable[[Envelope], Hashable]
@@ -81,9 +85,10 @@ Policy: TypeAlias = Lossless | DropOldest | Latest
 
 
 class SubscriptionStatistics(msgspec.Struct, frozen=True):
-    """depth: events that wait. oldest_age_ms: how long the first of them has waited; 0.0 if none does.
+    """A snapshot of a subscription. depth: events that wait. oldest_age_ms: for how many milliseconds the first of
+    them has waited; 0.0 if none does. delivered, dropped: events so far.
 
-    created_at: ``file:line`` of the call of `subscribe`.
+    name: as given, or else created_at: ``file:line`` of the call of `subscribe`.
     """
 
     name: str
@@ -252,7 +257,7 @@ class Subscription:
         return 0.0 if oldest is None else (self._now_ns() - oldest.mono_ns) / 1e6
 
     def take(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest that wait, at most so many; None is all. An empty list if nothing waits."""
+        """The oldest events that wait, at most `limit`; None is all. An empty list if nothing waits."""
         buffer = self._buffer
         taken: list[Envelope] = []
         while buffer and len(taken) != limit:

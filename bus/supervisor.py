@@ -100,7 +100,7 @@ class Supervisor:
         """Supervise until `stop`, or until cancelled; children of an earlier run are started first, in order.
 
         Returns when nothing runs any more. Raises SupervisorEscalated if it gave up, and what a child's start
-        raised if one of an earlier run's children does not start.
+        raised if one of an earlier run's children does not start; RuntimeError if it runs already.
         """
         if self._group is not None:
             raise RuntimeError(f"supervisor {self.name} is running already")

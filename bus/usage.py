@@ -154,7 +154,8 @@ def usd_of(nano_usd: int) -> Decimal:
 class Cost(msgspec.Struct, frozen=True, gc=False):
     """Money, in integer nano-USD; None means unknown, which is never the same as zero.
 
-    pricing_version: the price table that gave the figure (12 hex digits), if one did.
+    nano_usd: billionths of a US dollar. source: how the figure was obtained. pricing_version: the price table that
+    gave the figure (12 hex digits), if one did.
     reason: why there is no figure, or what is remarkable about it.
     computed_nano_usd: what the price table gives, beside the figure of a provider that names its own; with it
     `pricing_version` is the table's, and `reason` says why the table has none.

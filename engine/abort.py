@@ -58,7 +58,10 @@ class AbortSignal:
         return lambda: None
 
     def watch_from_loop(self, callback: Callable[[], object]) -> Callable[[], None]:
-        """Like `watch`, but called back by the running event loop, and never before this returns."""
+        """Like `watch`, but called back by the running event loop, and never before this returns.
+
+        Raises RuntimeError where none runs.
+        """
         loop = asyncio.get_running_loop()
 
         def hand_over() -> None:
@@ -81,7 +84,9 @@ class AbortSignal:
         return self.wait().__await__()
 
     def wait_in_thread(self, seconds: float | None = None) -> bool:
-        """Sleep in a thread, at most so long: True, at once, when it was given up. Never on an event loop."""
+        """Sleep in a thread, at most so many seconds, None for as long as it takes: True, at once, when it was
+        given up; False when the time is over. Never on an event loop, which it would hold up.
+        """
         woken = threading.Event()
         forget = self.watch(woken.set)
         try:
@@ -108,11 +113,14 @@ class AbortSignal:
 
 
 class AbortController:
-    """What gives something up: hand out `signal`, then call `abort()`, from any thread, any number of times."""
+    """What gives something up: hand out `signal`, then call `abort()`, from any thread, any number of times.
+
+    A turn that is given one as `signal=` raises CancelledError then.
+    """
 
     def __init__(self) -> None:
         self.signal = AbortSignal()
 
     def abort(self, reason: str = "the caller gave up") -> None:
-        """Give it up. The first reason stays."""
+        """Give it up. The first reason stays; what a watcher raises is logged."""
         self.signal._abort(reason)

@@ -31,7 +31,8 @@ class StreamAccumulator:
     It takes the events of an adapter's stream, of a turn's log and of `stream()`. Where several messages follow
     each other, it is about the last one. request_id: the response's, which no event carries.
 
-    `content` is what has arrived, `closing_events()` what would end it now.
+    message_id: of the message that it is about, empty before it has begun; started: whether it has. complete: how
+    it ended; None while it comes.
     """
 
     def __init__(self, *, request_id: str = "") -> None:
@@ -142,7 +143,7 @@ class StreamAccumulator:
         self._open, self._pieces = None, []
 
     def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
-        """What keeps the stream invariants when nothing more will come; empty if the message has its end."""
+        """The events that end the message in order when nothing more will come; none if it has its end."""
         if self.complete is not None or not self.started:
             return []
         events: list[StreamEvent] = []

@@ -87,7 +87,12 @@ class Record(msgspec.Struct):
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """A record as hosts see it. model: None for the provider as a whole."""
+    """How a provider, or one of its models, stands.
+
+    model: ``provider:name``; None for the provider as a whole. state: ``available``; ``degraded``, chosen after
+    others; ``unavailable``, left alone for now; ``probing``, one call finds out. reason: why, in words.
+    retry_at_us: when it may be tried again, in microseconds since the epoch.
+    """
 
     provider: str
     model: str | None

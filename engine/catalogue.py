@@ -46,11 +46,13 @@ _SAME = {"images": "vision", "thinking": "reasoning"}
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a model; None is not known.
 
-    id: what its provider calls it. context_window: tokens of input and output together. max_output: tokens.
-    *_cost_per_million: USD for a million tokens, now, at the standard tier and of a small prompt; exact.
-    aliases: short names that Callboard knows it by. general: anybody may use it for anything; else it is for one
-    purpose, or for those who are let in. Dates are YYYY-MM-DD. deprecated: its provider advises against it.
-    retires: from then on it is gone.
+    id: what its provider calls it. display_name: for people. context_window: tokens of input and output together.
+    max_output: tokens. input_cost_per_million, output_cost_per_million: USD for a million tokens, now, at the
+    standard tier and of a small prompt; exact. aliases: short names that Callboard knows it by. general: anybody
+    may use it for anything; else it is for one purpose, or for those who are let in. released: since when it is
+    there, YYYY-MM-DD. deprecated: its provider advises against it. retires: from that day on it is gone.
+
+    All of it is from tables that are shipped, or of `callboard models update`; nobody is asked.
     """
 
     id: str
@@ -101,7 +103,8 @@ def list_models(
 ) -> list[ModelInfo]:
     """All known models that still are served: of a provider, or that are known to have a capability.
 
-    A provider's own table is in its order, the best first. Raises CallboardError for an unknown capability.
+    A provider's own table is in its order, the best first. include_retired: those, too, that are gone. Raises
+    CallboardError for an unknown capability, ConfigurationError as `get_model_info`.
     """
     return default_catalogue().models(provider, capability, include_retired=include_retired)
 

@@ -26,6 +26,7 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 class Requirements(msgspec.Struct, frozen=True):
     """What a host needs of a model, besides what its requests show.
 
+    min_context_tokens: its window, prompt and reply together, has at least so many.
     capabilities: names of `AdapterCapabilities` that must be true, with or without ``supports_``: ``"tools"``.
     Raises CallboardError for a name that is none.
     """

@@ -29,7 +29,8 @@ def home_folder() -> Path:
 def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
     """The registry of a file; of $CALLBOARD_HOME/models.yaml; or, if there is none, of the keys that are set.
 
-    Raises ConfigurationError.
+    path: of the file; None looks in $CALLBOARD_HOME, or ~/.callboard. environ: where keys are found.
+    Raises ConfigurationError, naming the file, the key and what was expected.
     """
     if path is not None:
         return read_models_yaml(path, environ)

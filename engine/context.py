@@ -71,7 +71,10 @@ class ContextPolicy(Protocol):
 
 
 class LastTurns:
-    """The last `turns` turns, the present one included; what came before is not sent."""
+    """The last `turns` turns, the present one included; what came before is not sent.
+
+    Raises ValueError for none.
+    """
 
     def __init__(self, turns: int) -> None:
         if turns < 1:
@@ -86,7 +89,8 @@ class LastTurns:
 class Truncate:
     """When the prompt is too long, leaves out the oldest turns.
 
-    keep: how much of the limit to fill then, so that it isn't needed again in the next turn.
+    keep: how much of the limit to fill then, between 0 and 1, so that it isn't needed again in the next turn.
+    Raises ValueError for another.
     """
 
     def __init__(self, *, keep: float = 0.7) -> None:
@@ -115,8 +119,10 @@ know of it to go on: facts, decisions, names, figures, open questions, results o
 class Summarise:
     """When the prompt is too long, has the older turns summarised, and sends the summary in their place.
 
-    keep_turns: how many of the last turns stay as they are. instructions: with ``{text}`` where the transcript
-    goes. The session's own model writes the summary, in several calls if it must read more than half its window.
+    The session's own model writes the summary, in several calls if it must read more than half its window; they
+    are traced, and paid with the turn. keep_turns: how many of the last turns stay as they are. instructions: with
+    ``{text}`` where the transcript goes.
+    Raises ValueError for no turns, or instructions without that place.
     """
 
     def __init__(self, *, keep_turns: int = 2, instructions: str = SUMMARY_PROMPT) -> None:

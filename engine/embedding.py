@@ -49,8 +49,8 @@ class EmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: of the vectors; None is the model's own number. input_type: what the texts are embedded for.
     truncate: cut a text that is too long; otherwise that is an error, where the provider lets us say so.
     fallback: names of the same model at other providers, to be tried in order; None leaves it to models.yaml.
-    at_once: batches under way side by side. provider_options: merged into the requests. max_retries, retry,
-    timeout_seconds: of each batch, instead of the adapter's. tags: of the calls, in the trace.
+    at_once: batches under way side by side, at most. provider_options: merged into the requests. max_retries,
+    retry, timeout_seconds: of each batch, instead of the adapter's. tags: of the calls, in the trace; never sent.
     """
 
     dimensions: int | None = None
@@ -81,9 +81,12 @@ class EmbeddingArguments(TypedDict, total=False):
 
 
 class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors, in the order of the texts. model: ``provider:name`` of the one that served the first batch.
+    """The vectors, in the order of the texts.
 
-    usage, cost: of all calls; the cost is unknown as soon as one of them is. calls: their request ids.
+    model: ``provider:name`` of the one that served the batch that ended first. usage, cost: of all calls that gave
+    vectors; the cost is unknown as soon as one of them is. calls: their request ids, in the order in which they
+    ended.
+    warnings: what was left out, changed or estimated, each once.
     """
 
     vectors: tuple[Vector, ...]

@@ -71,7 +71,8 @@ if TYPE_CHECKING:
 class Engine(ObjectMethods, MediaMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
-    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop.
+    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop: from any other its
+    methods raise WrongLoop, and without one CallboardError. Once closed it stays closed.
 
     models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
     keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: keep what is said,
@@ -80,8 +81,12 @@ class Engine(ObjectMethods, MediaMethods):
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
     `callboard prices update`, else the shipped ones. middleware: around calls, the outermost first, see
-    `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
+    `engine.middleware`. limits, timeouts: see `Limits` and `Timeouts`. clock: of all times, ids and randomness.
+    providers: adapters by their names, besides those that are configured; see `register`.
     Raises ConfigurationError.
+
+    bus: where everything is published; subscribe to it. streams: of turns, see `attach`. availability: how
+    providers and models stand. registry: the configuration in force. store: the trace; None without one.
     """
 
     def __init__(
@@ -125,7 +130,9 @@ class Engine(ObjectMethods, MediaMethods):
 
     @classmethod
     def from_env(cls) -> Engine:
-        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone."""
+        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone. Raises
+        ConfigurationError.
+        """
         return cls()
 
     # -- providers
@@ -143,9 +150,10 @@ class Engine(ObjectMethods, MediaMethods):
     def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
         """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
 
-        adapter: one that is made, which is the engine's from now on, and used as it is after a crash, too; or
-        what makes one each time. prices_as: the provider whose published prices its models have, where its class
-        doesn't say it. Turns that begin from now on know it, and a reload leaves it. Raises ConfigurationError.
+        Turns that begin from now on know it, and a reload leaves it. adapter: one that is made, which is the
+        engine's from now on, and used as it is after a crash, too; or what makes one each time. prices_as: the
+        provider whose published prices its models have, where its class doesn't say it.
+        Raises ConfigurationError for a name that is taken, or that models can't be called by.
         """
         entry = entry_of(name, adapter, prices_as)
         self.registry = self.registry.with_adapter(entry)
@@ -169,10 +177,12 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> Session:
         """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
 
+        tools: of its turns. session_id: instead of a new one. tags: of its calls, for the trace; never sent.
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
         it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
-        sends all of it. name: for people. Raises ConfigurationError.
+        sends all of it. name: for people. Raises ConfigurationError, also for two tools of one name;
+        CallboardError if a session of that id is open.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -202,13 +212,13 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> Session:
         """A stored session, with its history as it was; also one of another process, or of one that was killed.
 
-        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. approve: as in `session`. Raises CallboardError
-        if the session is open, is not stored, or not as a whole; ConfigurationError if its model is not known
-        here; StoreError.
-
         From then on the session is this engine's. With `capture_content`, another engine that had it open learns
         so with its next turn, which raises SessionTakenOver.
+
+        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
+        model, system_prompt, fallback: instead of the stored ones. approve, context: as in `session`.
+        Raises CallboardError if the session is open, is not stored, or not as a whole; ConfigurationError if its
+        model is not known here; StoreError.
         """
         hosted = await self.start()
         await hosted.settle()
@@ -221,7 +231,9 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
-        """The sessions that are open here, and those of the trace, the latest first. Raises StoreError."""
+        """The sessions that are open here, and at most `limit` of the trace, the latest first; None is all of
+        them. Raises StoreError.
+        """
         return await listed(self, limit)
 
     async def delete_session(self, session_id: str) -> bool:
@@ -255,7 +267,8 @@ class Engine(ObjectMethods, MediaMethods):
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn.
 
-        Raises UnknownStream, WrongLoop.
+        from_seq: the first event that is wanted, from 0; ``"tail"``: what comes from now on. Raises UnknownStream
+        for a turn that is over for too long, ValueError for a seq beyond the end, WrongLoop.
         """
         self.require_loop()
         return self.streams.attach(stream_id, from_seq=from_seq)
@@ -292,7 +305,8 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> CanonicalResponse:
         """One reply to a request, without a session: routed, traced and priced, and no tools are run.
 
-        The request keeps its ids, unless they are empty. Raises what `Session.send` raises.
+        The request keeps its ids, unless they are empty. tags: for the trace, never sent. Raises what
+        `Session.send` raises.
         """
         return await complete(self, request, tags=tags)
 
@@ -335,7 +349,10 @@ class Engine(ObjectMethods, MediaMethods):
         on_usage: OnUsage | None = None,
         **arguments: Unpack[Arguments],
     ) -> StreamResult:
-        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run."""
+        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run.
+
+        Raises TypeError for arguments that a request can't have besides it.
+        """
         if isinstance(model, CanonicalRequest):
             if prompt is not None or arguments.keys() - {"tags"}:
                 raise TypeError(
@@ -357,10 +374,13 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> EmbeddingResult:
         """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
 
-        model: any of its names, or several names of one and the same model; None is the configured default. For
-        the options see `EmbeddingOptions`. Each batch is retried by itself. Raises PartialEmbeddingError if some
-        texts could not be embedded, with the vectors of the others; AdapterError if none could;
-        ConfigurationError.
+        Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
+        Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
+        model: any of its names, or several names of one and the same model; None is the configured default.
+        options: the fields of `EmbeddingOptions`.
+        Raises PartialEmbeddingError if some texts could not be embedded, with the vectors of the others;
+        AdapterError if none could; ConfigurationError, also for two models whose vectors can't be compared;
+        AdmissionError.
         """
         from .embedding import EmbeddingOptions, embed
 
@@ -383,13 +403,16 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> RepriceReport:
         """What the stored calls cost under another price table, and unless `dry_run`, from now on everywhere.
 
-        Live messages show the new costs afterwards. as_model: as if every call had gone to that model; never kept.
-        Raises StoreError, ConfigurationError.
+        Live messages show the new costs afterwards. version: a table, or the version of one that the trace knows.
+        where: only these calls. as_model: as if every call had gone to that ``provider:name``; never kept.
+        Raises StoreError; CallboardError without a trace.
         """
         return await self.money.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back, also in live messages. Raises StoreError if there is none."""
+        """Take the latest repricing back, also in live messages. Raises StoreError if there is none,
+        CallboardError without a trace.
+        """
         return await self.money.undo_reprice()
 
     # -- the life of the engine
@@ -406,8 +429,8 @@ class Engine(ObjectMethods, MediaMethods):
     async def start(self) -> Hosted:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
-        Raises CallboardError once it is closed, WrongLoop from another loop than its first, StoreError if the
-        trace file isn't ours.
+        Raises CallboardError once it is closed, or where no asyncio loop runs; WrongLoop from another loop than
+        its first; StoreError if the trace file isn't ours.
         """
         require_asyncio()
         if self._hosted is None:
@@ -423,21 +446,22 @@ class Engine(ObjectMethods, MediaMethods):
             require_loop(self._hosted.loop, instead)
 
     def forget_host(self) -> None:
-        """A start failed; the next one may try again."""
+        """For the engine's own parts: a start failed; the next one may try again."""
         self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop.
+        """Stop everything in order, and close the store; what was stopped, None if it had never started.
 
         What is under way is cancelled: whoever waits for it gets CancelledError, with what had arrived. Nothing
-        new may begin any more. Raises WrongLoop.
+        new may begin any more. It takes `Timeouts.shutdown` at most, and is idempotent; from any task of the
+        engine's loop. Raises WrongLoop, and what had ended the engine before, such as SupervisorEscalated.
         """
         self.require_loop()
         hosted = self._hosted
         return await hosted.stop() if hosted is not None else None
 
     async def flush(self) -> None:
-        """Return when everything published so far is committed to the trace."""
+        """Return when everything published so far is committed to the trace. Raises StoreError if it can't be."""
         hosted = await self.start()
         await hosted.flush()
 
@@ -458,7 +482,8 @@ class Engine(ObjectMethods, MediaMethods):
     async def health(self, *, offline: bool = False, time_limit: float = 5.0) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
 
-        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop while the engine runs.
+        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop if the engine runs on
+        another loop.
         """
         from .health import examine
 
@@ -469,7 +494,10 @@ class Engine(ObjectMethods, MediaMethods):
     # -- what turns need
 
     async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
-        """Run a turn below the session manager. Raises SessionBusy; ActorStopped if the manager stays down."""
+        """For the engine's own parts: run a turn below the session manager.
+
+        Raises SessionBusy; ActorStopped if the manager stays down; what `start` raises.
+        """
         hosted = await self.start()
         await come_up(hosted.manager)
         turn.enter_queue()
@@ -480,7 +508,10 @@ class Engine(ObjectMethods, MediaMethods):
             raise
 
     async def admit(self) -> None:
-        """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError."""
+        """For the engine's own parts: let a turn begin, once the trace writer is not too far behind.
+
+        Raises AdmissionError.
+        """
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is not None:
             await admit(writer, self._limits)
@@ -501,7 +532,7 @@ class Engine(ObjectMethods, MediaMethods):
         return self.adapters.running
 
     def new_limiter(self, entry: AdapterEntry) -> CallSlots:
-        """The slots for calls of one adapter."""
+        """For the engine's own parts: the slots for calls of one adapter."""
         return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
 
     @property
@@ -511,7 +542,7 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def shutdown_seconds(self) -> float:
-        """For how long at most all actors may take to stop."""
+        """For how many seconds at most all actors may take to stop."""
         return self._timeouts.shutdown
 
 

@@ -38,7 +38,9 @@ _LONGEST_DETAIL = 400
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One finding. fix: what to do if it is not `ok`; if it is, what would make more possible, or nothing."""
+    """One finding. name: what was looked at. detail: what was found. fix: what to do if it is not `ok`; if it is,
+    what would make more possible, or nothing.
+    """
 
     name: str
     ok: bool
@@ -47,7 +49,7 @@ class Check(msgspec.Struct, frozen=True):
 
 
 class HealthReport(msgspec.Struct, frozen=True):
-    """ok: every check is."""
+    """What `Engine.health` found. ok: every check is. checks: in the order of looking."""
 
     ok: bool
     checks: tuple[Check, ...]

@@ -6,11 +6,13 @@ import msgspec
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer
-    may be behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it.
+    """Bounds of an engine.
 
-    retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
-    attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
+    calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer may be
+    behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it, before AdmissionError.
+    retain_streams_seconds, retain_streams_bytes: for how long, and in how much memory together, the streams of
+    turns that are over can still be attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream
+    outlives its turn and its readers.
     """
 
     calls_per_provider: int = 256
@@ -22,10 +24,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported.
+    """Time limits of an engine, in seconds. Those of a call are its adapter's, see `AdapterConfig`.
 
-    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool:
-    of one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
+    shutdown: for all actors to stop; what has not stopped by then is cancelled and reported. turn: from asking for
+    it to its end, waiting included; None is as long as its calls and tools may take. tool: of one call of a tool
+    that has no `timeout_seconds` of its own.
     """
 
     shutdown: float = 15.0

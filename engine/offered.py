@@ -28,9 +28,10 @@ class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
 
     id: ``provider:name``. provider: the adapter's name. kind: what it is for. listed: in models.yaml; else in the
     catalogue, and its provider's key is there. state: as the engine has found it so far, or ``not_configured``,
-    for want of a key or of an adapter that can be made; reason says why it is not available. capabilities: of the
-    model through its adapter, corrected by models.yaml; None if there is no adapter to ask. *_cost_per_million:
-    USD under the engine's prices, now. info: what the catalogue knows of it, if anything.
+    for want of a key or of an adapter that can be made; reason says why it is not available. wire_name: what the
+    provider calls it. capabilities: of the model through its adapter, corrected by models.yaml; None if there is
+    no adapter to ask. input_cost_per_million, output_cost_per_million: USD for a million tokens under the engine's
+    prices, now; None if it is unpriced. info: what the catalogue knows of it, if anything.
     """
 
     id: str

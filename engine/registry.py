@@ -22,7 +22,11 @@ from .nearest import nearest
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request to a model asks where its caller says nothing."""
+    """What a request to a model asks where its caller says nothing; None leaves it to the model.
+
+    max_output_tokens: of a reply, reasoning included. temperature: mostly from 0 to 2. effort: of reasoning, in
+    the model's own words.
+    """
 
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -38,10 +42,12 @@ _MOST_FOUND = 1024
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One configured adapter.
 
-    prices_as: the provider whose published prices its models have, where its type and address don't say it.
+    name: stands before the colon of its models' names. type: a registered one, or ``package.module:Class``.
+    config: what it is made with. prices_as: the provider whose published prices its models have, where its type
+    and address don't say it.
     missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
-    more wait. None is the engine's `Limits.calls_per_provider`. The rest is for its models where they don't say
-    otherwise themselves; see `ModelEntry`.
+    more wait. None is the engine's `Limits.calls_per_provider`. capabilities, defaults, tools, prompt_addendum:
+    for its models, where they don't say otherwise themselves; see `ModelEntry`.
 
     make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
     the same one, which is the host's own.
@@ -76,8 +82,11 @@ ModelKind: TypeAlias = Literal["chat", "embedding", "image", "video"]
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One listed model. id: ``provider:name``. wire_name: what the provider calls it.
+    """One listed model. id: ``provider:name``. adapter: by its name. wire_name: what the provider calls it.
 
+    tier: a name among its adapter's models. aliases: further names. can_delegate: for hosts; kept, and not used
+    here. max_output_tokens: the most that may be asked for. defaults: what requests ask where
+    callers say nothing. tools: how it is given tools.
     fallback: names of the models to try, in order, when this one fails. capabilities: fields of
     `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
     max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
@@ -124,12 +133,12 @@ class Resolved(msgspec.Struct, frozen=True):
 
 
 class ModelRegistry:
-    """The adapters and models of a configuration; immutable. default_model: for callers that name none.
+    """The adapters and models of a configuration; immutable. adapters: by name. models: by id, as given, and
+    completed by the settings of their adapters.
 
-    default_provider: the adapter that names go to which mean nothing else; None makes them errors. models: as
-    given, and completed by the settings of their adapters.
-
-    removed: names that an earlier configuration of the same engine had; they are errors, never passed through.
+    default_model: for callers that name none. default_provider: the adapter that names go to which mean nothing
+    else; None makes them errors. source: where it comes from, for messages. removed: names that an earlier
+    configuration of the same engine had; they are errors, never passed through.
     Raises ConfigurationError if a name is taken twice, or leads nowhere.
     """
 

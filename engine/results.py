@@ -22,8 +22,8 @@ from bus import Cost
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it.
 
-    message: the reply as it stands in the history, with its metadata. tool_results: in the order of their calls;
-    none where no tool was run. cost: of the reply.
+    message: the reply as it stands in the history, with its metadata. response: the reply as the adapter gave it.
+    tool_results: in the order of their calls; none where no tool was run. cost: of the reply.
     """
 
     message: Message

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What a host holds of a conversation. Made by `Engine.session()`."""
+    """What a host holds of a conversation. Made by `Engine.session()`. For the engine's event loop; its turns run
+    one after the other, and at most 16 wait.
+    """
 
     def __init__(self, engine: Engine, state: SessionState) -> None:
         self._engine = engine
@@ -45,7 +47,8 @@ class Session:
     def model(self) -> str:
         """The model of the next turn, in words. Assigning takes effect with the next turn.
 
-        What may be assigned: any of a model's names, a sequence of them, or a `ModelChoice`.
+        What may be assigned: any of a model's names, a sequence of them, or a `ModelChoice`. Raises
+        ConfigurationError for a name that there isn't.
         """
         return in_words(self._state.model)
 
@@ -98,8 +101,13 @@ class Session:
     ) -> Message:
         """One turn, not streamed; the assistant's last message.
 
-        options: the fields of `TurnOptions`. Raises AdapterError with `.turn` (the turn may be sent again: an
-        unanswered one leaves the history as it was), ConfigurationError, CapabilityError, SessionBusy.
+        Cancelling the task that waits here cancels the turn. model: of this turn alone. options: the fields of
+        `TurnOptions`.
+        Raises AdapterError, of its many classes; CancelledError (ours) after `cancel()`, RequestTimeoutError when
+        the turn's time is up; ConfigurationError; SessionBusy if too many turns wait, SessionTakenOver,
+        AdmissionError, StoreError; and what middleware, hooks and policies of the host raise. What failed has
+        `.turn`, with its `steps`, `messages` and `cost` so far. It may be sent again: a turn that nothing answered
+        leaves the history as it was.
         """
         turn = self._new_turn(content, model, streamed=False, options=options)
         task = await self._engine.start_turn(turn)
@@ -112,7 +120,10 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnArguments],
     ) -> TurnStream:
-        """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`."""
+        """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
+
+        It begins when it is entered. Arguments, and what is raised there and by iterating: as in `send`.
+        """
         turn = self._new_turn(content, model, streamed=True, options=options)
         return TurnStream(self._engine, turn)
 
@@ -127,8 +138,8 @@ class Session:
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
         """Another session that begins with this one's history, or its first `at` messages.
 
-        Model, tools, system prompt, tags and name are the same; from here on both go their own ways. Raises
-        CallboardError if there is no such message.
+        Model, tools, system prompt, tags and name are the same; from here on both go their own ways. session_id:
+        instead of a new one. Raises CallboardError if there is no such message, or a session of that id is open.
         """
         return self._engine.open_sessions.open(
             fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at)
@@ -155,10 +166,11 @@ class Session:
     ) -> Message:
         """Answer open calls, and go on with the turn; the assistant's last message.
 
-        answers: by the calls' ids, `Approved()` to run one, `Denied(reason)`, or its result: what the tool would
-        give back, a `ToolError`, or a ToolResultBlock. While some are left open, nothing is asked of the model. An
-        empty mapping goes on after a turn that failed when all was answered. options, and what is raised: as in
-        `send`, and CallboardError for what is no answer to an open call; then nothing has been run.
+        While some are left open, nothing is asked of the model. An empty mapping goes on after a turn that failed
+        when all was answered. answers: by the calls' ids, `Approved()` to run one, `Denied(reason)`, or its
+        result: what the tool would give back, a `ToolError`, or a ToolResultBlock. model, options: as in `send`.
+        Raises what `send` raises, and CallboardError for what is no answer to an open call; then nothing has been
+        run.
         """
         turn = self._continued(answers, model, streamed=False, options=options)
         task = await self._engine.start_turn(turn)
@@ -210,7 +222,8 @@ class TurnStream:
     """A turn as it happens: an async context manager, and an async iterator of its events.
 
     Leaving early cancels the turn, unless it was detached; then the session runs it to its end. A reader that
-    comes back after the stream was folded gets one StreamReset in place of the events it missed.
+    comes back after the stream was folded gets one StreamReset in place of the events it missed. What the turn
+    raised is raised when its events have been read. Reading before it is entered raises CallboardError.
     """
 
     def __init__(self, engine: Engine, turn: Turn) -> None:

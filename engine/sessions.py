@@ -129,7 +129,9 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is open here, stored, or both. stored: None if nothing of it is in the trace yet."""
+    """A session that is open here, stored, or both. name: for people. model: of its next turn, in words. tags: of
+    its calls. open: here. stored: None if nothing of it is in the trace yet.
+    """
 
     session_id: str
     name: str | None

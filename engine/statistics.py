@@ -38,7 +38,9 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Before the start there is no supervisor and no writer; after the end, what they last counted.
 
     uptime_seconds: since the start; once closed, how long it was up. sessions: those somebody still holds.
-    turns_waiting: for an earlier turn of their session.
+    turns_running: under way now. turns_waiting: for an earlier turn of their session. providers: whose adapters
+    were needed so far, with their calls. availability: of all that aren't simply available. prices_version: of the
+    table in force.
     """
 
     state: Literal["new", "starting", "running", "closed"]

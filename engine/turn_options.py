@@ -24,11 +24,15 @@ StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a turn may ask of the model; None leaves it to the model's defaults.
 
+    max_output_tokens: of each reply, reasoning included. temperature, top_p, frequency_penalty, presence_penalty,
+    seed, verbosity, user, stop_sequences, output_schema, tool_choice, parallel_tool_calls, reasoning_effort,
+    provider_options: as in `CanonicalRequest`; what a model doesn't take is left out with a warning. max_retries,
+    retry: of each call, instead of the adapter's.
     max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. stop_when: ends it earlier.
     approve: decides about each call of a tool before it runs; None leaves it to the session. repair_tool_call:
     mends arguments that don't fit. timeout_seconds: of the whole turn, None is the engine's `Timeouts.turn`.
-    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: see
-    AdapterConfig.
+    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: seconds, see
+    `AdapterConfig`.
     schema_mode: how the reply is held to `output_schema`: by the model itself, or else CapabilityError
     (``native``), or, by a model that takes no schema, through a tool call that is forced and comes back as text,
     or an instruction (``auto``, see `schema_means`). Only `generate_object` checks the reply.

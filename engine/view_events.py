@@ -37,7 +37,11 @@ from bus.usage import StopReason, TokenUsage
 
 
 class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
-    """A piece of text begins."""
+    """A piece of text begins.
+
+    segment_id: the same for its start, its deltas and its end. message_id: of the message that it belongs to.
+    content_block_index: its place in the reply's content, from 0.
+    """
 
     segment_id: str
     message_id: str
@@ -46,7 +50,7 @@ class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
 
 
 class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
-    """A piece of text is over. text: all of it."""
+    """A piece of text is over. text: all of it. segment_id, message_id, content_block_index: as in `TextStart`."""
 
     segment_id: str
     text: str
@@ -56,7 +60,7 @@ class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
 
 
 class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start"):
-    """The model begins to reason."""
+    """The model begins to reason. segment_id, message_id, content_block_index: as in `TextStart`."""
 
     segment_id: str
     message_id: str
@@ -65,7 +69,10 @@ class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start")
 
 
 class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
-    """A piece of reasoning is over. text: all of it that can be seen."""
+    """A piece of reasoning is over. text: all of it that can be seen. signature: of a provider that signs.
+
+    segment_id, message_id, content_block_index: as in `TextStart`.
+    """
 
     segment_id: str
     text: str
@@ -76,7 +83,10 @@ class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
 
 
 class ProviderEvent(msgspec.Struct, frozen=True, tag="provider.event"):
-    """A whole block outside this catalogue, as the provider sent it."""
+    """A whole block outside this catalogue. kind: the provider's name for it. raw: as the provider sent it.
+
+    message_id, content_block_index: as in `TextStart`.
+    """
 
     kind: str
     raw: Json

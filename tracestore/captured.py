@@ -48,10 +48,11 @@ class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionCon
 
 
 class Capture:
-    """Turns what is published into what may be stored. redact: the host's hook, called once for each message.
+    """Turns what is published into what may be stored.
 
     The hook runs on the event loop and must not block. The system prompt passes it as a message of the system's;
     tools' definitions don't. A message on which it raises, or returns neither a message nor None, isn't stored.
+    redact: the host's hook, called once for each message; None stores all as it is.
     """
 
     def __init__(self, redact: Redact | None = None) -> None:

@@ -94,7 +94,8 @@ RESUMABLE = """
 
 
 class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as it is stored. messages: those there are, in order. missing: what isn't, and why, in words.
+    """A session as it is stored. name: for people. messages: those there are, in order. missing: what isn't, and
+    why, in words.
 
     setup: None if it isn't stored. withheld: why the setup has no system prompt although the session had one.
     """

@@ -23,11 +23,13 @@ from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sums of a group of calls. key: its values, in the order asked for; days are ISO dates (UTC).
 
-    Tokens: `total_input_tokens` includes those read from and written to the provider's cache, which are also
-    given apart. Costs: nano-USD over the calls that have one; `cost_nano_usd` is the current one, or the one under
-    the version asked for. unpriced: calls with usage, but without a current cost; they are in no sum.
-    at_call_time_unpriced: the same of the costs at call time.
-    estimated: how many of the calls have usage that was estimated.
+    calls: attempts that have ended or not, as rows of the trace. total_input_tokens: with those read from
+    and written to the provider's cache, which are also given apart (`cached_input_tokens`,
+    `cache_creation_input_tokens`). output_tokens: `reasoning_tokens` included. cost_nano_usd: over the calls that
+    have a cost, the current one or the one under the version asked for. at_call_time_nano_usd: the same of the
+    costs when they were called. unpriced: calls with usage, but without a current cost; they are in no sum.
+    at_call_time_unpriced: the same of the costs at call time. estimated: how many of the calls have usage that was
+    estimated.
     """
 
     key: tuple[str, ...]

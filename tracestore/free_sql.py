@@ -15,7 +15,7 @@ from .migrations import check
 
 
 class SqlResult(msgspec.Struct, frozen=True):
-    """columns: their names. truncated: there were more rows than asked for."""
+    """What a statement found. columns: their names. truncated: there were more rows than asked for."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[SqlValue, ...], ...]
@@ -25,7 +25,7 @@ class SqlResult(msgspec.Struct, frozen=True):
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:
     """Run one statement on a connection of its own that can't write.
 
-    Raises StoreError if it does anything but read, is no SQL, or takes longer than `seconds`.
+    Raises StoreError if it does anything but read, is no SQL, or takes longer than `seconds`; ValueError.
     """
     if limit < 0 or seconds <= 0:
         raise ValueError("limit must not be negative, and seconds must be positive")

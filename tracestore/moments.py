@@ -10,8 +10,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_us(moment: int | datetime) -> int:
-    """Microseconds since the epoch, of those or of an aware datetime."""
-    return moment if isinstance(moment, int) else (moment - _EPOCH) // timedelta(microseconds=1)
+    """Microseconds since the epoch, of those or of an aware datetime. Raises ValueError for a naive one."""
+    if isinstance(moment, int):
+        return moment
+    if moment.tzinfo is None:
+        raise ValueError(f"{moment} has no time zone: nobody knows which moment that is")
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def from_us(moment_us: int) -> datetime:

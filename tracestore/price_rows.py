@@ -83,11 +83,15 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return "output" if name == "reasoning" and self.reasoning is None else name
 
     def covers(self, at_us: int, total_input_tokens: int) -> bool:
-        """Whether the row is valid at that moment and for a call of that size."""
+        """Whether the row is valid at that moment (`at_us`, microseconds UTC) and for a call of that size
+        (`total_input_tokens`).
+        """
         return self.valid_at(at_us, total_input_tokens, at_us // US_PER_SECOND % DAY_SECONDS)
 
     def valid_at(self, at_us: int, total_input_tokens: int, second_of_day: int) -> bool:
-        """`covers` with the time of day given apart from the moment."""
+        """`covers` with `second_of_day`, the seconds since midnight UTC, given apart from the moment `at_us`.
+        `total_input_tokens`: the size.
+        """
         return (
             (self.valid_from is None or at_us >= self.valid_from)
             and (self.valid_to is None or at_us < self.valid_to)

@@ -66,8 +66,8 @@ class Component(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True):
     """How a cost came about. The components sum to `pico_usd` exactly; the cost is that sum, rounded once.
 
-    row: the price row that applied; rule: how it was found. components is empty, and pico_usd None, if the call is
-    unpriced.
+    model: ``provider:name`` as routed. row: the price row that applied; rule: how it was found, in words.
+    components, pico_usd: empty and None if the call is unpriced.
     """
 
     model: str
@@ -81,8 +81,9 @@ class Explanation(msgspec.Struct, frozen=True):
 class PriceTable:
     """An immutable set of price rows, known by the hash of its contents.
 
-    version: the first 12 hex digits of the SHA-256 of its rows; equal tables have equal versions.
-    label: for people. Raises ConfigurationError if rows overlap or hold impossible values.
+    version: the first 12 hex digits of the SHA-256 of its rows and aliases; equal tables have equal versions.
+    label: for people. aliases: names that are priced as others.
+    Raises ConfigurationError if rows overlap or hold impossible values, or an alias is none.
     """
 
     __slots__ = ("_matcher", "aliases", "label", "rows", "version")
@@ -158,7 +159,11 @@ class PriceTable:
         priced_as: str | None = None,
         service_tier: str | None = None,
     ) -> PriceRow | None:
-        """The row for a ``provider:name`` at a moment (microseconds UTC) and size; None if there is none."""
+        """The row for a ``provider:name`` at a moment and size; None if there is none.
+
+        at_us: microseconds UTC. total_input_tokens: of the call. served_model, priced_as: see `matches`.
+        service_tier: as the provider names it; None: the usual one.
+        """
         found = self._find(model, at_us, total_input_tokens, served_model, priced_as, service_tier)
         return None if found is None else found.row
 
@@ -214,7 +219,7 @@ class PriceTable:
         served_model: str | None = None,
         priced_as: str | None = None,
     ) -> Explanation:
-        """Like `price()`, with every component: count times rate."""
+        """Like `price()`, with every component: count times rate. at_us and the others: the same."""
         tier = usage.service_tier
         match = self._find(model, at_us, usage.total_input_tokens, served_model, priced_as, tier)
         row, rule = (None, "") if match is None else (match.row, match.rule)

@@ -111,10 +111,11 @@ _COUNT_OLD_CALLS = f"""
 
 
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What went, or with `dry_run` would go; attempts, not calls, are counted. before_us: the cutoff, UTC.
+    """What went, or with `dry_run` would go. before_us: the cutoff, in microseconds UTC; 0 if there was none.
 
-    bodies: of captured content. bytes_before, bytes_after: of the pages in use. file_bytes: of the database file
-    afterwards. Sessions, runs and bodies are counted when they have gone: a dry run says 0.
+    attempts: of calls; events; costs: under any price version. sessions, runs, bodies (of captured content):
+    counted when they have gone, so a dry run says 0. bytes_before, bytes_after: of the pages in use. file_bytes:
+    of the database file afterwards.
     """
 
     dry_run: bool

@@ -25,12 +25,13 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Which calls; what is None doesn't matter. All conditions must hold.
 
     since, until: when the attempt started, from inclusive to exclusive; microseconds UTC, or an aware datetime.
-    model: as routed; ``provider:name``, or the name alone, and with ``*`` at its end any that begin so.
-    tags: all of them, with these values.
-    turn_id: has no index of its own; in a large file say the session too.
-    unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much.
-    Both are about the current cost, or the one under the version that is asked for. operation: ``chat``,
-    ``embeddings``, ``image``, ``video_create`` (a job's creation) or ``video`` (what it came to).
+    provider: the adapter's name. model: as routed; ``provider:name``, or the name alone, and with ``*`` at its end
+    any that begin so. status: ``started``, ``completed``, ``failed`` or ``cancelled``. tags: all of them, with
+    these values. turn_id: has no index of its own; in a large file say the session too. error_class: a value of
+    `ErrorClass`. operation: ``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``.
+    unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much;
+    both by the current cost, or the one under the version that is asked for.
+    Raises ValueError for a datetime without a time zone.
     """
 
     since: int | datetime | None = None
@@ -49,8 +50,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
-            if isinstance(moment, datetime) and moment.tzinfo is None:
-                raise ValueError("CallFilter takes datetimes with a time zone")
+            if moment is not None:
+                to_us(moment)  # which refuses a datetime without a time zone, here and not in some query later
 
     def condition(self, cost: str | None = None) -> tuple[str, list[SqlValue]]:
         """An SQL condition on ``calls AS c``, and its parameters.
@@ -100,12 +101,20 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class CallRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt of one call, as the store knows it.
+    """One attempt of one call, as the store knows it. What is None isn't known, or not yet.
 
-    started_us, finished_us: microseconds UTC. first_token_ms, latency_ms: milliseconds from the start.
-    model: ``provider:name`` as routed. priced_as: the ``provider:name`` whose prices it has, if another's.
-    operation: ``chat`` or ``embeddings``.
-    retry_count: retries before this attempt. usage: None if none is known.
+    call_id: the row's number in the file, in the order of storing. request_id: of the call, with all its attempts.
+    attempt: from 1. started_us, finished_us: of the attempt, microseconds UTC. first_token_ms, latency_ms:
+    milliseconds from the call's begin to its first content and to the attempt's end; waiting for a slot and
+    earlier attempts are in them.
+    provider: the adapter's name. model: ``provider:name`` as routed. requested_model: as the caller named it.
+    served_model: what the provider says it ran. priced_as: the ``provider:name`` whose prices it has, if
+    another's.
+    operation: ``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``. caused_by: the request before
+    it, see `Envelope`. reason: ``first``, ``retry`` or ``repair``. estimated_input_tokens: our estimate before it
+    was sent. warnings: codes. error_class, error_type, error_message: of a failed one. provider_status: of HTTP.
+    retry_count: retries before this attempt. will_retry, delay_seconds: whether another followed, and after how
+    long. retry_after_seconds: the provider's hint. usage: None if none is known.
     at_call_time: the cost when it was called; None while the call runs and if it ended without one.
     cost: under the current price version, or the one that was asked for; calls that it doesn't cover keep the
     cost at call time.

@@ -28,10 +28,11 @@ class StoredEvents:
 
     Within a run that is the order of `seq`. Filters combine; what is None doesn't matter.
 
+    It may be iterated again, and is read again then. run_id, session_id, request_id: only events of that one.
     topics: patterns as `Bus.subscribe` takes them. since, until: from inclusive to exclusive, microseconds UTC or
     aware datetimes. types: a host's own events, which otherwise come as `UnknownEvent`. page: events per read.
-    It may be iterated again, and is read again then. Raises ValueError for a pattern that could match nothing;
-    iterating raises StoreError if the file can't be read.
+    Raises ValueError for a pattern that could match nothing, and a page below 1; iterating raises StoreError if
+    the file can't be read.
     """
 
     def __init__(

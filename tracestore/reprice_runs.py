@@ -18,7 +18,11 @@ from .queries import CallFilter
 
 
 class ModelReprice(msgspec.Struct, frozen=True):
-    """What a repricing did to one model's calls. Sums are nano-USD over the calls that have a cost."""
+    """What a repricing did to one model's calls. model: ``provider:name`` as routed. calls: how many.
+
+    unpriced: calls without a cost now; unpriced_before: without one until now. before_nano_usd, after_nano_usd:
+    sums over the calls that have a cost.
+    """
 
     model: str
     calls: int
@@ -29,7 +33,10 @@ class ModelReprice(msgspec.Struct, frozen=True):
 
 
 class DayReprice(msgspec.Struct, frozen=True):
-    """The same for the calls of one day (UTC), an ISO date."""
+    """What a repricing did to the calls of one day. day: an ISO date, UTC.
+
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
+    """
 
     day: str
     calls: int
@@ -40,7 +47,10 @@ class DayReprice(msgspec.Struct, frozen=True):
 
 
 class SessionReprice(msgspec.Struct, frozen=True):
-    """The same for the calls of one session; of those without one, the id is empty."""
+    """What a repricing did to the calls of one session; of those without one, the id is empty.
+
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
+    """
 
     session_id: str
     calls: int
@@ -53,8 +63,10 @@ class SessionReprice(msgspec.Struct, frozen=True):
 class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a repricing did, or would do.
 
-    calls: those with usage that match the filter. unpriced: those of them without a cost in this version;
-    unpriced_before: without one until now. Sums are nano-USD over the calls that have a cost. models: the same by
+    version: the price table's, 12 hex digits; label: its name for people. calls: those with usage that match the
+    filter. unpriced: those of them without a cost in this version; unpriced_before: without one until now.
+    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost. as_model: what they were priced as,
+    if that was asked for. models: the same by
     routed model, the greatest sum first; days: by day, in order; sessions: the greatest sum first, empty unless
     they were asked for. previous_version: what was current before; `undo_reprice()` goes back to it.
     run_id: its number in the history; None if it was only tried.
@@ -79,9 +91,11 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
 class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One repricing in the file's history.
 
-    finished_us: None if it never came to its end. undone_us: when it was undone. last_call: the number of the
-    last call that it is to price; done: of the last that it has priced. replaced: the versions that were current
-    before, in their order; None if it isn't finished. Times are microseconds UTC, sums nano-USD.
+    id: its number. version, label: the price table's. where: only these calls. started_us, finished_us, undone_us:
+    microseconds UTC; finished_us is None if it never came to its end. calls, unpriced, sum_before_nano_usd,
+    sum_after_nano_usd: as in `RepriceReport`; None until it is finished. last_call: the number of the last call
+    that it is to price; done: of the last that it has priced. replaced: the versions that were current before, in
+    their order; None if it isn't finished. by_session: whether sessions are to be compared as well.
     """
 
     id: int

@@ -37,7 +37,9 @@ class SavedReplies:
         return rows[0][0] if rows else None
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply until then, in the place of an earlier one."""
+        """Keep a reply, in the place of an earlier one. now_us, until_us: the moment, and the one from which on it
+        is no longer good, in microseconds since the epoch.
+        """
         await self._open()
         tidy = self._puts % _TIDY_EVERY == 0
         self._puts += 1
@@ -55,6 +57,7 @@ class SavedReplies:
         await self._database.write(work)
 
     async def aclose(self) -> None:
+        """Close the file. Idempotent."""
         await self._database.close()
 
     async def _open(self) -> None:

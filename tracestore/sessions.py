@@ -12,9 +12,11 @@ from .queries import WITH_CURRENT_COST, tags_of
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session and what it used so far, all attempts of all its calls together.
 
-    first_us, last_us: of its first and last event. model: the current one. cost_nano_usd: the sum over the calls
-    that have a cost under the current prices; `unpriced` counts those with usage that have none. messages: how
-    many of its messages are stored; resumable: whether that is the whole session.
+    first_us, last_us: of its first and last event, microseconds UTC. model: the current one. turns: begun so far.
+    calls: attempts.
+    total_input_tokens: cached ones included. cost_nano_usd: the sum over those that have a cost under the current
+    prices; unpriced: how many have usage and no cost. messages: how many of its messages are stored; resumable:
+    whether that is the whole session.
     """
 
     session_id: str

@@ -17,7 +17,9 @@ from .queries import CallFilter
 
 
 class Percentiles(msgspec.Struct, frozen=True):
-    """count: of the calls behind them; the three values are None if there are none."""
+    """How values are spread. count: of the attempts behind them; p50, p90, p99: the value that so many percent of
+    them don't exceed, one that occurred; None if there are none.
+    """
 
     count: int = 0
     p50: float | None = None
@@ -29,9 +31,9 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """A group of attempts. key: its values, in the order asked for; days are ISO dates (UTC).
 
     attempts: all of them; completed, failed, cancelled, running: how they stand. retried: failed ones after which
-    the call went on. tokens: as in `CostRow`. cache_hit_rate: of all input tokens the part that came from the
-    cache, 0 to 1; None without input.
-    latency_ms: of completed attempts, start to end. first_token_ms: of all that had a first token.
+    the call went on. total_input_tokens, output_tokens, cached_input_tokens: as in `CostRow`.
+    latency_ms: of completed attempts, from the call's begin to its end; waiting for a slot and earlier attempts
+    are in it. first_token_ms: of all that had a first token, from the call's begin.
     tokens_per_second: output tokens over the time from the first token to the end, to a tenth, of completed
     streamed attempts with at least two output tokens and a usage that is no estimate.
     """
@@ -59,9 +61,10 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
 class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     """Failed attempts with the same class of error on the same model.
 
-    attempts: how many; ended: after how many of them the call was over; the others were retried. calls: how many
-    calls they belong to. first_us, last_us: microseconds UTC. The rest is the latest one's: `provider_status` is
-    the HTTP status, None if there was no answer.
+    model: ``provider:name`` as routed. attempts: how many; ended: after how many of them the call was over; the
+    others were retried. calls: how many calls they belong to. first_us, last_us: when, microseconds UTC.
+    error_type, error_message, provider_status, provider_code, request_id: of the latest one; the status is of
+    HTTP, None if there was no answer.
     """
 
     error_class: str

@@ -46,8 +46,12 @@ if TYPE_CHECKING:
 class TraceStore:
     """A trace file. Use it on one event loop; every method raises StoreError if the file can't be used.
 
+    A moment is microseconds since the epoch, UTC, or an aware datetime; for a naive one ValueError is raised.
+
     path: of the file, made when it is opened (mode 0600, its folder 0700). durability: ``normal`` loses nothing
     committed when the process is killed, ``full`` nothing when the power fails. readonly: as `open_readonly`.
+    clock: of what the file says of itself, such as when a repricing began. Raises ValueError for another
+    durability.
     """
 
     def __init__(
@@ -157,9 +161,10 @@ class TraceStore:
     async def calls_after(
         self, call_id: int, where: CallFilter | None = None, limit: int = 1000, *, under: str | None = None
     ) -> list[CallRow]:
-        """Attempts of calls in the order in which they were first stored, from the one after `call_id` on.
+        """At most `limit` attempts of calls in the order in which they were first stored, after `call_id`.
 
         For reading all of them in pages: begin with 0, go on with the last row's `call_id`, end with no rows.
+        under: as in `calls`.
         """
         sql, values = calls_after_query(where, under, call_id, limit)
         return [call_row(row) for row in await self._database.read(sql, values)]
@@ -178,8 +183,8 @@ class TraceStore:
     ) -> list[Envelope]:
         """Stored events in the order in which they were committed; `limit` None is all of them.
 
-        topic: one topic, or a family such as ``llm.*``. since, until: from inclusive to exclusive, microseconds
-        UTC or aware datetimes. An event of an unknown topic comes as an `UnknownEvent`.
+        An event of an unknown topic comes as an `UnknownEvent`. topic: one topic, or a family such as ``llm.*``.
+        since, until: moments, from inclusive to exclusive. after_id: only events behind that number in the file.
         """
         rows = await self.numbered_events(
             run_id=run_id,
@@ -205,7 +210,9 @@ class TraceStore:
         after_id: int = 0,
         limit: int | None = 1000,
     ) -> list[tuple[int, Envelope]]:
-        """Like `events()`, each with its number in the file: pass the last one as `after_id` to read on."""
+        """Like `events()`, of the same arguments, each event with its number in the file: at most `limit`, and
+        pass the last number as `after_id` to read on.
+        """
         sql, values = events_query(
             run_id=run_id,
             session_id=session_id,
@@ -224,7 +231,7 @@ class TraceStore:
         return int(rows[0][0])
 
     async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
-        """Sessions with what they used and cost, the one with the latest event first."""
+        """Sessions with what they used and cost, the latest event first; `limit` None is all of them."""
         return await sessions(self._database, limit)
 
     async def job(self, provider: str, job_id: str) -> StoredJob:
@@ -240,14 +247,18 @@ class TraceStore:
     ) -> list[CostRow]:
         """What calls used and cost, summed by the given dimensions, the dearest first; `by=()` gives one total.
 
-        by: of `tracestore.dimensions.DIMENSIONS`, or ``tag:KEY``. Raises ValueError for anything else.
+        by: day (UTC), provider, model, session_id, turn_id, status, served_model, error_class, stop_reason,
+        operation, or ``tag:KEY``. under: the price version whose costs are wanted; None: the current one. Raises
+        ValueError for another dimension.
         """
         return await costs(self._database, where or CallFilter(), by, under)
 
     async def statistics(
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
     ) -> list[StatisticsRow]:
-        """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`."""
+        """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`. Raises
+        ValueError for another dimension.
+        """
         from .statistics import statistics
 
         return await statistics(self._database, where or CallFilter(), by)
@@ -264,7 +275,8 @@ class TraceStore:
         """What one SQL statement finds; it can only read, for at most `seconds`, at most `limit` rows.
 
         It runs on a connection of its own, so nobody waits for it. The tables are described in
-        `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time.
+        `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time; ValueError
+        for a negative limit or no time at all.
         """
         from .free_sql import select
 
@@ -311,12 +323,13 @@ class TraceStore:
     async def forget_content(self, before: int | datetime) -> int:
         """Delete all content that was last said before a moment, and return how many bodies went.
 
-        before: microseconds UTC, or an aware datetime. Events and costs stay; sessions that began earlier can't be
-        resumed any more. The bytes are overwritten in the file; those in its log go with the next checkpoint.
+        Events and costs stay; sessions that began earlier can't be resumed any more. The bytes are overwritten in
+        the file; those in its log go with the next checkpoint. before: a moment.
         """
         from .expiry import forget_content
 
-        return await self._database.write(lambda statements: forget_content(statements, to_us(before)))
+        before_us = to_us(before)
+        return await self._database.write(lambda statements: forget_content(statements, before_us))
 
     # -- Health
 
@@ -350,9 +363,10 @@ class TraceStore:
     ) -> PruneReport:
         """Delete what is old, in short transactions between which others write; see `tracestore.pruning`.
 
-        before: calls that ended, and events, before that moment. max_bytes: then the oldest of the rest, until
-        no more than so many bytes are in use. dry_run: only count; of `max_bytes` that is an estimate. vacuum:
-        rewrite the file afterwards, which makes writers wait. Interrupted, it has done a part; again, the rest.
+        Interrupted, it has done a part; again, the rest. before: calls that ended, and events, before that moment.
+        max_bytes: then the oldest of the rest, until no more than so many bytes are in use. dry_run: only count;
+        of `max_bytes` that is an estimate. vacuum: rewrite the file afterwards, which makes writers wait.
+        progress: told what has gone so far, after every step.
         """
         from .pruning import Pruning
 
@@ -389,11 +403,13 @@ class TraceStore:
     ) -> RepriceReport:
         """Work out what stored calls cost under another price table, and make that the current cost.
 
-        table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
-        as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
-        by_session: compare sessions too. progress: told between chunks how far it is.
         Events and costs at call time stay as they are; `undo_reprice()` goes back. One that is interrupted has
         changed nothing yet; `resume_reprice()` goes on with it.
+
+        table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
+        as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
+        by_session: compare sessions too. progress: told between chunks how many calls are done, and of how many.
+        Raises StoreError, also for a version that this file doesn't know.
         """
         if isinstance(table, str):
             table = await repricing.stored_table(self._database, table)
@@ -408,9 +424,10 @@ class TraceStore:
     async def resume_reprice(
         self, run_id: int | None = None, *, progress: OnProgress | None = None
     ) -> RepriceReport:
-        """Go on with a repricing that was interrupted, the latest unless told; the report is that of the whole.
+        """Go on with a repricing that was interrupted; the report is that of the whole.
 
-        Raises StoreError if there is none.
+        run_id: its number, see `reprice_runs`; None takes the latest. progress: as in `reprice`. Raises StoreError
+        if there is none.
         """
         async with self._repricing:
             begun = await reprice_runs.interrupted(self._database, run_id)
@@ -423,11 +440,16 @@ class TraceStore:
             return await run.resume(begun)
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back: what was current before it is current again. Raises StoreError."""
+        """Take the latest repricing back: what was current before it is current again. Raises StoreError if there
+        is none.
+        """
         return await reprice_runs.undo(self._database, self._clock.now_us())
 
     async def use_prices(self, version: str | None) -> None:
-        """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time."""
+        """Choose which costs are the current ones: those of an earlier repricing, or (None) those at call time.
+
+        Raises StoreError for a version that this file doesn't know.
+        """
         await repricing.use_prices(self._database, version)
 
     async def current_prices(self) -> CurrentPrices:

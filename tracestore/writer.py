@@ -63,9 +63,11 @@ class Source(Protocol):
 
 
 class WriterCore:
-    """The writer without an actor around it. For one event loop.
+    """The writer without an actor around it; made by `for_bus`. For one event loop.
 
-    on_state: told of each change of state; must not raise. spill_path: None keeps everything in memory.
+    sink: what stores, such as a TraceStore. source: what gives events, such as a subscription. spill_path: None
+    keeps everything in memory. database_path: of the trace file; the spill files that earlier processes left
+    beside it are taken up. on_state: told of each change of state; must not raise.
     close_lost: ends the runs whose processes died, once what they had spilled is written.
     capture: clears the content of messages for storing, when they come in; None stores none.
     """

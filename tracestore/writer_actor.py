@@ -37,6 +37,7 @@ class TraceWriter(Actor):
         context.spawn(pump, name="pump")
 
     async def receive(self, message: object) -> object:
+        """Takes `Flush`. Raises TypeError for anything else."""
         match message:
             case Flush():
                 await self.core.flush()

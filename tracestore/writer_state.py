@@ -30,7 +30,9 @@ class WriterOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WriterStatistics(msgspec.Struct, frozen=True):
-    """waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
+    """A snapshot of a writer, in events. state: ``ok``, ``retrying``, ``spilling`` or ``dropping``.
+
+    waiting: published and not committed, spilled ones included. spilled: of those, in the spill file.
     waiting_bytes: roughly what those in memory keep alive, messages that they only refer to included.
 
     committed: events since the start. lost: events that nobody has any more; their seq lies between

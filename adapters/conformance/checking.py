@@ -33,7 +33,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check came to. reason: why it was skipped, or what was found instead."""
+    """What a check came to. reason: why it was skipped, or what was found instead. error: of one that failed."""
 
     check: Check
     result: Literal["passed", "failed", "skipped"]

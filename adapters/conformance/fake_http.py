@@ -12,13 +12,18 @@ import anyio.lowlevel
 from adapters.transport import HttpReply, HttpRequest
 
 HANG = float("inf")
+"""A wait that never ends, as a step of a `FakeReply`."""
 
 Step: TypeAlias = "bytes | float | Exception"
 """Of a body: a piece; seconds to wait (HANG: for ever); an error."""
 
 
 class FakeReply:
-    """A reply that does what `steps` say, and remembers whether it was closed."""
+    """A reply that does what `steps` say, and remembers whether it was closed.
+
+    steps: pieces of its body as bytes, seconds to wait (HANG: for ever), errors to raise. status: of HTTP. wait:
+    seconds before its head. read: how many steps were taken.
+    """
 
     def __init__(
         self, *steps: Step, status: int = 200, headers: Mapping[str, str] | None = None, wait: float = 0.0
@@ -32,6 +37,7 @@ class FakeReply:
         self.closed = False
 
     async def chunk(self) -> bytes | None:
+        """The next piece; None at the end. Raises a step that is an error."""
         await anyio.lowlevel.checkpoint()
         while self.read < len(self.steps):
             step = self.steps[self.read]
@@ -50,7 +56,10 @@ class FakeReply:
 
 
 class FakeTransport:
-    """Answers the n-th request with the n-th of its replies; one request too many is an assertion error."""
+    """Answers the n-th request with the n-th of its replies; one request too many raises AssertionError.
+
+    requests: what was sent, in order. closed: whether `aclose` was called.
+    """
 
     def __init__(self, *replies: FakeReply | Exception) -> None:
         self.replies = list(replies)
@@ -58,6 +67,7 @@ class FakeTransport:
         self.closed = False
 
     async def send(self, request: HttpRequest) -> HttpReply:
+        """The next reply. Raises what stands in its place, or AssertionError where there is none."""
         await anyio.lowlevel.checkpoint()
         self.requests.append(request)
         if len(self.requests) > len(self.replies):

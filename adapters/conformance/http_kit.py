@@ -89,6 +89,7 @@ class HttpKit(Kit):
     # -- replies
 
     def whole(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        """A reply of `body`."""
         return self._whole(self.body(text, calls, stop))
 
     def chunks(self, text: str = "", calls: int = 0, stop: str = "end") -> list[bytes]:
@@ -96,6 +97,7 @@ class HttpKit(Kit):
         return [self.write_event(*event) for event in self.events(text, calls, stop)]
 
     def streamed(self, text: str = "", calls: int = 0, stop: str = "end") -> FakeReply:
+        """A reply of `chunks`."""
         return self.stream_of(*self.chunks(text, calls, stop))
 
     def stream_of(self, *steps: Step) -> FakeReply:
@@ -103,6 +105,7 @@ class HttpKit(Kit):
         return FakeReply(*steps, headers={"content-type": self.content_type, self.request_id_header: "their_1"})
 
     def failing(self, condition: str) -> FakeReply:
+        """A reply of `error_body`. Raises NotShown."""
         return self._failing(Fails(condition))
 
     # -- scenes
@@ -202,7 +205,7 @@ def halves(text: str) -> tuple[str, str]:
 
 
 def arguments(call: int) -> str:
-    """The arguments of one of CALLS as JSON text."""
+    """The arguments of one of CALLS as JSON text. call: which, from 0."""
     return msgspec.json.encode(CALLS[call][1]).decode()
 
 

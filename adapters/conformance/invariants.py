@@ -39,7 +39,7 @@ def require(condition: object, message: str) -> None:
 
 
 def check_stream(events: Sequence[StreamEvent]) -> MessageComplete:
-    """Every invariant at once. Returns the last event."""
+    """Every invariant of a stream at once. Returns the last event; raises AssertionError for what is broken."""
     last = check_order(events)
     check_indexes(events)
     check_blocks(events)

@@ -52,6 +52,7 @@ TOOLS = tuple(
     )
     for name, given in CALLS
 )
+"""The tools that CALLS call."""
 
 STOPS = {"end": StopReason.END_TURN, "tools": StopReason.TOOL_USE, "length": StopReason.MAX_TOKENS}
 
@@ -108,15 +109,16 @@ class Silent(msgspec.Struct, frozen=True):
 
 
 Scene: TypeAlias = Says | Fails | Unreachable | Silent
+"""What a provider does with one request."""
 
 
 @dataclass
 class Stage:
     """An adapter before its provider.
 
-    asked: how many requests the provider got. released: whether every connection that the adapter held is given
-    back. requests: what went over HTTP; None for an adapter without. patience: for how many seconds real sockets
-    may take to be closed.
+    clock: the adapter's. model: to be asked, with its prefix. asked: how many requests the provider got. released:
+    whether every connection that the adapter held is given back. requests: what went over HTTP; None for an
+    adapter without. patience: for how many seconds real sockets may take to be closed.
     """
 
     adapter: ProviderAdapter

@@ -43,7 +43,7 @@ class FakeClock:
     """A `bus.clock.Clock` that the test decides.
 
     Inside a loop, virtual or trio's MockClock, its times go with the loop's; `advance` moves it ahead of them.
-    Ids count; `random` gives `randomness`.
+    Ids count. randomness: what `random` gives, in [0, 1). epoch_us: when it begins, in microseconds UTC.
     """
 
     def __init__(self, *, randomness: float = 0.5, epoch_us: int = 1_700_000_000_000_000) -> None:
@@ -53,6 +53,7 @@ class FakeClock:
         self._ids = 0
 
     def advance(self, seconds: float) -> None:
+        """Move its times ahead by so many seconds, which nobody waits for."""
         self._advanced_ns += round(seconds * 1e9)
 
     def monotonic_ns(self) -> int:

@@ -58,9 +58,10 @@ RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
 def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
-    """The batches of texts of so many estimated tokens each; together they are all texts, in order.
+    """The batches of texts of so many estimated tokens each; together they are all texts, in order. Pure.
 
-    A text that is larger than a whole request stands alone.
+    A text that is larger than a whole request stands alone. estimates: tokens, by text. can: the model's limits,
+    of whose tokens only 80 % are filled, since estimates err.
     """
     limit = can.max_request_tokens
     most = None if limit is None else limit * SHARE_OF_TOKENS
@@ -113,6 +114,7 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
     """Run all batches, at most `at_once` side by side. An AdapterError is not raised, but kept: see `Gathered`.
 
     run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are.
+    Raises what `run` raises besides.
     """
     gathered = Gathered([None] * texts)
     waiting = list(reversed(batches))
@@ -191,8 +193,11 @@ async def embed_all(
 ) -> EmbeddingResponse:
     """The vectors of as many texts as there are, in order. Needs no engine.
 
-    Each batch is a request of its own, with the request's id and a number. Raises PartialEmbeddingError, which has
-    what was embedded; AdapterError if nothing was, or there is nothing to embed.
+    Each batch is a request of its own, with the request's id and the places of its texts (``mine.0-100``); it is
+    retried by itself. Cancelling loses the vectors that had come, and they are paid for. at_once: batches under
+    way side by side, at most. on_attempt: told of all batches' attempts.
+    Raises PartialEmbeddingError, which has what was embedded; AdapterError if nothing was, or there is nothing to
+    embed.
     """
     can = adapter.get_embedding_capabilities(request.model)
     estimates = [adapter.estimate_text_tokens(text, model=request.model) for text in request.inputs]

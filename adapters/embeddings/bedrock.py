@@ -2,6 +2,9 @@
 
 Titan and Nova take one text a request. The reply of every family is told by its form, so that a name that hides
 the family (an inference profile, a provisioned model) is no obstacle to reading it.
+
+Limits are those of Bedrock's user guide (docs.aws.amazon.com, seen on 2026-11-22): Titan V2 reads 8192 tokens and
+gives 1024, 512 or 256 dimensions.
 """
 
 from __future__ import annotations
@@ -175,8 +178,9 @@ class BedrockOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BedrockAdapter(EmbeddingOnlyAdapter):
     """The embedding models of Amazon Bedrock, with one of Bedrock's API keys (a bearer token, not a signature).
 
-    A request's ``provider_options["bedrock"]`` is merged into the body. Raises ConfigurationError for options that
-    it doesn't understand.
+    `config.options`: ``region``, ``us-east-1`` if it isn't given. A request's ``provider_options["bedrock"]`` is
+    merged into the body. A conversation is refused with CapabilityError. Raises ConfigurationError for options
+    that it doesn't understand.
     """
 
     default_name = "bedrock"

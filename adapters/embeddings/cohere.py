@@ -1,4 +1,9 @@
-"""Cohere's ``/v2/embed``, and the same request and reply as Bedrock has them."""
+"""Cohere's ``/v2/embed``, and the same request and reply as Bedrock has them.
+
+Limits are those of docs.cohere.com (the endpoint's reference, and its page of Embed models), seen on 2026-11-22:
+96 texts a request. Of v3 models 512 tokens a text is what Cohere reads; what is longer is an error or is cut, as
+`truncate` says.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +136,12 @@ def _billed(meta: msgspec.Raw) -> _Billed:
 
 
 class CohereAdapter(EmbeddingOnlyAdapter):
-    """Cohere's embedding models. A request's ``provider_options["cohere"]`` is merged into the body."""
+    """Cohere's embedding models. A conversation is refused with CapabilityError.
+
+    A request's ``provider_options["cohere"]``, or under the adapter's own name, is merged into the body. Usage is
+    what Cohere bills (``billed_units``). Without an input type, which its models want, texts are embedded as
+    documents, with a warning.
+    """
 
     default_name = "cohere"
     default_base_url = "https://api.cohere.com"

@@ -36,6 +36,7 @@ InputType: TypeAlias = Literal[
 """What a text is embedded for. A search embeds its documents as ``document`` and what is searched as ``query``."""
 
 INPUT_TYPES: tuple[InputType, ...] = get_args(InputType)
+"""All input types."""
 
 Encoding: TypeAlias = Literal["base64", "float"]
 """How vectors come over the wire: the bytes of their float32 numbers, or JSON numbers, which take more."""
@@ -44,8 +45,9 @@ Encoding: TypeAlias = Literal["base64", "float"]
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can embed through its adapter. None: not known, so nothing is refused or cut for it.
 
-    max_inputs, max_request_tokens: of one request. max_input_tokens: of one text. dimensions: of a vector where
-    none are asked for. supports_dimensions: others may be asked for; dimension_choices: which, () for any fewer.
+    max_inputs: texts in one request. max_request_tokens: of one request, all its texts together. max_input_tokens:
+    of one text. dimensions: of a vector where none are asked for. supports_dimensions: others may be asked for;
+    dimension_choices: which, () for any fewer.
     input_types: those that make a difference. supports_truncation: the request may say whether a text that is too
     long is cut. cuts_silently: without being told, or unable to be told, the provider cuts it. encodings: how
     vectors can be had, the better one first.
@@ -81,12 +83,14 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model: as many texts as it takes at once.
 
-    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. dimensions: of the
-    vectors; None is the model's own number. input_type: what the texts are embedded for; left out with a warning
-    where that makes no difference. truncate: whether a text that is too long may be cut; otherwise it is an error,
-    where the provider lets us say so. encoding: how the vectors come; None is the best that the provider has.
+    request_id: the caller's, passed to `cancel()`. inputs: the texts. model: with or without its ``provider:``
+    prefix; a name with a colon of its own needs it. dimensions: of the vectors; None is the model's own number.
+    input_type: what the texts are embedded for; left out with a warning where that makes no difference. truncate:
+    whether a text that is too long may be cut; otherwise it is an error, where the provider lets us say so.
+    encoding: how the vectors come; None is the best that the provider has.
     provider_options: merged into the body, by protocol or provider, as in a conversation's request.
-    max_retries, retry, timeout_seconds: override the configuration's.
+    max_retries, retry, timeout_seconds: instead of the configuration's, see `AdapterConfig`.
+    Raises TypeError if `inputs` is a single string, ValueError for an unknown input type.
     """
 
     request_id: str
@@ -118,7 +122,9 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The vectors of one request, in the order of its inputs. model: ``provider:name`` of the one that served it.
 
-    usage: input tokens only; an estimate where the provider counts none. latency_ms: with all attempts.
+    usage: input tokens only; an estimate where the provider counts none. latency_ms: milliseconds, with all
+    attempts; of several batches, the slowest's. response_id, provider_request_id: the provider's own, of the first
+    batch. warnings: what was left out, changed or estimated.
     """
 
     request_id: str
@@ -140,9 +146,11 @@ class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class EmbeddingAdapter(Protocol):
-    """One provider's embeddings. Usable alone: construct, call, close. Calls may run side by side.
+    """One provider's embeddings. Usable alone: construct, call, close. Calls may run side by side, on one event
+    loop.
 
-    Only AdapterError is ever raised by a call, besides the event loop's cancellation.
+    Only AdapterError is ever raised by a call, besides the loop's cancellation. name: stands before the colon of
+    its models' names.
     """
 
     name: str
@@ -150,7 +158,11 @@ class EmbeddingAdapter(Protocol):
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """The vectors of one request, which must keep the model's limits; `embed_all` cuts up what doesn't."""
+        """The vectors of one request, which must keep the model's limits; `embed_all` cuts up what doesn't.
+
+        Raises CapabilityError, before anything is sent, for what the model can't do; ContextOverflowError for a
+        text that is too long; other AdapterErrors. on_attempt: as in `ProviderAdapter.complete`.
+        """
         ...
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
@@ -162,7 +174,7 @@ class EmbeddingAdapter(Protocol):
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running. Idempotent."""
+        """Stop a request. True if it was running, False if it had ended or is unknown. Idempotent."""
         ...
 
     async def close(self) -> None:
@@ -173,8 +185,10 @@ class EmbeddingAdapter(Protocol):
 class PartialEmbeddingError(AdapterError):
     """Some of the texts could not be embedded, after all retries; the others were.
 
+    The cause is the first failure; `retryable` if all of them are of a passing kind.
+
     vectors: in the order of the inputs, None where there is none. failures: why, by the input's index. usage: of
-    those that were embedded. The cause is the first failure; `retryable` if all of them are of a passing kind.
+    those that were embedded, which are paid for.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""Gemini's ``batchEmbedContents``: a list of requests, each with its own text."""
+"""Gemini's ``batchEmbedContents``: a list of requests, each with its own text.
+
+A batch has at most 100, as the API itself says of a larger one (400, "at most 100 requests can be in one batch").
+"""
 
 from __future__ import annotations
 

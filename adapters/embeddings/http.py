@@ -21,7 +21,7 @@ from adapters.estimate import estimate_tokens
 from adapters.http_adapter import WireCall, bearer
 from adapters.http_attempts import HttpAttempts
 from adapters.normaliser import StreamNormaliser
-from bus.errors import CapabilityError, InvalidRequestError
+from bus.errors import AdapterError, CapabilityError, InvalidRequestError
 from bus.usage import TokenUsage, UsageSource
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
@@ -74,7 +74,11 @@ class EmbedsOverHttp(AskingAdapter):
         self, attempts: HttpAttempts, request: EmbeddingRequest, written: _Written
     ) -> EmbeddingResponse:
         found, answer = await self.ask(attempts, written.call, request.request_id, written.wire.read)
-        check_vectors(found, written.request)
+        try:
+            check_vectors(found, written.request)
+        except AdapterError as error:
+            error.usage = self._usage(found, request)  # it was billed all the same
+            raise
         attempts.first_event()
         warnings = list(written.warnings)
         if found.input_tokens is None:
@@ -105,7 +109,9 @@ class EmbedsOverHttp(AskingAdapter):
 
 
 class EmbeddingOnlyAdapter(EmbedsOverHttp):
-    """Base of the adapters whose provider holds no conversations: asking for one is a CapabilityError."""
+    """Base of the adapters whose provider holds no conversations: asking for one is a CapabilityError, or, past
+    that, an InvalidRequestError.
+    """
 
     capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
 

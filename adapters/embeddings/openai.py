@@ -1,4 +1,8 @@
-"""OpenAI's ``/v1/embeddings``, which many servers speak, with a few differences that are fields below."""
+"""OpenAI's ``/v1/embeddings``, which many servers speak, with a few differences that are fields below.
+
+Limits are those that the types of OpenAI's own package (3.54.0) document: 8192 tokens a text, 300,000 in a
+request, and 2048 texts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Voyage AI: OpenAI's shape of a reply, and a request of its own."""
+"""Voyage AI: OpenAI's shape of a reply, and a request of its own.
+
+Limits are those of docs.voyageai.com (its reference of the endpoint, and its table of models), seen on 2026-11-22:
+1000 texts a request, and by model 120,000, 320,000 or 1,000,000 tokens in all of them together.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +41,8 @@ _MODELS: tuple[tuple[str, EmbeddingCapabilities], ...] = (
     (r"voyage-(?:3\.5|[4-9])$", msgspec.structs.replace(_CHOSEN, max_request_tokens=320_000)),
     (r"voyage-(?:\d+-large|code-[3-9])$", _CHOSEN),
     (r"voyage-2$", msgspec.structs.replace(_FIXED, max_input_tokens=4000, max_request_tokens=320_000)),
-    (r"voyage-(?:law|code)-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000)),
+    (r"voyage-law-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000)),
+    (r"voyage-code-2$", msgspec.structs.replace(_FIXED, max_input_tokens=16_000, dimensions=1536)),
 )
 _OF_TOMORROW = msgspec.structs.replace(_FIXED, dimensions=None, supports_dimensions=True)
 """What is known of a model that isn't in the table: the tightest of the limits."""
@@ -72,7 +77,11 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
 
 
 class VoyageAdapter(EmbeddingOnlyAdapter):
-    """Voyage AI's embedding models. A request's ``provider_options["voyage"]`` is merged into the body."""
+    """Voyage AI's embedding models. A conversation is refused with CapabilityError.
+
+    A request's ``provider_options["voyage"]``, or under the adapter's own name, is merged into the body. Where no
+    input type is said, Voyage embeds the text as it is.
+    """
 
     default_name = "voyage"
     default_base_url = "https://api.voyageai.com"

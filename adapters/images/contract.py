@@ -23,15 +23,17 @@ from bus.json_types import Json
 from bus.usage import TokenUsage
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
+"""Made from the prompt alone; of one image; of one, where its mask allows; of several."""
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What a model can make. None: not known, so nothing is refused for it; () : there is no such choice.
 
     operations: what it can do. max_images: of one request. sizes: as the provider names them, ``1024x1024`` or
-    ``2K``. free_sizes: any ``WIDTHxHEIGHT`` of `size_step` pixels' multiples, of an aspect of 3:1 at most and no
-    more than `max_pixels`. aspect_ratios: as ``16:9``. max_input_images, max_input_bytes (of one),
-    input_media_types: of what is edited. max_prompt_characters: of the prompt.
+    ``2K``. free_sizes: any ``WIDTHxHEIGHT`` of multiples of `size_step` pixels, of an aspect of 3:1 at most and no
+    more than `max_pixels` in all. aspect_ratios: as ``16:9``. qualities, backgrounds, output_formats: the words
+    that it knows. max_input_images: of what is edited; max_input_bytes: of one of these; input_media_types: of
+    what kind they are. max_prompt_characters: of the prompt.
     """
 
     operations: tuple[ImageOperation, ...] = ("generate", "edit", "edit-masked", "composite")
@@ -53,12 +55,16 @@ class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 
+    request_id: the caller's, passed to `cancel()`. prompt: what to draw or to change.
     model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. images: what to edit
     or compose, each with its bytes. mask: a PNG as large as the first image; what is transparent in it is open
     to change. n: how many images to make. size: ``WIDTHxHEIGHT``, or the provider's word for it; aspect_ratio:
-    such as ``16:9``, in place of a size or beside one that is a word. quality, background, output_format (``png``,
-    ``jpeg``, ``webp``): as the model has them. provider_options: merged into the request, by protocol or provider.
-    max_retries, retry, timeout_seconds: override the configuration's.
+    such as ``16:9``, in place of a size or beside one that is a word. quality, background, output_format: in
+    the model's words, such as ``high``, ``transparent``, ``webp``. provider_options: merged into the request, by
+    protocol or provider.
+    max_retries, retry, timeout_seconds: instead of the configuration's, see `AdapterConfig`; what may have been
+    carried out is never sent again, whatever `max_retries` allows.
+    Raises ValueError for `n` below 1, a mask without an image, and inputs that have a URL and no bytes.
     """
 
     request_id: str
@@ -121,7 +127,9 @@ class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
     revised_prompt: str | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write the bytes to a file. Raises ValueError if there is only a URL; OSError."""
+        """Write the bytes to a file, in place of any that was there. Raises ValueError if there is only a URL;
+        OSError.
+        """
         if self.data is None:
             raise ValueError(f"the provider gave an address, and no bytes: {self.url}")
         target = Path(path)
@@ -137,7 +145,8 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
     """The images of one request, and what was done. model: ``provider:name`` of the one that served it.
 
     usage: tokens where the provider counts them, in the same disjoint buckets as a conversation's; otherwise the
-    images, as pieces (`TokenUsage.details`). latency_ms: with all attempts.
+    images, as pieces (`TokenUsage.details`). latency_ms: milliseconds, with all attempts. response_id,
+    provider_request_id: the provider's own. warnings: such as ``fewer_images``, if not as many came as asked for.
     """
 
     request_id: str
@@ -155,9 +164,10 @@ class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 @runtime_checkable
 class ImageAdapter(Protocol):
-    """One provider's images. Usable alone: construct, call, close. Calls may run side by side.
+    """One provider's images. Usable alone: construct, call, close. Calls may run side by side, on one event loop.
 
-    Only AdapterError is ever raised by a call, besides the event loop's cancellation.
+    Only AdapterError is ever raised by a call, besides the loop's cancellation. name: stands before the colon of
+    its models' names.
     """
 
     name: str
@@ -165,7 +175,12 @@ class ImageAdapter(Protocol):
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
     ) -> ImageResponse:
-        """The images. Raises CapabilityError, before anything is sent, for what the model can't do."""
+        """The images. Each request costs money, so it is only sent again if surely nothing came of it.
+
+        Raises CapabilityError, before anything is sent, for what the model can't do; OutcomeUnknownError if the
+        answer was lost, and images may have been made and be billed; ContentFilterError; InvalidRequestError, with
+        the `usage` that is billed, for a reply of words alone; other AdapterErrors.
+        """
         ...
 
     def get_image_capabilities(self, model: str) -> ImageCapabilities:
@@ -173,7 +188,9 @@ class ImageAdapter(Protocol):
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running. Idempotent."""
+        """Stop a request. True if it was running. Idempotent. What was asked for may be made and billed all the
+        same.
+        """
         ...
 
     async def close(self) -> None:

@@ -90,7 +90,9 @@ class ScriptedAdapter(HttpAdapter):
             raise ConfigurationError(f"adapters.{self.name}.options.replies: expected at least one reply")
 
     def next_reply(self, request: CanonicalRequest) -> str | Reply:
-        """What an attempt of this request is answered with; may be overridden."""
+        """What an attempt of this request is answered with; may be overridden. Raises InvalidRequestError when the
+        script is over.
+        """
         if callable(self._script):
             return self._script(request)
         if self._played == len(self._script):

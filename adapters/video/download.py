@@ -47,7 +47,13 @@ async def download_video(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> bytes:
-    """The whole of it in memory. Raises AdapterError. on_progress: told the bytes so far, and of how many."""
+    """The whole of a completed job's file, in memory.
+
+    variant: which of its files. random: gives numbers in [0, 1), for the jitter. policy: how to wait after a
+    break; seven in a row without a new byte end it. on_progress: told the bytes so far, and of how many; None if
+    the server doesn't say.
+    Raises AdapterError.
+    """
     target = BytesIO()
     await _Download(adapter, job, variant, target, random, policy, on_progress).run()
     return target.getvalue()
@@ -65,7 +71,8 @@ async def download_video_to(
 ) -> Path:
     """The whole of it as a file, which appears at `path` when it is whole, in place of any that was there.
 
-    Raises AdapterError, or OSError from the file system; then there is nothing new at `path`, nor beside it.
+    Otherwise as `download_video`. Raises AdapterError, or OSError from the file system; then there is nothing new
+    at `path`, nor beside it.
     """
     target = Path(path)
     part = target.with_name(f".{target.name}.{os.getpid()}-{int(random() * 1e9)}.part")

@@ -17,7 +17,7 @@ from .contract import VideoJob
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When to look at a job. Times are in seconds.
 
-    The n-th look (n from 0) comes after first · multiplierⁿ, times a random factor in [1, 1.5) if `jitter`, at
+    The n-th look (n from 0) comes after `first` · `multiplier`ⁿ, times a random factor in [1, 1.5) if `jitter`, at
     most `longest`. Looks that fail in passing (the connection, the provider's own faults, a rate limit) come
     more and more rarely in the same way, or when the provider says; when they have all failed for `give_up_after`
     the last error is raised, and the job goes on without us. not_yet: so many looks in the beginning may find no
@@ -32,6 +32,7 @@ class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     not_yet: int = 3
 
     def schedule(self) -> RetryPolicy:
+        """The pauses between looks, as those between attempts are described."""
         return RetryPolicy(
             base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
         )
@@ -53,9 +54,10 @@ async def wait_for_video(
     random: Callable[[], float],
     on_look: Callable[[VideoJob], object] | None = None,
 ) -> VideoJob:
-    """The job when it is over, completed or not.
+    """The job when it is over, completed or not. Cancelling ends the waiting, and not the job.
 
-    retrieve: looks at it once. random: in [0, 1), for the jitter. on_look: told of every look that succeeded.
+    retrieve: looks at it once. policy: when. random: gives numbers in [0, 1), for the jitter. on_look: told of
+    every look that succeeded.
     Raises AdapterError when looking can't succeed (the key, no such job), or has failed for too long.
     """
     schedule = policy.schedule()

@@ -14,8 +14,9 @@ from typing import Any
 
 import griffe
 
-_NAMES = r"(?:^|(?<=[.;)] ))(?P<names>{one}(?:, {one})*): "
-_REST = re.compile(r"(?<=[.;)`])\s(?=Raises )")
+_NAMES = r"(?:^|(?<=[.;)]\s))(?P<names>{one}(?:,\s+{one})*):\s"
+_NAME = re.compile(r"[^,\s]+")
+_REST = re.compile(r"(?<=[.;)`])\s(?=(?:Raises|Returns)\s)")
 
 
 class Fields(griffe.Extension):
@@ -24,6 +25,9 @@ class Fields(griffe.Extension):
     def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         parameters = cls.members.get("__init__")
         own = [name for name in cls.members if not name.startswith("_")]
+        for member in cls.members.values():
+            if isinstance(member, griffe.Attribute) and member.labels == {"instance-attribute"}:
+                member.value = None  # what the constructor does is of no interest; a field's default is
         if isinstance(parameters, griffe.Function):
             own += [parameter.name for parameter in parameters.parameters]
         _rewrite(cls, own)
@@ -55,7 +59,7 @@ def _listed(paragraph: str, pattern: re.Pattern[str]) -> str:
     ends = [match.start() for match in starts[1:]]
     said = [paragraph[match.end() : end] for match, end in zip(earlier, ends, strict=True)] + [text]
     items = [
-        f"* {', '.join(f'`{name}`' for name in match['names'].split(', '))}: {' '.join(words.split())}"
+        f"* {', '.join(f'`{name}`' for name in re.findall(_NAME, match['names']))}: {' '.join(words.split())}"
         for match, words in zip(starts, said, strict=True)
     ]
     before = paragraph[: starts[0].start()].strip()

@@ -48,9 +48,11 @@ def stream(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> StreamResult:
-    """Like `generate`, but the reply is given as it comes; see `StreamResult`.
+    """Like `generate`, but the reply is given as it comes; see `StreamResult`. Nothing is sent before it is read.
 
-    on_usage: is called with what was used so far, while the result is iterated.
+    on_usage: is called with what was used so far, while the result is iterated: every few deltas, and after every
+    step. The other arguments, and what is raised by reading: as of `generate`; arguments that don't go together
+    are a CallboardError or TypeError at once.
     """
     return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
 
@@ -65,8 +67,10 @@ def generate_sync(
     """`generate` for code without an event loop; Ctrl-C cancels the call.
 
     The work is done in one thread for the whole process, on whose loop async tools run as well. Its engine is
-    closed when the program ends. engine: one that is used by the sync functions only. In a thread with a running
-    event loop it works, with a RuntimeWarning, because it holds that loop up.
+    closed when the program ends. In a thread with a running event loop it works, with a RuntimeWarning, because it
+    holds that loop up. engine: one that is used by the sync functions only. The other arguments as of `generate`.
+    Raises what `generate` raises; WrongLoop for an engine of another loop, and in an async tool, where it would
+    wait for itself.
     """
     host = sync_host()
 
@@ -84,7 +88,9 @@ def stream_sync(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> SyncStreamResult:
-    """`stream` for code without an event loop; see `generate_sync`. on_usage: is called in the sync thread."""
+    """`stream` for code without an event loop; see `generate_sync`, and `SyncStreamResult`. on_usage: is called in
+    the sync thread.
+    """
     host = sync_host()
 
     async def ask() -> StreamResult:

@@ -73,8 +73,9 @@ async def generate_object(
     whose arguments are the object, or told the schema (`result.warnings` says so). The reply is checked here in
     any case.
 
-    arguments: as for `generate`, and max_reasks, repair (see `ObjectArguments`). Raises NoObjectGeneratedError if
-    the reply is no such object, SchemaError for what is no schema, and what `generate` raises.
+    model, prompt, engine, arguments: as for `generate`, and max_reasks, repair (see `ObjectArguments`). Raises
+    NoObjectGeneratedError if the reply is no such object, which has been paid for all the same; SchemaError for
+    what is no schema; and what `generate` raises.
     """
     return await (engine or default_engine()).generate_object(model, prompt, schema=schema, **arguments)
 

@@ -36,8 +36,11 @@ class ObjectArguments(Arguments, total=False):
 
 
 class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
-    """What `generate_object` returns. text: the JSON of the last reply. steps: all replies, with those that were
-    asked for anew. repaired: the text is no valid JSON, and was read as it was meant."""
+    """What `generate_object` returns. output: the object. repaired: the text is no valid JSON, and was read as it
+    was meant.
+
+    `text` is the JSON of the last reply; `steps` are all replies, with those that were asked for anew.
+    """
 
     output: T
     repaired: bool = False

@@ -19,7 +19,10 @@ _NOTHING_SAID = Message(Role.ASSISTANT, ())
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):
-    """Of all calls of a turn until now. usage: `estimated` while a reply comes, the provider's figures afterwards.
+    """What all calls of a turn have used until now.
+
+    usage: `estimated` while a reply comes, the provider's figures afterwards. cost: of that; unknown as soon as
+    one call's is.
 
     While it is estimated, all input counts as read afresh: what came from a cache is only known at the end.
     """

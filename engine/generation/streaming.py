@@ -110,8 +110,9 @@ class _Run:
 class ViewReader:
     """One reader of a stream: an async iterator of its view, from the first event on, at its own pace.
 
+    Made by `StreamResult.reader()`, for one task at a time: a second one that reads meanwhile gets CallboardError.
     What the turn raised is raised at the end, after an event `error`. Its going changes nothing for the turn.
-    Made by `StreamResult.reader()`.
+    coalesce, min_interval, on_usage: as given there.
     """
 
     def __init__(
@@ -148,7 +149,9 @@ class ViewReader:
         return self._ready[index]
 
     async def take(self) -> list[ViewEvent]:
-        """All that there is, at least one event; waits for it. None when it is over. Raises as iterating does."""
+        """All events that there are, at least one, which is waited for; an empty list when it is over. Raises as
+        iterating does.
+        """
         taken: list[ViewEvent] = []
         try:
             while not taken or self._more:
@@ -241,7 +244,8 @@ class StreamResult:
     Iterating goes on where the last loop stopped; `reader()` gives one more reader that has everything. Leaving
     the context before the end cancels the call; so does leaving a loop when nobody keeps the result, and
     `aclose()`. What failed is raised by whoever iterates or asks: AdapterError with `.turn`; CancelledError after
-    `cancel()`.
+    `cancel()`; WrongLoop on another event loop; CallboardError where two tasks iterate at once, and for what was
+    closed before it began.
     """
 
     def __init__(self, engine: Engine, turn: Turn, *, on_usage: OnUsage | None = None) -> None:
@@ -264,12 +268,12 @@ class StreamResult:
         return await anext(self._reader)
 
     async def take(self) -> list[ViewEvent]:
-        """All events that there are, at least one, which is waited for; none when it is over."""
+        """All events that there are, at least one, which is waited for; an empty list when it is over."""
         return await self._reader.take()
 
     @property
     def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece."""
+        """Only the text, piece by piece. What it has read, iterating the result doesn't give again."""
         return _Text(self)
 
     def reader(
@@ -311,7 +315,7 @@ class StreamResult:
         return self._run.turn.cancel()
 
     def detach(self) -> None:
-        """Let it run to its end, whoever leaves."""
+        """Let it run to its end, whoever leaves; what it costs is paid in any case."""
         self._run.owned = False
 
     async def aclose(self) -> None:

@@ -261,7 +261,9 @@ def sync_host() -> SyncHost:
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine on the thread of the sync functions, where their engines live; its result.
 
-    For whatever has no sync function of its own: ``run_sync(session.send("Hi"))``.
+    For whatever has no sync function of its own: ``run_sync(session.send("Hi"))``. Interrupted (Ctrl-C), the
+    coroutine is cancelled. Raises what it raises; WrongLoop on that very thread; CallboardError when the program
+    is ending.
     """
 
     async def awaited() -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar, overload
 import anyio
 import msgspec
 
-from adapters import AdapterError, TokenUsage
+from adapters import AdapterError, RetryPolicy, TokenUsage
 from adapters.actor import start_work
 from adapters.contract import CallWarning, ProviderAdapter
 from adapters.video import (
@@ -41,7 +42,7 @@ _log = Log("engine.media")
 
 
 class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed job, and what it cost. usage: its seconds, as pieces."""
+    """A completed job. usage: its seconds, as pieces. cost: counted once, by whoever sees the job's end first."""
 
     job: VideoJob
     usage: TokenUsage
@@ -63,6 +64,7 @@ class VideoHandle:
         self._told = False
         self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
         self._looking = anyio.Lock()
+        self._waiting = 0
         self._listeners: list[OnProgress] = []
         self._bill = Bill(engine, watch)
         self._bill.begin()
@@ -101,7 +103,7 @@ class VideoHandle:
 
     async def refresh(self) -> VideoJob:
         """Look once, unless it is over or somebody is waiting for it, who looks. Raises AdapterError."""
-        if self._looking.locked():
+        if self._waiting:
             return self._job
         async with self._looking:
             if not self._job.done:
@@ -112,14 +114,17 @@ class VideoHandle:
     async def wait(
         self, *, on_progress: OnProgress | None = None, timeout_seconds: float | None = None
     ) -> VideoResult:
-        """The completed job. on_progress: told of every look that finds something.
+        """The completed job; its cost is counted in the trace by then. Any number of tasks may wait.
 
-        Lost connections and a provider's own faults are waited out, see `PollPolicy`. Raises the job's own error
-        if it failed, CancelledError if it was cancelled, or if the engine is closed; and RequestTimeoutError,
-        AdapterError when looking came to nothing: in these cases it goes on without us. Leaving this in any way
-        ends only the waiting.
+        Lost connections and a provider's own faults are waited out, see `PollPolicy`. Leaving this in any way ends
+        only the waiting, and the job goes on. on_progress: told of every look that finds something; what it raises
+        is raised here. timeout_seconds: None is as long as it takes.
+        Raises the job's own error if it failed, CancelledError if it was cancelled. Raises CancelledError when the
+        engine is closed, RequestTimeoutError when time is up, and AdapterError when looking came to nothing: then
+        the job goes on without us.
         """
         limit = math.inf if timeout_seconds is None else timeout_seconds
+        self._waiting += 1
         if on_progress is not None:
             self._listeners.append(on_progress)
         closed = f"the engine was closed, and video {self.id} goes on: {self._how_to_resume()}"
@@ -133,6 +138,7 @@ class VideoHandle:
             what = f"video {self.id} is {self.status} after {limit:g} s, and goes on: {self._how_to_resume()}"
             raise RequestTimeoutError(what, provider=self._job.provider) from error
         finally:
+            self._waiting -= 1
             if on_progress is not None:
                 self._listeners.remove(on_progress)
         return self._result()
@@ -265,12 +271,15 @@ class VideoHandle:
     ) -> bytes | Path:
         """What a completed job made: its bytes, or with `to` a file, which appears there when it is whole.
 
-        A download that breaks off goes on where it broke, or begins anew; see `adapters.video.download`. May be
-        done again, as long as the provider keeps it. on_progress: told the bytes so far, and of how many. Raises
-        AdapterError; OSError from the file system.
+        A download that breaks off goes on where it broke, or begins anew; see `adapters.video.download`. It costs
+        nothing, and may be done again as long as the provider keeps it. variant: ``video``, ``thumbnail`` or
+        ``spritesheet``. on_progress: told the bytes so far, and of how many; None if the server doesn't say.
+        Raises InvalidRequestError if the job isn't completed, CapabilityError if it has no such variant, other
+        AdapterErrors; ConfigurationError if its adapter is gone; OSError from the file system.
         """
         job, random = self._job, self._engine.clock.random
-        policy = self._engine.registry.adapters[job.provider].config.retry
+        entry = self._engine.registry.adapters.get(job.provider)
+        policy = RetryPolicy() if entry is None else entry.config.retry
 
         async def load(adapter: VideoAdapter) -> bytes | Path | OSError:
             try:
@@ -290,28 +299,39 @@ class VideoHandle:
         return loaded
 
     async def cancel(self) -> bool:
-        """End the job and delete what it made, as far as the provider can. False if it was over or unknown.
+        """End the job, as far as the provider can, whatever it then charges. False if it was over or unknown.
 
-        Raises CapabilityError where there is no way, and AdapterError if the provider refuses: then it goes on.
+        It is looked at first: one that has been completed meanwhile is paid for, so it is counted, and stays to be
+        downloaded. Raises CapabilityError where there is no way, and AdapterError if the provider can't be reached
+        or refuses: then it goes on.
         """
-        if self._job.status in ("failed", "cancelled"):
+        if not await self._still_runs():
             return False
-        completed = self._job.status == "completed"
 
         async def end(adapter: VideoAdapter) -> bool:
             return await adapter.delete_video(self.id, model=self._watch.wire_model)
 
-        self._cancelling = not completed
+        self._cancelling = True
         try:
             deleted = await self._with_adapter(end)
         except BaseException:
             self._cancelling = False
             raise
-        if not deleted or completed:
+        if not deleted:
             return False
         self._see_cancelled()
         await self._end()
         return True
+
+    async def _still_runs(self) -> bool:
+        """Whether there is anything to end, by a look. A provider may not yet know of what it has just created."""
+        if not self._job.done:
+            with contextlib.suppress(NotFoundError):
+                if self._waiting:  # who then finds it done, and counts it
+                    self._see(await self._retrieve())
+                else:
+                    await self.refresh()
+        return not self._job.done
 
     def _see_cancelled(self) -> None:
         self._see(msgspec.structs.replace(self._job, status="cancelled"))

@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to make an image.
 
-    n: how many. size: ``WIDTHxHEIGHT``, or the provider's word for it; aspect_ratio: such as ``16:9``. quality,
-    background, output_format: as the model has them. What it hasn't is a CapabilityError before anything is sent.
+    n: how many images, of one request. size: ``WIDTHxHEIGHT``, or the provider's word for it; aspect_ratio: such
+    as ``16:9``. quality, background, output_format: as the model has them. What it hasn't is a CapabilityError
+    before anything is sent.
     fallback: names of other models, tried in order if one surely made nothing; None leaves it to models.yaml.
     provider_options: merged into the request. max_retries, retry, timeout_seconds: instead of the adapter's.
     tags: of the call, in the trace.
@@ -68,9 +69,11 @@ class ImageArguments(TypedDict, total=False):
 
 
 class ImageResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The images, and what was done: ``generate``, ``edit``, ``edit-masked`` or ``composite``.
+    """The images, and what was done.
 
-    model: ``provider:name`` of the one that served. request_id: of the call, in the trace.
+    operation: ``generate``, ``edit``, ``edit-masked`` or ``composite``. model: ``provider:name`` of the one that
+    served. usage: its tokens, or images as pieces. cost: of the call that made them; unknown where the model has
+    no price. request_id: of that call, in the trace. warnings: what was left out, or came out otherwise.
     """
 
     images: tuple[GeneratedImage, ...]

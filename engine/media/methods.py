@@ -27,10 +27,15 @@ class MediaMethods:
     async def generate_image(
         self, prompt: str, *, model: Models = None, **options: Unpack[ImageArguments]
     ) -> ImageResult:
-        """Images of what the prompt says. For the options see `ImageOptions`.
+        """Images of what the prompt says. Each time it costs money, so nothing is asked for twice unless the first
+        time surely came to nothing; cancelling the task that waits here doesn't keep it from being made and
+        billed.
 
+        model: any of its names, or several in the order in which they may serve; None is the configured default.
+        options: the fields of `ImageOptions`.
         Raises CapabilityError before anything is sent for what the model can't do; OutcomeUnknownError if the
-        answer was lost, so that it may have been made and be billed; other AdapterErrors; ConfigurationError.
+        answer was lost, so that it may have been made and be billed; other AdapterErrors; ConfigurationError;
+        AdmissionError.
         """
         from .images import ImageOptions, make_images
 
@@ -48,8 +53,9 @@ class MediaMethods:
     ) -> ImageResult:
         """An image changed as the prompt says, or several composed into one. Paths are read now.
 
-        mask: a PNG as large as the first image; only where it is transparent may anything change. Raises what
-        `generate_image` raises; OSError, and ValueError for what is no image.
+        images: blocks, bytes or paths. mask: a PNG as large as the first image; only where it is transparent may
+        anything change. model, options: as in `generate_image`.
+        Raises what `generate_image` raises; OSError, and ValueError for what is no image, and for none at all.
         """
         from .images import ImageOptions, make_images
 
@@ -61,10 +67,12 @@ class MediaMethods:
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoArguments]
     ) -> VideoHandle:
-        """A job that makes a video; returns when the provider has taken it on. For the options see `VideoOptions`.
+        """A job that makes a video; returns when the provider has taken it on.
 
         `await handle.wait()` for its end, then `handle.download()`. It goes on without us: `resume_video` comes
-        back to it. Raises as `generate_image` does; nothing is asked for twice.
+        back to it. Nothing is asked for twice; cancelling the task that waits here still waits up to ten seconds
+        for the job's id, which is then in the trace. model: as in `generate_image`. options: the fields of
+        `VideoOptions`. Raises as `generate_image` does; OSError and ValueError for a first frame that is no image.
         """
         from .videos import VideoOptions, create_video
 
@@ -82,9 +90,12 @@ class MediaMethods:
     ) -> VideoHandle:
         """A job that was created before, also by another process, as it is now.
 
-        seconds, size, audio: what it makes, for its price; by default what the provider says, or the trace of its
-        creation. polling: when to look at it; None is the usual. A job whose cost is in the trace already is not
-        counted again. Raises AdapterError, among them NotFoundError; ConfigurationError.
+        Within one engine it is always the same handle. A job whose cost is in the trace already is not counted
+        again.
+        job_id: the provider's, `VideoHandle.id`. model: that made it, `VideoHandle.model`. seconds, size, audio:
+        what it makes, for its price; by default what the provider says, or the trace of its creation. polling:
+        when to look at it; None is the usual.
+        Raises AdapterError, among them NotFoundError; ConfigurationError; StoreError.
         """
         from adapters.video import VideoTerms
         from adapters.video.waiting import USUAL_POLLING

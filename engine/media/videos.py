@@ -193,9 +193,9 @@ async def resume_video(
         status="queued",
         terms=terms,
     )
-    handle = VideoHandle(engine, job, watch)
+    handle = _known(engine, VideoHandle(engine, job, watch))
     await handle.refresh()
-    return _known(engine, handle)
+    return handle
 
 
 def _known(engine: Engine, handle: VideoHandle) -> VideoHandle:

@@ -14,18 +14,21 @@ from .chain import Middleware, Next
 
 
 class BudgetExceededError(CallboardError):
-    """The budget is used up; the call was not made."""
+    """The budget is used up; the call was not made, and costs nothing."""
 
 
 class Budget(Middleware):
     """Refuses calls once their sum has reached a limit, of money or of tokens.
 
     Calls of every kind count, embeddings, images and videos too, and of those that failed or were cancelled what
-    is known. max_cost_usd: of all calls; a call without a known price is refused nothing, but with `unpriced_ends`
-    it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session: each session
-    has the limits for itself; what belongs to none shares one. Calls that are under way when the limit is reached
+    is known. A call that is refused raises BudgetExceededError. Calls that are under way when the limit is reached
     still end, so the sum may exceed it by as many as run at once; a video is counted when its end is seen. What
     was answered without a call counts nothing.
+
+    max_cost_usd: US dollars, of all calls; a call without a known price is refused nothing, but with
+    `unpriced_ends` it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session:
+    each session has the limits for itself; what belongs to none shares one.
+    Raises ValueError without a limit.
     """
 
     def __init__(
@@ -76,11 +79,11 @@ class Budget(Middleware):
             )
 
     def spent_usd(self, session_id: str = "") -> Decimal:
-        """The known costs so far, in US dollars."""
+        """The known costs so far, in US dollars. session_id: of which, with `per_session`."""
         return self._spent.get(session_id, _Spent()).usd
 
     def spent_tokens(self, session_id: str = "") -> int:
-        """Input and output tokens so far."""
+        """Input and output tokens so far. session_id: of which, with `per_session`."""
         return self._spent.get(session_id, _Spent()).tokens
 
     def reset(self) -> None:

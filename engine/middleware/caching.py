@@ -36,17 +36,17 @@ class ReplyStore(Protocol):
     """Where a `Cache` keeps replies. now_us, until_us: microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of that key, if it is still good."""
+        """The reply of that key, if it is still good at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply, in the place of an earlier one."""
+        """Keep a reply until `until_us`, in the place of an earlier one; what is over at `now_us` may go."""
 
     async def aclose(self) -> None:
         """Let go of what is held; it may be used again."""
 
 
 class MemoryReplies:
-    """The `most` replies that were used last."""
+    """The `most` replies that were used last, in memory."""
 
     def __init__(self, most: int = 1000) -> None:
         self._most = most
@@ -75,7 +75,8 @@ class Cache(Middleware):
 
     The same are requests for the same model whose messages, tools, system prompt and settings are equal. Only
     whole replies are kept, no refusals and nothing that was cut off. store: `MemoryReplies()`, or
-    `tracestore.SavedReplies(path)`. ttl_seconds: for how long a reply is good. hits, misses: counted.
+    `tracestore.SavedReplies(path)`. ttl_seconds: for how long a reply is good. clock: of that time. hits, misses:
+    counted.
 
     What is kept is content: a file with it is as confidential as the conversations.
     """

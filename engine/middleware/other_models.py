@@ -21,6 +21,9 @@ class TryModels(Middleware):
     refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back: then only
     failures before its first content lead on. Each try is a call of its own, with its own cost. If all are
     unwanted, the last outcome is returned; if all fail, the first error is raised.
+
+    models: the names of the others, besides the one that the caller asks for. unwanted: judges an outcome; None
+    wants whatever comes. Raises ValueError for what is no list of names.
     """
 
     def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:

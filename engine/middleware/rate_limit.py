@@ -14,8 +14,9 @@ from .chain import Middleware, Next
 class RateLimit(Middleware):
     """Calls of every kind wait, in the order in which they come, until they may be made: so many a minute, evenly.
 
-    calls_per_minute: of each provider, or with `per_provider=False` of all together. burst: how many may be made
-    at once after a pause. A call that was waiting and is cancelled gives its place to the next one.
+    A call that was waiting and is cancelled gives its place to the next one. calls_per_minute: of each provider,
+    or with `per_provider=False` of all together. burst: how many may be made at once after a pause.
+    Raises ValueError for no calls at all, or a burst below 1.
     """
 
     def __init__(self, calls_per_minute: float, *, burst: int = 1, per_provider: bool = True) -> None:

@@ -26,6 +26,7 @@ class Pending(msgspec.Struct, frozen=True):
 
 
 Approval: TypeAlias = Approved | Denied | Pending
+"""What can be said of a call that is about to run."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):

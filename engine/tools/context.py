@@ -20,8 +20,9 @@ class ToolContext:
     A parameter annotated with this class gets it, whatever its name; the model never sees that parameter.
     Everything here may be used from the function's thread, too.
 
-    session_id: None if the call belongs to no session. messages: the conversation up to the call, with the
-    message that made it. abort_signal: set when the turn is cancelled, or the tool's time is up.
+    tool_call_id: ours, as in the message. tool_name: as the model knows it. session_id: None if the call belongs
+    to no session. turn_id: of its turn. messages: the conversation up to the call, with the message that made it.
+    abort_signal: set when the turn is cancelled, or the tool's time is up.
     """
 
     def __init__(

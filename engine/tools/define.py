@@ -79,7 +79,8 @@ def tool(
     (Google's, NumPy's or Sphinx's style). Parameters annotated with `ToolContext`, and those named `messages`,
     `abort_signal` and `tool_call_id`, are filled in by the engine and not shown to the model.
 
-    name, description: instead of the function's own. The rest as in `Tool` and `ToolDefinition`.
+    name, description: instead of the function's own. timeout_seconds: of one call. annotations, strict,
+    needs_approval: as in `ToolDefinition` and `Tool`.
     Raises ToolDefinitionError, SchemaError if the function doesn't say enough; ValueError for the name.
     """
     caller = sys._getframe(1)

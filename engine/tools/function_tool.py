@@ -26,7 +26,8 @@ class Tool:
     execute: a function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`),
     and gives back text, a JSON value, or content blocks; a plain one runs in a thread. None makes the tool
     passive: the turn ends with the call open, for the host to answer.
-    timeout_seconds: of one call; None is the engine's `Timeouts.tool`.
+    definition: as the model sees it. timeout_seconds: of one call; None is the engine's `Timeouts.tool`. A plain
+    function goes on in its thread when its time is up, unless it looks at its `ToolContext`.
     needs_approval: None leaves it to the `approve` hook, if there is one, and runs the call if there is none; True
     waits for an answer if there is none; False never asks.
 

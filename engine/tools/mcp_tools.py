@@ -38,7 +38,8 @@ def mcp_tools(
 
     server: a URL (streamable HTTP); a command as a list, which is started and ended with the context; or whatever
     else the client library's `Client` takes, such as a transport. env: of a command, beside the few variables
-    that the library passes on. headers: of a URL.
+    that the library passes on. cwd: where a command runs. headers: of a URL. connect_seconds: for the server to
+    answer when the context is entered.
     prefix: before each name, where several servers have tools of one name. include: by the server's own names.
     timeout_seconds, needs_approval: of each tool, as in `Tool`.
 

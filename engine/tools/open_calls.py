@@ -38,7 +38,10 @@ def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
 
 def last_reply(messages: Sequence[Message]) -> Message:
     """The assistant's last message. Raises LookupError if there is none."""
-    return next(message for message in reversed(messages) if message.role is Role.ASSISTANT)
+    for message in reversed(messages):
+        if message.role is Role.ASSISTANT:
+            return message
+    raise LookupError("nothing was replied yet")
 
 
 def was_cut_off(message: Message) -> bool:
@@ -55,7 +58,11 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Sort a host's answers to the open calls. Raises CallboardError for what can't be one."""
+    """Sort a host's answers to the open calls of a conversation.
+
+    given: by the calls' ids. tools: of the session, for those to be run.
+    Raises CallboardError for what can't be an answer, and for none at all.
+    """
     calls = open_calls(messages)
     if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
         raise CallboardError("nothing waits for an answer in this session; say something with send()")

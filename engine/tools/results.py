@@ -18,7 +18,7 @@ ResultContent: TypeAlias = str | tuple[ResultPart, ...]
 
 
 class ToolError(Exception):
-    """Raise it in a tool to tell the model, in just these words or blocks, what went wrong.
+    """Raise it in a tool to tell the model what went wrong. content: the words, or blocks, that it is told.
 
     Any other exception does, too; the model is then told its type and text.
     """

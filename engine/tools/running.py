@@ -54,8 +54,8 @@ async def run_tools(
 ) -> ToolRound:
     """Run the calls of one reply, all at once.
 
-    interrupted: if this is cancelled, it is told the results first: of all calls, for what was not done has one
-    that says so.
+    What goes wrong with one is its result, for the model to see. interrupted: if this is cancelled, it is told the
+    results first: of all calls, for what was not done has one that says so.
     """
     by_name = {tool.name: tool for tool in tools}
     results: dict[str, ToolResultBlock] = {}

@@ -20,9 +20,9 @@ Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
     """Where a round takes place.
 
-    tell: gets the events. messages: the conversation, with the message that made the calls. timeout_seconds: of a
-    call whose tool has none of its own. cut_off: the reply was, so that nothing of it may be repaired. approved:
-    ids of calls about which `approve` is not asked any more.
+    clock: of how long tools take. tell: gets the events. messages: the conversation, with the message that made
+    the calls. timeout_seconds: of a call whose tool has none of its own. cut_off: the reply was, so that nothing
+    of it may be repaired. approved: ids of calls about which `approve` is not asked any more.
     """
 
     clock: Clock
@@ -39,7 +39,9 @@ class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolRound(msgspec.Struct, frozen=True):
-    """What came of it, both in the order of the calls. waiting: calls that are left open."""
+    """What came of a round. results: of the calls that were run or refused, in their order. waiting: calls that
+    are left open, in theirs.
+    """
 
     results: tuple[ToolResultBlock, ...]
     waiting: tuple[ToolUseBlock, ...] = ()

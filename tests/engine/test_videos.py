@@ -14,7 +14,16 @@ import pytest
 
 from adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
 from adapters.video import PollPolicy
-from bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
+from bus import (
+    CallboardError,
+    ConfigurationError,
+    JobCompleted,
+    JobCreated,
+    JobFailed,
+    JobProgress,
+    LlmCallCompleted,
+    Lossless,
+)
 from bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, VideoHandle
 from tests.support.media_server import MediaServer, media_server
@@ -309,6 +318,26 @@ async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, 
         assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
 
 
+async def test_a_job_that_two_resume_at_once_is_counted_once(server: MediaServer, tmp_path: Path) -> None:
+    """It is over already, so both could find that nobody has counted it; they share one handle from the start."""
+    server.steps = []
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        job_id = (await a_video(engine)).id
+    handles: list[VideoHandle] = []
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+
+        async def resume() -> None:
+            handles.append(await engine.resume_video(job_id, SORA))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(resume)
+            group.start_soon(resume)
+        assert [handle.status for handle in handles] == ["completed", "completed"]
+        assert handles[0] is handles[1]
+        assert len(server.of("look")) == 1
+        assert sum(1 for row in await rows(engine) if row[0] == "video") == 1
+
+
 async def test_a_job_that_nobody_knows_is_not_found(server: MediaServer) -> None:
     async with engine_at(server) as engine:
         with pytest.raises(NotFoundError):
@@ -345,6 +374,30 @@ async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaSe
             assert (await handle.refresh()).status == "in_progress"
             assert await handle.cancel() is True
         assert handle.status == "cancelled"
+
+
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_a_cancel_that_comes_too_late_leaves_what_is_paid_for(
+    waiting: bool, server: MediaServer, tmp_path: Path
+) -> None:
+    """The job was completed since it was last looked at: it is counted, and can be downloaded."""
+    server.steps = [10] * 100_000 if waiting else []
+    heard = anyio.Event()
+    async with engine_at(server, tmp_path / "trace.db") as engine:
+        handle = await a_video(engine)
+
+        async def wait() -> None:
+            await handle.wait(on_progress=lambda job: heard.set())
+
+        async with anyio.create_task_group() as group:
+            if waiting:
+                group.start_soon(wait)
+                await heard.wait()
+                server.steps = []
+            assert await handle.cancel() is False
+        assert server.of("delete") == []
+        assert (await rows(engine))[-1] == ("video", "completed", 800_000_000)
+        assert await handle.download() == server.file
 
 
 async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> None:
@@ -450,6 +503,16 @@ async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
             assert await handle.download() == elsewhere.file
         first, second = elsewhere.asked
     assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
+
+
+async def test_a_job_whose_adapter_was_removed_says_so(server: MediaServer) -> None:
+    server.steps = []
+    async with engine_at(server) as engine:
+        handle = await a_video(engine)
+        await handle.wait()
+        await engine.reload(ModelRegistry({}, {}))
+        with pytest.raises(ConfigurationError, match="openai"):
+            await handle.download()
 
 
 async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:

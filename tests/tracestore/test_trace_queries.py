@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from pathlib import Path
 
 import anyio
@@ -106,6 +107,19 @@ async def test_a_dimension_that_there_is_not_is_refused(store: TraceStore, by: l
     for ask in (store.costs, store.statistics):
         with pytest.raises(ValueError, match="grouped by day, provider, model"):
             await ask(by=by)
+
+
+async def test_a_moment_without_a_time_zone_is_refused(store: TraceStore) -> None:
+    """Wherever a moment may be given: it could be any hour."""
+    naive = datetime(2026, 3, 1)
+    with pytest.raises(ValueError, match="no time zone"):
+        CallFilter(since=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.events(until=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.prune(before=naive)
+    with pytest.raises(ValueError, match="no time zone"):
+        await store.forget_content(naive)
 
 
 async def test_errors_are_grouped_with_the_latest_of_each(store: TraceStore, make: Maker) -> None:

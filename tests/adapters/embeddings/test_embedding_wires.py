@@ -187,6 +187,7 @@ async def test_the_key_goes_into_a_header_and_nowhere_else(kind: str) -> None:
         ("openai", "text-embedding-3-small", 3072),
         ("voyage", "voyage-3.5", 300),
         ("voyage", "voyage-law-2", 256),
+        ("voyage", "voyage-code-2", 1024),
         ("cohere", "embed-english-v3.0", 512),
         ("bedrock", "amazon.titan-embed-text-v2:0", 300),
         ("gemini", "gemini-embedding-001", 5000),
@@ -211,6 +212,16 @@ async def test_a_server_that_ignores_dimensions_is_found_out() -> None:
     adapter, _ = embedder("ollama", answer("ollama", [[1.0, 2.0, 3.0]]))
     with pytest.raises(CapabilityError, match="asked for 2 dimensions and gave 3"):
         await adapter.embed(request("ollama", "hello", dimensions=2))
+
+
+@pytest.mark.parametrize("vectors", [[[1.0]], [[1.0], [1.0, 2.0]], [[1.0], [2.0]]])
+async def test_vectors_that_are_of_no_use_were_paid_for(vectors: list[list[float]]) -> None:
+    """Too few, of different lengths, or not as long as asked for: the error has the usage."""
+    adapter, _ = embedder("openai", answer("openai", vectors))
+    with pytest.raises(AdapterError) as caught:
+        await adapter.embed(request("openai", "hello", "world", dimensions=2, max_retries=0))
+    assert caught.value.usage is not None
+    assert caught.value.usage.input_tokens == 7
 
 
 async def test_more_texts_than_go_into_one_request_are_refused() -> None:
