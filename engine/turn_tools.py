@@ -11,7 +11,8 @@ from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStart
 from bus.stream_events import TurnEvent
 
 from .results import StepResult
-from .tools import Answer, ToolRound, ToolScene, answers_to, not_executed, open_calls
+from .tools import Answer, ToolRound, ToolScene, answers_to, open_calls
+from .tools.scene import not_executed
 
 if TYPE_CHECKING:
     from .engine import Engine

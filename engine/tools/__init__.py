@@ -15,7 +15,7 @@ from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
-from .scene import ToolRound, ToolScene, not_executed
+from .scene import ToolRound, ToolScene
 
 if TYPE_CHECKING:
     from .define import tool
@@ -45,7 +45,6 @@ __all__ = [
     "answers_to",
     "last_reply",
     "mcp_tools",
-    "not_executed",
     "open_calls",
     "require_distinct",
     "run_tools",
