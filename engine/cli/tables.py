@@ -12,7 +12,7 @@ from tracestore import CallRow, RepriceReport, SessionRow
 
 from .events import seconds
 from .money import difference, percent, usd
-from .reprice_page import Line, lines, total
+from .reprice_lines import By, Line, lines, total
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +101,7 @@ def sessions_table(rows: Iterable[SessionRow]) -> Table:
     return table
 
 
-def reprice_table(report: RepriceReport, by: str = "model") -> Table:
+def reprice_table(report: RepriceReport, by: By = "model") -> Table:
     """One line for each model, day or session, and the sums below."""
     rows = lines(report, by)
     table = plain_table(footer=len(rows) > 1)
