@@ -22,6 +22,7 @@ from .models import add_command as add_models
 from .prices import add_command as add_prices
 from .replay import add_command as add_replay
 from .reprice import add_command as add_reprice
+from .screen import complain
 from .sessions import add_command as add_sessions
 from .sql import add_command as add_sql
 from .stats import add_errors_command, add_stats_command
@@ -81,11 +82,6 @@ def installed_version() -> str:
         return version("callboard")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def complain(text: str) -> None:
-    """One line on stderr."""
-    print(f"callboard: {' '.join(text.split())}", file=sys.stderr)
 
 
 def make_streams_forgiving() -> None:

@@ -19,13 +19,14 @@ from tracestore.repricing import OnProgress
 
 from .events import plural
 from .filters import add_filters, call_filter, chosen_file
+from .fitting import FittingTable
 from .money import usd
 from .output import add_format, write, write_records
 from .places import command_name, short
 from .reprice_lines import By, columns, records
 from .reprice_page import Origin, page
 from .screen import make_console
-from .tables import moment_text, plain_table, reprice_table
+from .tables import moment_text, reprice_table
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
@@ -267,12 +268,12 @@ def _history(path: Path, arguments: argparse.Namespace) -> int:
     if not runs:
         console.print(f"No repricing yet in {path}.", soft_wrap=True)
         return 0
-    table = plain_table()
+    table = FittingTable()
     table.add_column("no", justify="right")
-    for heading in ("when", "state", "prices", "version", "which calls"):
-        table.add_column(heading, overflow="fold")
+    for heading, may_go in (("when", 3), ("state", 0), ("prices", 0), ("version", 4), ("which calls", 2)):
+        table.add_column(heading, folds=True, may_go=may_go)
     for heading in ("calls", "before", "after"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", may_go=1)
     for run in runs:
         table.add_row(
             str(run.id),

@@ -111,9 +111,8 @@ def show(path: Path, rows: list[SessionRow]) -> None:
         sum(row.cost_nano_usd for row in rows),
     )
     console.print(
-        f"\n{plural(len(rows), 'session')}, {resumable} of them to be resumed, {total}, from {path}",
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {path}",
         style="dim",
-        soft_wrap=True,
     )
 
 
