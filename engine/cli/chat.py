@@ -218,7 +218,8 @@ class Chat:
             except CancelledError:
                 complain("cancelled; what had arrived is kept")
             except CallboardError as error:
-                complain(f"{type(error).__name__}: {error}")
+                provider = getattr(error, "provider", None)
+                complain(f"{type(error).__name__}{f' of {provider}' if provider else ''}: {error}")
             else:
                 self._after(message)
 

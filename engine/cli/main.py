@@ -38,7 +38,11 @@ PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Reports what Callboard raises in one line on stderr; never a traceback for that."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    if not (sys.argv[1:] if argv is None else argv):
+        parser.print_help()
+        return BADLY_CONFIGURED
+    arguments = parser.parse_args(argv)
     make_streams_forgiving()
     configure_logs()
     try:
@@ -65,6 +69,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
+        epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
+        "models.yaml, and what is kept, is in the folder $CALLBOARD_HOME (default ~/.callboard). "
+        "Exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.",
     )
     parser.add_argument("--version", action="version", version=f"callboard {installed_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
