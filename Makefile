@@ -21,7 +21,7 @@ test: $(VENV)/test
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/book/mkdocs.yml
-	@echo "build/book/index.html"
+	@echo "build/book/index.html; with its search: python3 -m http.server --directory build/book"
 
 # Record cassettes/local anew from the local model's server; look at the difference before you commit it.
 cassettes: $(VENV)/demo
