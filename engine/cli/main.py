@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Reports what Callboard raises in one line on stderr; never a traceback for that."""
     parser = build_parser()
     if not (sys.argv[1:] if argv is None else argv):
-        parser.print_help()
+        parser.print_help(sys.stderr)
         return BADLY_CONFIGURED
     arguments = parser.parse_args(argv)
     make_streams_forgiving()
