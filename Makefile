@@ -21,7 +21,7 @@ test: $(VENV)/test
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --config-file docs/book/mkdocs.yml
-	@echo "build/book/index.html"
+	@echo "build/book/index.html; with its search: python3 -m http.server --directory build/book"
 
 # Record cassettes/local anew from the local model's server; look at the difference before you commit it.
 cassettes: $(VENV)/demo
@@ -37,6 +37,7 @@ clean:
 
 $(VENV)/base: requirements.lock pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "callboard needs Python 3.11 or newer; set PYTHON=")'
+	@echo "Installing into $(VENV); that takes a minute or two, and says nothing meanwhile."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

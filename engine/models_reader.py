@@ -10,6 +10,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from adapters import AdapterConfig, RetryPolicy
+from adapters.registry import ADAPTER_TYPES
 from bus import ConfigurationError
 from bus.json_types import Json, JsonObject
 from bus.log import Log
@@ -87,6 +88,12 @@ class Reader:
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
+        if kind not in ADAPTER_TYPES and ":" not in kind:
+            near = nearest(kind, ADAPTER_TYPES)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ADAPTER_TYPES))}."
+            raise ConfigurationError(
+                f"{self.path}: {where}.type: no adapter type {kind!r}: {hint} Your own is package.module:Class."
+            )
         key, missing = self._key(entry, where)
         config = AdapterConfig(
             api_key=key,

@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from adapters.registry import ADAPTER_TYPES
 from bus import Clock, ConfigurationError
 
 from .compensation import NO_TOOL_SETTINGS, ToolSettings, over
@@ -295,12 +296,15 @@ class ModelRegistry:
     def _unknown(self, name: str) -> str:
         from .unlisted import names_at
 
+        prefix, colon, _ = name.partition(":")
+        if colon and prefix in ADAPTER_TYPES:
+            return f"unknown model {name!r}: {self._no_adapter(prefix)} To have one, add it to the adapters there."
         known = sorted(self.names)
         near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
         return (
-            f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any, and "
-            "so does any name with a default_provider."
+            f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any "
+            "model of an adapter there, and so does any name with a default_provider."
         )
 
     def adapter_of(self, model: ModelEntry) -> AdapterEntry:
@@ -309,7 +313,7 @@ class ModelRegistry:
         if entry.missing_key is not None:
             raise ConfigurationError(
                 f"model {model.id!r} is not_configured: adapter {entry.name!r} needs its key in the environment "
-                f"variable {entry.missing_key}, which is not set ({self.source})"
+                f"variable {entry.missing_key}, which is not set"
             )
         return entry
 

@@ -24,7 +24,7 @@ from .events import plural, seconds
 from .money import cost_text, usd
 from .places import command_name
 from .replies import ReplyWriter
-from .screen import Screen, make_console
+from .screen import Screen, complain, make_console
 
 HELP = "/model NAME swaps the model, /model lists them, /cost, /quit. Ctrl-C cancels a reply, Ctrl-D leaves."
 
@@ -218,7 +218,8 @@ class Chat:
             except CancelledError:
                 complain("cancelled; what had arrived is kept")
             except CallboardError as error:
-                complain(f"{type(error).__name__}: {error}")
+                provider = getattr(error, "provider", None)
+                complain(f"{type(error).__name__}{f' of {provider}' if provider else ''}: {error}")
             else:
                 self._after(message)
 
@@ -235,14 +236,9 @@ class Chat:
     def _say(self, text: str) -> None:
         """A word of ours: dim on a terminal; beside the conversation, on stderr, when that is piped."""
         if self._at_terminal:
-            self._screen.console.print(text, style="dim", soft_wrap=True)
+            self._screen.console.print(text, style="dim")
         else:
             print(text, file=sys.stderr, flush=True)
-
-
-def complain(text: str) -> None:
-    """One line on stderr."""
-    print(f"callboard: {' '.join(text.split())}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

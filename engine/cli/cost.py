@@ -14,11 +14,13 @@ from tracestore.dimensions import DIMENSIONS
 
 from .events import plural
 from .filters import add_filters, call_filter, chosen_file
+from .fitting import FittingTable
 from .money import usd
 from .output import add_format, write_records
 from .screen import make_console
-from .tables import plain_table, rate
+from .tables import rate
 
+_MAY_GO = {"calls": 2, "in": 3, "out": 4, "cached": 5, "at call time": 1}
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
 
 
@@ -100,10 +102,10 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     unpriced = sum(row.unpriced for row in rows)
     unpriced_then = sum(row.at_call_time_unpriced for row in rows)
     many = len(rows) > 1
-    table = plain_table(footer=many)
+    table = FittingTable(footer=many)
     totals = ("all", *[""] * (len(by) - 1)) if by else ()
     for name, total in zip(by, totals, strict=True):
-        table.add_column(name, total, overflow="fold")
+        table.add_column(name, total, folds=True)
     sums = (
         ("calls", f"{calls:,}"),
         ("in", f"{sum(row.total_input_tokens for row in rows):,}"),
@@ -114,7 +116,7 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         ("unpriced", f"{unpriced:,}" if unpriced else ""),
     )
     for heading, total in sums:
-        table.add_column(heading, total, justify="right", no_wrap=True)
+        table.add_column(heading, total, justify="right", may_go=_MAY_GO.get(heading, 0))
     for row in rows:
         table.add_row(
             *(key or "-" for key in row.key),

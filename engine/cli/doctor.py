@@ -19,7 +19,7 @@ from tracestore import TraceStore
 from tracestore.sqlite.library import sqlite_version
 
 from .places import TRACE_NAME
-from .screen import clean, make_console
+from .screen import clean, folded, make_console
 
 FAILED = 1
 UNREADABLE = 2
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         terminal = console.is_terminal
         for line, style in lines_of(findings, signs=("✓", "✗") if terminal else ("ok", "FAIL")):
-            console.print(clean(line), style=style, soft_wrap=True)
+            text = folded(clean(line), sys.stdout, indent=_NAME_WIDTH + 3)
+            console.print(text, style=style, soft_wrap=True)
     if not readable:
         return UNREADABLE
     return 0 if report.ok else FAILED

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     for warning in result.warnings:
         print(f"{warning.code}: {warning.message}", file=sys.stderr)
     what = f"{plural(len(texts), 'text')}, {result.dimensions} dimensions, {result.model}"
-    print(f"{what}: {result.usage.input_tokens} tokens, {cost_text(result.cost)}", file=sys.stderr)
+    print(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}", file=sys.stderr)
     return 0
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import get_args
 
+from bus import StoreError
 from tracestore import CallFilter
 from tracestore.queries import CallStatus
 
@@ -58,11 +59,17 @@ def call_filter(arguments: argparse.Namespace) -> CallFilter:
 
 
 def chosen_file(arguments: argparse.Namespace) -> Path:
-    """The file that was named, else the default one."""
+    """The file that was named, else the default one. Raises StoreError if there is no default one yet."""
     named: Path | None = arguments.db
     if named is not None:
         return named
-    return default_trace()
+    found = default_trace()
+    if not found.exists():
+        raise StoreError(
+            f"there is no trace file at {found}: an engine's first call makes it, and so does `callboard demo`. "
+            "--db names another file, CALLBOARD_HOME another folder."
+        )
+    return found
 
 
 def positive(text: str) -> int:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from bus import CallboardError, ConfigurationError
 
 from .logs import configure as configure_logs
+from .screen import complain
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -48,6 +49,9 @@ AddCommand: TypeAlias = Callable[["argparse._SubParsersAction[argparse.ArgumentP
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Reports what Callboard raises in one line on stderr; never a traceback for that."""
     words = sys.argv[1:] if argv is None else argv
+    if not words:
+        build_parser().print_help(sys.stderr)
+        return BADLY_CONFIGURED
     arguments = build_parser(_needed(words)).parse_args(words)
     make_streams_forgiving()
     configure_logs()
@@ -86,6 +90,9 @@ def build_parser(names: Iterable[str] = tuple(COMMANDS)) -> argparse.ArgumentPar
     parser = argparse.ArgumentParser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
+        epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
+        "models.yaml, and what is kept, is in the folder $CALLBOARD_HOME (default ~/.callboard). "
+        "Exit code: 0 done, 1 failed, 2 badly asked or badly configured, 130 interrupted.",
     )
     parser.add_argument(
         "--version",
@@ -118,11 +125,6 @@ def installed_version() -> str:
         return version("callboard")
     except PackageNotFoundError:
         return "(not installed)"
-
-
-def complain(text: str) -> None:
-    """One line on stderr."""
-    print(f"callboard: {' '.join(text.split())}", file=sys.stderr)
 
 
 def make_streams_forgiving() -> None:

@@ -21,9 +21,9 @@ from tracestore.price_home import price_table
 
 from ..nearest import nearest
 from .events import plural
+from .fitting import FittingTable
 from .output import add_format, write
 from .screen import clean, make_console
-from .tables import plain_table
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
 """What a table says of a capability."""
@@ -194,13 +194,13 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
     if not lines:
         console.print("No such models. `callboard models --all` lists every one that is known.")
         return
-    table = plain_table()
-    table.add_column("model", overflow="fold")
-    for heading in ("window", "output", "$/M in", "$/M out"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("can", overflow="fold")
-    table.add_column("also called", overflow="fold")
-    table.add_column("", overflow="fold")
+    table = FittingTable()
+    table.add_column("model", folds=True)
+    for heading, may_go in (("window", 2), ("output", 3), ("$/M in", 0), ("$/M out", 0)):
+        table.add_column(heading, justify="right", may_go=may_go)
+    table.add_column("can", folds=True, may_go=1)
+    table.add_column("also called", folds=True)
+    table.add_column("", folds=True)
     for line in lines:
         table.add_row(
             clean(line.id),

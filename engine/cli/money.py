@@ -15,8 +15,27 @@ def usd(nano_usd: int) -> str:
     if size == 0:
         return "$0"
     places = 9 if size < NANO // 100 else 6 if size < NANO else 2 if size >= 1000 * NANO else 4
-    rounded = Decimal(size).scaleb(-9).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
-    return f"{'-' if nano_usd < 0 else ''}${rounded:,f}"
+    shown = Decimal(size).scaleb(-9).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+    return f"{'-' if nano_usd < 0 else ''}${shown:,f}"
+
+
+def rounded(nano_usd: int) -> str:
+    """An amount for the eye: to the cent from a dollar on, and below with the digits that matter."""
+    if abs(nano_usd) < NANO:
+        return usd(nano_usd)
+    cents = Decimal(abs(nano_usd)).scaleb(-9).quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return f"{'-' if nano_usd < 0 else ''}${cents:,f}"
+
+
+def exact(nano_usd: int, places: int = 2) -> str:
+    """An amount with all its digits, and at least so many decimals; a minus is a real one, for print."""
+    whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
+    return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
+
+
+def places(nano_usd: int) -> int:
+    """How many decimals an amount has."""
+    return len(f"{abs(nano_usd) % NANO:09}".rstrip("0"))
 
 
 def cost_text(cost: Cost | None) -> str:

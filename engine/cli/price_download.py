@@ -6,13 +6,13 @@ from pathlib import Path
 
 import anyio
 
-from bus import CallboardError, ConfigurationError
+from bus import AdapterError, CallboardError, ConfigurationError
 
 SECONDS = 60.0
 
 
 def download(source: str, most_bytes: int) -> bytes:
-    """The bytes of a path or of an https URL. Raises ConfigurationError, AdapterError if the network fails."""
+    """The bytes of a path or of an https URL. Raises ConfigurationError, CallboardError if the network fails."""
     if "://" not in source:
         return _read(Path(source), most_bytes)
     if not source.startswith("https://"):
@@ -45,6 +45,8 @@ async def _fetch(url: str, most_bytes: int) -> bytes:
                     _refuse_large(data, url, most_bytes)
             finally:
                 await reply.aclose()
+    except AdapterError as error:
+        raise CallboardError(f"{url} can't be read, and nothing was changed: {error}") from error
     except TimeoutError as error:
         raise CallboardError(f"{url}: no answer within {SECONDS:.0f} s; nothing was changed") from error
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from tracestore.repricing import OnProgress
 
 from .events import plural
 from .filters import add_filters, call_filter, chosen_file
+from .fitting import FittingTable
 from .money import usd
-from .output import add_format, write
+from .output import add_format, write, write_records
 from .places import command_name, short
-from .reprice_page import page
+from .reprice_lines import By, columns, records
+from .reprice_page import Origin, page
 from .screen import make_console
-from .tables import moment_text, plain_table, reprice_table
+from .tables import moment_text, reprice_table
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
@@ -66,7 +69,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one HTML page too")
     add_filters(parser)
-    add_format(parser, "for each repricing (with --history)")
+    add_format(parser, "for each model, day or session, or with --history for each repricing")
     parser.set_defaults(run=run)
 
 
@@ -79,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _undo(path)
     if arguments.history:
         return _history(path, arguments)
+    if arguments.html is not None:
+        _check_place(arguments.html)
     try:
         with shown_progress() as progress:
             report, table, before = anyio.run(_reprice, path, arguments, progress)
@@ -87,7 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
             command = f"{command_name()} reprice --resume --db {short(path)}"
             print(f"\ncallboard: interrupted; nothing has changed yet. To go on: {command}", file=sys.stderr)
         return INTERRUPTED
-    show(report, path, arguments.by)
+    if arguments.format == "table":
+        show(report, path, arguments.by)
+    else:
+        write_records(arguments.format, columns(arguments.by), records(report, arguments.by))
     if arguments.html is not None:
         _write_page(arguments.html, report, table, before, arguments, path)
     return 0
@@ -119,22 +127,44 @@ def shown_progress() -> Iterator[OnProgress | None]:
         yield lambda done, last: bar.update(task, completed=done, total=last, visible=done < last)
 
 
+def _check_place(file: Path) -> None:
+    """Before anything is repriced: can the page be written there? Raises ConfigurationError."""
+    if file.is_dir():
+        raise ConfigurationError(f"{file} is a folder; --html takes a file")
+    if not file.absolute().parent.is_dir():
+        raise ConfigurationError(f"{file}: there is no folder {file.parent}")
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{file} can't be written; nothing was repriced")
+
+
 def _write_page(
     file: Path, report: RepriceReport, table: PriceTable, before: str, arguments: argparse.Namespace, path: Path
 ) -> None:
     where = call_filter(arguments)
     chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
-    text = page(report, table, before, calls_of=chosen, source=path.name, now=datetime.now(UTC))
+    text = page(report, table, Origin(before, chosen, path.name, datetime.now(UTC)))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror or error}") from error
-    make_console().print(f"Written: {file}", style="dim", soft_wrap=True)
+    if arguments.format == "table":
+        make_console().print(f"Written: {file}", style="dim", soft_wrap=True)
 
 
 def _in_words(where: CallFilter) -> str:
-    fields: dict[str, object] = msgspec.to_builtins(where)
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in fields.items())
+    """A filter for people; nothing for one that lets all pass."""
+    words = []
+    for name, value in msgspec.to_builtins(where).items():
+        match name, value:
+            case "tags", dict():
+                words += [f"tag {key}={tagged}" for key, tagged in value.items()]
+            case "unpriced", _:
+                words.append("unpriced calls")
+            case "min_cost_nano_usd", int():
+                words.append(f"calls of at least {usd(value)}")
+            case _:
+                words.append(f"{name.removesuffix('_id').replace('_', ' ')} {value}")
+    return ", ".join(words)
 
 
 def choose_table(prices: Path, version: str | None, label: str | None) -> PriceTable:
@@ -191,7 +221,7 @@ def _open(path: Path, *, readonly: bool) -> TraceStore:
     return TraceStore(path)
 
 
-def show(report: RepriceReport, path: Path, by: str = "model") -> None:
+def show(report: RepriceReport, path: Path, by: By = "model") -> None:
     console = make_console()
     console.print(f"{_title(report)}\n", style="bold", soft_wrap=True)
     if not report.calls:
@@ -238,12 +268,12 @@ def _history(path: Path, arguments: argparse.Namespace) -> int:
     if not runs:
         console.print(f"No repricing yet in {path}.", soft_wrap=True)
         return 0
-    table = plain_table()
+    table = FittingTable()
     table.add_column("no", justify="right")
-    for heading in ("when", "state", "prices", "version", "which calls"):
-        table.add_column(heading, overflow="fold")
+    for heading, may_go in (("when", 3), ("state", 0), ("prices", 0), ("version", 4), ("which calls", 2)):
+        table.add_column(heading, folds=True, may_go=may_go)
     for heading in ("calls", "before", "after"):
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(heading, justify="right", may_go=1)
     for run in runs:
         table.add_row(
             str(run.id),

@@ -8,11 +8,13 @@ its events, because a command asks for `drawn()` before it begins the next.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 import anyio
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LABEL_WIDTH = 17
-PIPE_WIDTH = 120
+PIPE_WIDTH = 1000  # nothing that a program reads is broken
 _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
@@ -46,6 +48,27 @@ def make_console(*, plain: bool = False) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console
+
+
+def complain(text: str) -> None:
+    """One line on stderr; at a terminal broken between words."""
+    print(folded(f"callboard: {' '.join(text.split())}", sys.stderr), file=sys.stderr, flush=True)
+
+
+def folded(line: str, out: TextIO, indent: int = 0) -> str:
+    """A line as a terminal of that width shows it best; for anything else as it is. indent: of what follows."""
+    if not out.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * (indent if indent < width // 2 else 4),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def clean(text: str) -> str:

@@ -26,7 +26,7 @@ from adapters import (
 )
 from bus import CallboardError
 from engine.sessions import document_of
-from tracestore import SavedSession, SessionRow, TraceStore
+from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
 from tracestore.captured import encode, encode_metadata
 
 from .events import plural
@@ -54,11 +54,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path = chosen_file(arguments)
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
+    path = chosen_file(arguments)
     if arguments.export is not None:
-        arguments.export.write_bytes(document_of(anyio.run(_saved, path, arguments.session)))
+        document = document_of(anyio.run(_saved, path, arguments.session))
+        try:
+            arguments.export.write_bytes(document)
+        except OSError as error:
+            raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
         print(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
         anyio.run(_delete, path, arguments.session)
@@ -85,11 +89,14 @@ async def _sessions(path: Path, limit: int) -> list[SessionRow]:
 async def _saved(path: Path, session_id: str) -> SavedSession:
     async with TraceStore.open_readonly(path) as store:
         saved = await store.saved_session(session_id)
-    if saved is None:
-        raise CallboardError(
-            f"{path} has no content of session {session_id!r}; content is stored with capture_content=True only"
-        )
-    return saved
+        if saved is not None:
+            return saved
+        if not await store.calls(CallFilter(session_id=session_id), limit=1):
+            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+    raise CallboardError(
+        f"{path} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an Engine "
+        "with capture_content=True, keeps that"
+    )
 
 
 async def _delete(path: Path, session_id: str) -> None:
@@ -111,9 +118,8 @@ def show(path: Path, rows: list[SessionRow]) -> None:
         sum(row.cost_nano_usd for row in rows),
     )
     console.print(
-        f"\n{plural(len(rows), 'session')}, {resumable} of them to be resumed, {total}, from {path}",
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {path}",
         style="dim",
-        soft_wrap=True,
     )
 
 

@@ -12,9 +12,9 @@ from tracestore import SqlResult, TraceStore
 
 from .events import plural
 from .filters import chosen_file, positive
+from .fitting import FittingTable
 from .output import add_format, write_records
 from .screen import clean, make_console
-from .tables import plain_table
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(found: SqlResult) -> None:
-    table = plain_table()
+    table = FittingTable()
     for column in found.columns:
-        table.add_column(clean(column), overflow="fold")
+        table.add_column(clean(column), folds=True)
     for row in found.rows:
         table.add_row(*("NULL" if value is None else clean(str(value)) for value in row))
     console = make_console()

@@ -14,9 +14,10 @@ from tracestore import ErrorRow, Percentiles, StatisticsRow, TraceStore
 from .cost import add_by
 from .events import plural, seconds
 from .filters import add_filters, call_filter, chosen_file
+from .fitting import FittingTable
 from .output import add_format, write, write_records
 from .screen import clean, make_console
-from .tables import moment_text, plain_table, rate
+from .tables import moment_text, rate
 
 
 def add_stats_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,22 +51,11 @@ def run_stats(arguments: argparse.Namespace) -> int:
     if not rows:
         console.print("No such calls.")
         return 0
-    table = plain_table()
+    table = FittingTable()
     for name in by:
-        table.add_column(name, overflow="fold")
-    for heading in (
-        "attempts",
-        "failed",
-        "p50",
-        "p90",
-        "p99",
-        "first token p50",
-        "p90",
-        "p99",
-        "tok/s p50",
-        "cached",
-    ):
-        table.add_column(heading, justify="right")
+        table.add_column(name, folds=True)
+    for heading, may_go in _HEADINGS:
+        table.add_column(heading, justify="right", may_go=may_go)
     for row in rows:
         speed = row.tokens_per_second
         table.add_row(
@@ -82,11 +72,14 @@ def run_stats(arguments: argparse.Namespace) -> int:
         "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
         "tok/s: output after the first token.",
         style="dim",
-        soft_wrap=True,
     )
     return 0
 
 
+_HEADINGS = (
+    *(("attempts", 0), ("failed", 0), ("p50", 0), ("p90", 1), ("p99", 4)),
+    *(("first token p50", 2), ("first p90", 6), ("first p99", 7), ("tok/s p50", 3), ("cached", 5)),
+)
 _COUNTS = StatisticsRow.__struct_fields__[1:10]
 _COLUMNS = (
     *(*_COUNTS, "cache_hit_rate"),
@@ -120,12 +113,12 @@ def run_errors(arguments: argparse.Namespace) -> int:
     if not rows:
         console.print("No failed attempts.")
         return 0
-    table = plain_table()
+    table = FittingTable()
     for heading in ("error", "model"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("attempts", "final", "status", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("latest message", overflow="fold")
+        table.add_column(heading, folds=True)
+    for heading, may_go in (("attempts", 0), ("final", 2), ("status", 3), ("last", 4)):
+        table.add_column(heading, justify="right", may_go=may_go)
+    table.add_column("latest message", folds=True, may_go=1)
     for row in rows:
         table.add_row(
             row.error_class,

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from tracestore import CallRow, RepriceReport, SessionRow
 
 from .events import seconds
+from .fitting import FittingTable
 from .money import difference, percent, usd
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from .reprice_page import Line
+from .reprice_lines import By, Line, lines, total
 
 
 class CallSummary(msgspec.Struct, frozen=True):
@@ -50,18 +46,18 @@ def _summary(group: Sequence[CallRow]) -> CallSummary:
     )
 
 
-def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
+def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable:
     """One line for each call. when: with the time and the id of each, for a file of many; else numbered."""
-    table = plain_table()
+    table = FittingTable()
     if when:
-        table.add_column("time", no_wrap=True)
-        table.add_column("call", no_wrap=True)
-        table.add_column("status", no_wrap=True)
+        table.add_column("time")
+        table.add_column("call", may_go=3)
+        table.add_column("status")
     else:
         table.add_column("call", justify="right")
-    table.add_column("model", overflow="fold")
-    for heading in ("attempts", "first token", "in", "out", "cost"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("model", folds=True)
+    for heading, may_go in (("attempts", 4), ("first token", 5), ("in", 1), ("out", 2), ("cost", 0)):
+        table.add_column(heading, justify="right", may_go=may_go)
     for number, call in enumerate(calls, 1):
         row = call.last
         head = [moment_text(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
@@ -77,15 +73,16 @@ def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> Table:
     return table
 
 
-def sessions_table(rows: Iterable[SessionRow]) -> Table:
+def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
     """One line for each session; its messages are those that are stored."""
-    table = plain_table()
-    table.add_column("last", no_wrap=True)
-    table.add_column("session", overflow="fold")
-    table.add_column("model", overflow="fold")
-    for heading in ("turns", "calls", "in", "out", "cost", "messages"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("resume", no_wrap=True)
+    table = FittingTable()
+    table.add_column("last")
+    table.add_column("session")  # whole: it is what one copies
+    table.add_column("model", folds=True, may_go=1)
+    numbers = (("turns", 2), ("calls", 3), ("in", 4), ("out", 5), ("cost", 0), ("messages", 6))
+    for heading, may_go in numbers:
+        table.add_column(heading, justify="right", may_go=may_go)
+    table.add_column("resume")
     for row in rows:
         table.add_row(
             moment_text(row.last_us),
@@ -102,17 +99,15 @@ def sessions_table(rows: Iterable[SessionRow]) -> Table:
     return table
 
 
-def reprice_table(report: RepriceReport, by: str = "model") -> Table:
+def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
     """One line for each model, day or session, and the sums below."""
-    from .reprice_page import lines, total
-
     rows = lines(report, by)
-    table = plain_table(footer=len(rows) > 1)
+    table = FittingTable(footer=len(rows) > 1)
     everything = total(report)
-    table.add_column(by, "all", overflow="fold")
-    table.add_column("calls", f"{report.calls:,}", justify="right")
+    table.add_column(by, "all", folds=True)
+    table.add_column("calls", f"{report.calls:,}", justify="right", may_go=1)
     for heading, sums in zip(("before", "after", "difference", ""), _line_change(everything), strict=True):
-        table.add_column(heading, sums, justify="right", no_wrap=True)
+        table.add_column(heading, sums, justify="right", may_go=0 if heading else 2)
     for row in rows:
         table.add_row(row.name, f"{row.calls:,}", *_line_change(row))
     return table
@@ -138,22 +133,6 @@ def sum_text(calls: int, unpriced: int, nano_usd: int) -> str:
     if calls and unpriced == calls:
         return "unpriced"
     return f"{usd(nano_usd)} + {unpriced} unpriced" if unpriced else usd(nano_usd)
-
-
-def plain_table(*, footer: bool = False) -> Table:
-    """A table without lines; footer: with a line of sums below."""
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        box=box.SIMPLE if footer else box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_footer=footer,
-        pad_edge=False,
-        show_edge=False,
-        header_style="dim",
-        footer_style="bold",
-    )
 
 
 def _cost(call: CallSummary) -> str:

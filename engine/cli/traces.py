@@ -54,4 +54,4 @@ def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:
     unpriced = sum(call.nano_usd is None and call.last.usage is not None for call in calls)
     more = "; there may be more, see --limit" if len(calls) == limited else ""
     total = sum_text(len(calls), unpriced, sum(call.nano_usd or 0 for call in calls))
-    console.print(f"\n{plural(len(calls), 'call')}, {total}, from {path}{more}", style="dim", soft_wrap=True)
+    console.print(f"\n{plural(len(calls), 'call')}, {total}, from {path}{more}", style="dim")

@@ -14,7 +14,8 @@ from bus import StoreError
 from tracestore import PruneReport, TraceStore
 
 from .events import plural
-from .places import default_trace, short
+from .filters import chosen_file
+from .places import short
 from .screen import make_console
 
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -57,9 +58,9 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
 
 def prune(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path: Path = arguments.db or default_trace()
     if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
         raise StoreError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
+    path = chosen_file(arguments)
     report = anyio.run(_prune, path, arguments)
     console = make_console()
     for line in lines_of(report):
@@ -103,7 +104,7 @@ def lines_of(report: PruneReport) -> list[str]:
 
 def backup(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path: Path = arguments.db or default_trace()
+    path = chosen_file(arguments)
     anyio.run(_backup, path, arguments.path)
     make_console().print(f"Copied {short(path)} to {short(arguments.path)}.", soft_wrap=True)
     return 0

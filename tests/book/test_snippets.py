@@ -18,7 +18,8 @@ from engine.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tracestore import PriceTable
 
-PAGES = sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))
+README = "../README.md"
+PAGES = [README, *sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))]
 
 CALLED_ELSEWHERE = {
     "adding-a-provider.md": "tests/test_adding_a_provider.py",
@@ -26,14 +27,14 @@ CALLED_ELSEWHERE = {
     "generate.md": "tests/test_generate_page.py",
     "media.md": "tests/test_media_page.py",
     "objects.md": "tests/test_objects_page.py",
-    "routing.md": "tests/test_readme.py",
-    "sessions.md": "tests/test_readme.py",
+    "routing.md": "tests/test_guide_pages.py",
+    "sessions.md": "tests/test_guide_pages.py",
     "tools.md": "tests/test_tools_docs.py",
-    "trace.md": "tests/test_readme.py",
+    "trace.md": "tests/test_guide_pages.py",
 }
 """Pages whose functions are called by tests of their own, and where."""
 
-ON_THE_LOCAL_MODEL = {"embeddings.md", "tutorial.md"}
+ON_THE_LOCAL_MODEL = {README, "embeddings.md", "tutorial.md"}
 """All others talk to scripted models: tests/book/models/<page>.yaml, or everybody.yaml."""
 
 NOT_RUN_AT_MOST = 6
@@ -44,8 +45,9 @@ def folder(tmp_path: Path) -> Path:
     """A reader's folder: the checkout's examples, and commands that are this checkout's."""
     for shown in ("examples", "cassettes"):
         (tmp_path / shown).symlink_to(ROOT / shown)
-    programs = tmp_path / ".bin"
-    programs.mkdir()
+    programs = tmp_path / ".venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "activate").touch()
     for name, arguments in (("python", ""), ("callboard", "-m engine.cli")):
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
         (programs / name).chmod(0o755)
@@ -57,7 +59,7 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.endswith(("_API_KEY", "_BASE_URL"))}
     return {
         **kept,
-        "PATH": f"{folder / '.bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{folder / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYTHONUTF8": "1",
         "CALLBOARD_HOME": ".callboard",
@@ -71,6 +73,7 @@ def run(folder: Path, *command: str) -> str:
         command,
         cwd=folder,
         env=environment(folder),
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -97,6 +100,8 @@ def test_a_pages_blocks_do_what_it_says(page: str, folder: Path) -> None:
         pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
     else:
         write_scripted_models(page, folder)
+    if page == README:
+        run(folder, "callboard", "demo", "--cassettes")  # instead of `make demo`
     found = blocks(DOCS / page)
     printed: dict[int, str] | None = None
     last = ""

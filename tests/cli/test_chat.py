@@ -44,7 +44,7 @@ def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> 
     """A provider's failure ends a reply, not the chat."""
     done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n")
     assert done.returncode == 0
-    assert "callboard: ServerError: the provider is on fire" in done.stderr.splitlines()
+    assert "callboard: ServerError of broken: the provider is on fire" in done.stderr.splitlines()
     assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
 
 

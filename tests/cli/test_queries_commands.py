@@ -71,13 +71,35 @@ def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path
             assert not {name for name, _ in attrs} & {"src", "href", "onload"}
 
     Tags().feed(text)
-    assert "svg" in tags
+    assert "figure" in tags
     assert not {"script", "link", "img", "iframe"} & set(tags)
     assert "$0.0000066" in text
     assert "$0.0000069" in text
     assert "example prices, second version" in text
+    assert "These are the current costs now." in text
     history = call("reprice", "--history", "--json", home=traced)
     (run,) = [json.loads(line) for line in history.stdout.splitlines()]
     assert (run["calls"], run["sum_before_nano_usd"], run["sum_after_nano_usd"]) == (2, 6_600, 6_900)
     assert call("reprice", "--undo", home=traced).returncode == 0
+    assert call("reprice", "--undo", home=traced).returncode == 1
+
+
+def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
+    """One a model, with the difference; nothing else is on stdout."""
+    trial = ("reprice", "--prices", str(PRICES), "--dry-run")
+    rows = [json.loads(line) for line in call(*trial, "--json", home=traced).stdout.splitlines()]
+    assert {row["model"] for row in rows} == {"local-chat:m", "local-messages:m"}
+    assert sum(row["difference_nano_usd"] for row in rows) == 6_900 - 6_600
+    days = list(csv.DictReader(io.StringIO(call(*trial, "--by", "day", "--csv", home=traced).stdout)))
+    assert [(row["calls"], row["after_usd"]) for row in days] == [("2", "0.000006900")]
+
+
+@pytest.mark.parametrize("page", ["missing/page.html", "."])
+def test_a_page_that_cannot_be_written_is_told_before_anything_is_repriced(
+    traced: Path, tmp_path: Path, page: str
+) -> None:
+    """The costs stay, and there is nothing to undo."""
+    done = call("reprice", "--prices", str(PRICES), "--html", str(tmp_path / page), home=traced)
+    assert done.returncode == 2
+    assert "folder" in done.stderr
     assert call("reprice", "--undo", home=traced).returncode == 1

@@ -82,3 +82,22 @@ def test_what_to_export_or_delete_must_be_named(talkative: Path) -> None:
     refused = call("sessions", "--delete", home=talkative)
     assert refused.returncode == 1
     assert "callboard sessions SESSION" in refused.stderr
+
+
+def test_a_session_that_there_isnt_and_one_whose_words_were_not_kept_are_told_apart(
+    talkative: Path, tmp_path: Path
+) -> None:
+    """And an export that can't be written is one line."""
+    call("chat", home=talkative, said="hello\n")
+    (known,) = [
+        json.loads(line)["session_id"] for line in call("sessions", "--json", home=talkative).stdout.splitlines()
+    ]
+    unknown, unkept = call("sessions", "ses_x", home=talkative), call("sessions", known, home=talkative)
+    assert (unknown.returncode, unkept.returncode) == (1, 1)
+    assert "has no session 'ses_x'" in unknown.stderr
+    assert "chat --save" in unkept.stderr
+    saved = call("chat", "--save", home=talkative, said="hello\n")
+    (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
+    refused = call("sessions", session, "--export", str(tmp_path / "no" / "file"), home=talkative)
+    assert refused.returncode == 1
+    assert "Traceback" not in refused.stderr

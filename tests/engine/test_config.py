@@ -137,29 +137,41 @@ def test_a_missing_key_leaves_its_models_not_configured(tmp_path: Path) -> None:
             "adapters:\n  x: {type: openai}\nmodels:\n  x:y: {adapter: x, can_delegate: maybe}",
             r"can_delegate: expected true or false",
         ),
-        ("adapters:\n  x: {type: o, defaults: {effort: 3}}", r"adapters\.x\.defaults\.effort: expected a string"),
         (
-            "adapters:\n  x: {type: o, tools: {maxi: 3}}",
+            "adapters:\n  x: {type: openai, defaults: {effort: 3}}",
+            r"adapters\.x\.defaults\.effort: expected a string",
+        ),
+        (
+            "adapters:\n  x: {type: openai, tools: {maxi: 3}}",
             r"adapters\.x\.tools\.maxi: unknown key; did you mean 'max'",
         ),
         (
-            "adapters:\n  x: {type: o, tools: {max: 0}}",
+            "adapters:\n  x: {type: openai, tools: {max: 0}}",
             r"tools\.max: expected a whole number, at least 1, found int 0",
         ),
-        ("adapters:\n  x: {type: o, tools: {strict: 1}}", r"tools\.strict: expected true or false, found int 1"),
         (
-            "adapters:\n  x: {type: o, tools: {max: 1, core: [a, b]}}",
+            "adapters:\n  x: {type: openai, tools: {strict: 1}}",
+            r"tools\.strict: expected true or false, found int 1",
+        ),
+        (
+            "adapters:\n  x: {type: openai, tools: {max: 1, core: [a, b]}}",
             r"tools\.core: expected at most 1 names, as adapters\.x\.tools\.max says",
         ),
-        ("adapters:\n  x: {type: o, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
-        ("adapters:\n  x: {type: o, retry: {jitter: 2}}", r"retry\.jitter: expected true or false, found int 2"),
-        ("adapters:\n  x: {type: o, prompt_addendum: [a]}", r"adapters\.x\.prompt_addendum: expected a string"),
+        ("adapters:\n  x: {type: openai, retry: {base: 1}}", r"adapters\.x\.retry\.base: unknown key.*base_delay"),
         (
-            "adapters: {x: {type: o}}\nmodels:\n  x:y: {adapter: x, retry: {max_delay: long}}",
+            "adapters:\n  x: {type: openai, retry: {jitter: 2}}",
+            r"retry\.jitter: expected true or false, found int 2",
+        ),
+        (
+            "adapters:\n  x: {type: openai, prompt_addendum: [a]}",
+            r"adapters\.x\.prompt_addendum: expected a string",
+        ),
+        (
+            "adapters: {x: {type: openai}}\nmodels:\n  x:y: {adapter: x, retry: {max_delay: long}}",
             r"models\.x:y\.retry\.max_delay: expected a number",
         ),
         (
-            "adapters: {x: {type: o}}\n"
+            "adapters: {x: {type: openai}}\n"
             "models:\n  x:y: {adapter: x, aliases: [q]}\n  x:z: {adapter: x, aliases: [q]}",
             r"models\.x:z\.aliases: 'q' already belongs to x:y",
         ),
@@ -285,3 +297,21 @@ def test_a_fault_in_the_yaml_is_told_without_quoting_the_file(tmp_path: Path) ->
         read_models_yaml(path)
     assert "sk-secret" not in str(raised.value)
     assert raised.value.__cause__ is raised.value.__context__ is None
+
+
+def test_a_provider_that_no_adapter_serves_is_what_the_error_is_about(tmp_path: Path) -> None:
+    """`provider:name` with a provider that isn't configured names those that are, and says what to do."""
+    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
+    with pytest.raises(ConfigurationError, match=r"'gemini' is none of the adapters in .*models\.yaml: .*add it"):
+        registry.resolve("gemini:gemini-3-pro")
+
+
+def test_an_adapter_of_a_type_that_there_isnt_is_told_when_the_file_is_read(tmp_path: Path) -> None:
+    """Not when its first call fails; one of the host's own is a module and a class."""
+    with pytest.raises(
+        ConfigurationError, match=r"adapters\.a\.type: no adapter type 'opena': did you mean 'openai'"
+    ):
+        read_models_yaml(written(tmp_path, "adapters:\n  a: {type: opena}\n"), {})
+    with pytest.raises(ConfigurationError, match=r"there are anthropic, bedrock, .* package\.module:Class"):
+        read_models_yaml(written(tmp_path, "adapters:\n  a: {type: xyz}\n"), {})
+    assert read_models_yaml(written(tmp_path, "adapters:\n  a: {type: 'mine.adapter:Mine'}\n"), {}).adapters["a"]

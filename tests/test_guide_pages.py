@@ -1,4 +1,4 @@
-"""The programs of the README, and of the pages that say more, run as they stand."""
+"""The functions of three pages of the book do what the pages say; the README itself is run by tests/book."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.local.settings import find_model
-from engine import Engine, ModelRegistry, set_default_engine
+from engine import Engine, ModelRegistry
 from tests.book.snippets import definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
@@ -19,8 +18,8 @@ from tests.support.virtual_time import Backend, backend
 
 pytestmark = pytest.mark.anyio
 
-README = Path(__file__).parents[1] / "README.md"
-PAGES = [README, *(README.parent / "docs" / name for name in ("sessions.md", "trace.md", "routing.md"))]
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "docs" / name for name in ("sessions.md", "trace.md", "routing.md")]
 
 
 @pytest.fixture
@@ -32,36 +31,9 @@ def anyio_backend() -> Backend:
 def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Callable[..., Awaitable[None]]]:
     """Everything that the pages' Python blocks define; what they would run at once is left to the test."""
     monkeypatch.setenv("CALLBOARD_HOME", str(tmp_path))
-    monkeypatch.chdir(README.parent)
+    monkeypatch.chdir(ROOT)
     found = {name: value for page in PAGES for name, value in definitions(page).items()}
     return cast("dict[str, Callable[..., Awaitable[None]]]", found)
-
-
-async def test_the_first_program_talks_to_the_local_model(
-    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Two turns over two protocols, and the usage of the second."""
-    if find_model() is None:
-        pytest.skip("the local model's weights are not installed")
-    pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
-    await programs["main"]()
-    assert "TokenUsage(" in capsys.readouterr().out
-
-
-async def test_the_functions_ask_the_local_model(
-    programs: dict[str, Callable[..., Awaitable[None]]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A reply, a streamed one, and a checked object."""
-    if find_model() is None:
-        pytest.skip("the local model's weights are not installed")
-    pytest.importorskip("xllamacpp", reason="the local model's server has no wheel for this machine")
-    async with Engine() as engine:
-        set_default_engine(engine)
-        try:
-            await programs["functions"]()
-        finally:
-            set_default_engine(None)
-    assert capsys.readouterr().out.splitlines()[-1] == "Alice, 30"
 
 
 async def test_a_session_changes_its_tools_and_its_model_and_is_forked(

@@ -1,0 +1,107 @@
+"""A table for terminals of any width: where there is no room for all columns, the least important are left out.
+
+A table squeezed into too little room has words of one letter a line; one that is wider than its terminal is broken
+by it in the middle of numbers. So columns go, in an order that the command says, and a line below names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+
+FOLDED_WIDTH = 24  # of a column that may fold: as narrow as names can be and still be read
+
+_GAP = 2
+
+
+class Column(msgspec.Struct, frozen=True):
+    """may_go: 0 never, else the greatest goes first. folds: may be broken over several lines."""
+
+    heading: str
+    footer: str
+    right: bool
+    folds: bool
+    may_go: int
+
+
+class FittingTable:
+    """Filled like rich's own tables. footer: with a line of sums below."""
+
+    def __init__(self, *, footer: bool = False) -> None:
+        self._footer = footer
+        self._columns: list[Column] = []
+        self._rows: list[tuple[str, ...]] = []
+
+    def add_column(
+        self,
+        heading: str,
+        footer: str = "",
+        *,
+        justify: Literal["left", "right"] = "left",
+        folds: bool = False,
+        may_go: int = 0,
+    ) -> None:
+        self._columns.append(Column(heading, footer, justify == "right", folds, may_go))
+
+    def add_row(self, *cells: str) -> None:
+        self._rows.append(cells)
+
+    def shown_in(self, width: int) -> list[int]:
+        """Which columns there is room for, by their places."""
+        wanted = [self._wanted(place) for place in range(len(self._columns))]
+        chosen = list(range(len(wanted)))
+        while sum(wanted[place] for place in chosen) + _GAP * (len(chosen) - 1) > width:
+            first = max(chosen, key=lambda place: self._columns[place].may_go)
+            if not self._columns[first].may_go:
+                break
+            chosen.remove(first)
+        return chosen
+
+    def _wanted(self, place: int) -> int:
+        from rich.cells import cell_len
+
+        column = self._columns[place]
+        texts = (column.heading, column.footer if self._footer else "", *(row[place] for row in self._rows))
+        widest = max((cell_len(line) for text in texts for line in text.splitlines()), default=0)
+        return min(widest, FOLDED_WIDTH) if column.folds else widest
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from rich.text import Text
+
+        chosen = self.shown_in(options.max_width)
+        yield self._drawn(chosen)
+        left_out = [column.heading for place, column in enumerate(self._columns) if place not in chosen]
+        if any(left_out):
+            yield Text(f"(no room for: {', '.join(filter(None, left_out))})", style="dim")
+
+    def _drawn(self, chosen: Sequence[int]) -> Table:
+        from rich import box
+        from rich.table import Table
+
+        table = Table(
+            box=box.SIMPLE if self._footer else box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_footer=self._footer,
+            pad_edge=False,
+            show_edge=False,
+            header_style="dim",
+            footer_style="bold",
+        )
+        for place in chosen:
+            column = self._columns[place]
+            table.add_column(
+                column.heading,
+                column.footer,
+                justify="right" if column.right else "left",
+                overflow="fold" if column.folds else "ellipsis",
+                no_wrap=not column.folds,
+            )
+        for row in self._rows:
+            table.add_row(*(row[place] for place in chosen))
+        return table
