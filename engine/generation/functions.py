@@ -50,9 +50,9 @@ def stream(
 ) -> StreamResult:
     """Like `generate`, but the reply is given as it comes; see `StreamResult`. Nothing is sent before it is read.
 
-    on_usage: is called with what was used so far, while the result is iterated: every few deltas, and after every
-    step. The other arguments, and what is raised by reading: as of `generate`; arguments that don't go together
-    are a CallboardError or TypeError at once.
+    The arguments, and what is raised by reading, are those of `generate`; arguments that don't go together are a
+    CallboardError or TypeError at once. on_usage: is called with what was used so far, while the result is
+    iterated: every few deltas, and after every step.
     """
     return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
 

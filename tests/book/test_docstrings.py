@@ -1,4 +1,4 @@
-"""What the docstrings of public names must say: which errors are raised, and what numbers count."""
+"""What must be said of public names: which errors are raised, and what numbers count."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Any, NamedTuple
+
+from adapters.conformance import NotShown
+from tests.book.snippets import DOCS
 
 ROOMS = (
     *("bus", "adapters", "tracestore", "engine", "engine.middleware", "engine.context", "engine.tools"),
@@ -134,5 +137,18 @@ def test_every_number_says_what_it_counts() -> None:
         for one in public()
         for number in numbers(one.node)
         if not _UNIT.search(number) and not re.search(rf"\b{number}\b", one.said)
+    ]
+    assert silent == []
+
+
+def test_every_error_is_in_the_list_of_errors() -> None:
+    """All that an `except` may name, but for the kit's own."""
+    listed = (DOCS / "errors.md").read_text(encoding="utf-8")
+    silent = [
+        f"{room}.{name}"
+        for room in ROOMS
+        for name, thing in vars(import_module(room)).items()
+        if inspect.isclass(thing) and issubclass(thing, Exception) and thing.__module__.startswith(PACKAGES)
+        if not name.startswith("_") and f"`{name}`" not in listed and thing is not NotShown
     ]
     assert silent == []
