@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from adapters import Message, StopReason, ToolResultBlock
+from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
 
@@ -62,9 +62,9 @@ class TurnTools:
         self._keep(made.results)
         return made
 
-    def leave(self, reply: Message) -> None:
-        """Run none, for the turn is over: each call has a result that says so."""
-        self._keep(tuple(not_executed(call) for call in reply.tool_uses))
+    def leave(self, calls: Sequence[ToolUseBlock]) -> None:
+        """Run none of these, for the turn is over: each has a result that says so."""
+        self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""
