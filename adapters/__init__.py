@@ -6,7 +6,6 @@ canonical values and its provider's wire, classifies errors and retries. It comp
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 try:
@@ -22,6 +21,7 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from bus._later import later
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -101,28 +101,23 @@ if TYPE_CHECKING:
     from .openai_compatible import OpenAICompatibleAdapter
     from .scripted import ScriptedAdapter
     from .tgi import TGIAdapter
-
-_ADAPTERS = {
-    "AnthropicAdapter": ".anthropic",
-    "BedrockAdapter": ".embeddings.bedrock",
-    "CohereAdapter": ".embeddings.cohere",
-    "GeminiAdapter": ".gemini",
-    "LocalAdapter": ".local",
-    "OllamaAdapter": ".ollama",
-    "OpenAIAdapter": ".openai",
-    "OpenAICompatibleAdapter": ".openai_compatible",
-    "ScriptedAdapter": ".scripted",
-    "TGIAdapter": ".tgi",
-    "VoyageAdapter": ".embeddings.voyage",
-}
-
-
-def __getattr__(name: str) -> object:
-    """Adapters are imported when first named, so that a host pays only for those it uses."""
-    if name in _ADAPTERS:
-        return getattr(import_module(_ADAPTERS[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".anthropic": ("AnthropicAdapter",),
+            ".embeddings.bedrock": ("BedrockAdapter",),
+            ".embeddings.cohere": ("CohereAdapter",),
+            ".embeddings.voyage": ("VoyageAdapter",),
+            ".gemini": ("GeminiAdapter",),
+            ".local": ("LocalAdapter",),
+            ".ollama": ("OllamaAdapter",),
+            ".openai": ("OpenAIAdapter",),
+            ".openai_compatible": ("OpenAICompatibleAdapter",),
+            ".scripted": ("ScriptedAdapter",),
+            ".tgi": ("TGIAdapter",),
+        },
+    )
 
 __all__ = [
     "AccessDeniedError",

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Mapping
 from datetime import UTC
-from email.utils import parsedate_to_datetime
 
 from bus.errors import AdapterError
 
@@ -53,6 +52,8 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
         seconds = _number(value)
         if seconds is not None:
             return seconds
+        from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
+
         try:
             when = parsedate_to_datetime(value)
             when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)

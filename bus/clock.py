@@ -5,7 +5,6 @@ A clock never waits: waiting is anyio's, and tests run it on a virtual-time loop
 
 from __future__ import annotations
 
-import random
 import time
 from functools import cache
 from typing import TYPE_CHECKING, Protocol
@@ -47,6 +46,8 @@ class SystemClock:
         return f"{prefix}_{ulid_text(_ulid()().bytes)}"
 
     def random(self) -> float:
+        import random
+
         return random.random()
 
 

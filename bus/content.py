@@ -7,7 +7,6 @@ with the provider it belongs to, so that it can go back there unchanged and nowh
 from __future__ import annotations
 
 from collections.abc import Callable
-from mimetypes import guess_type
 from pathlib import Path
 from typing import TypeAlias
 
@@ -103,6 +102,8 @@ class DocumentBlock(msgspec.Struct, frozen=True, gc=False, tag="document"):
     @classmethod
     def from_path(cls, path: str | Path) -> DocumentBlock:
         """Read a document now, named as its file. Raises OSError, or ValueError if its kind can't be told."""
+        from mimetypes import guess_type
+
         path = Path(path)
         return cls(data=path.read_bytes(), media_type=guess_type(path.name)[0], name=path.name)
 

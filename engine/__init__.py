@@ -5,6 +5,8 @@ Composes the other three packages; speaks no wire format and no SQL.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     from bus._siblings import check_siblings
 except ModuleNotFoundError as error:  # somebody else's `bus` was found first
@@ -18,6 +20,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from bus._later import later
+
 from .abort import AbortController, AbortSignal
 from .accumulator import StreamAccumulator
 from .availability import Availability
@@ -25,27 +29,15 @@ from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
-from .embedding import EmbeddingOptions, EmbeddingResult
-from .engine import Engine, Limits, Timeouts
+from .engine import Engine
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
-from .generation.object_functions import (
-    generate_object,
-    generate_object_sync,
-    stream_object,
-    stream_object_sync,
-)
-from .generation.object_reply import NoObjectGeneratedError
-from .generation.object_stream import ObjectStream
-from .generation.objects import ObjectResult
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
 from .generation.sync_host import run_sync
-from .generation.sync_object_stream import SyncObjectStream
 from .generation.sync_stream import SyncStreamResult
-from .health import Check, HealthReport
-from .media import ImageOptions, ImageResult, VideoHandle, VideoOptions, VideoResult
+from .limits import Limits, Timeouts
 from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,
@@ -69,10 +61,8 @@ from .tools import (
     ToolDefinitionError,
     ToolError,
     mcp_tools,
-    tool,
 )
 from .turn_options import TurnOptions
-from .type_schema import SchemaError
 from .view_events import (
     Finish,
     ProviderEvent,
@@ -83,6 +73,48 @@ from .view_events import (
     ThinkingStart,
     ViewEvent,
 )
+
+if TYPE_CHECKING:
+    from .embedding import EmbeddingOptions, EmbeddingResult
+    from .generation.object_functions import (
+        generate_object,
+        generate_object_sync,
+        stream_object,
+        stream_object_sync,
+    )
+    from .generation.object_reply import NoObjectGeneratedError
+    from .generation.object_stream import ObjectStream
+    from .generation.objects import ObjectResult
+    from .generation.sync_object_stream import SyncObjectStream
+    from .health import Check, HealthReport
+    from .media.handle import VideoHandle, VideoResult
+    from .media.images import ImageOptions, ImageResult
+    from .media.videos import VideoOptions
+    from .tools.define import tool
+    from .type_schema import SchemaError
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".embedding": ("EmbeddingOptions", "EmbeddingResult"),
+            ".generation.object_functions": (
+                "generate_object",
+                "generate_object_sync",
+                "stream_object",
+                "stream_object_sync",
+            ),
+            ".generation.object_reply": ("NoObjectGeneratedError",),
+            ".generation.object_stream": ("ObjectStream",),
+            ".generation.objects": ("ObjectResult",),
+            ".generation.sync_object_stream": ("SyncObjectStream",),
+            ".health": ("Check", "HealthReport"),
+            ".media.handle": ("VideoHandle", "VideoResult"),
+            ".media.images": ("ImageOptions", "ImageResult"),
+            ".media.videos": ("VideoOptions",),
+            ".tools.define": ("tool",),
+            ".type_schema": ("SchemaError",),
+        },
+    )
 
 __all__ = [
     "AbortController",

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from bus import SYSTEM_CLOCK, CallboardError, Clock
 from tracestore import PriceTable
 
 from .config import home_folder
+from .nearest import nearest
 
 if TYPE_CHECKING:
     from adapters.model_table import ModelRow
@@ -81,7 +81,7 @@ def capability_name(word: str) -> str:
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
-        near = get_close_matches(name, CAPABILITIES, n=1)
+        near = nearest(name, CAPABILITIES)
         hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CAPABILITIES)}."
         raise CallboardError(f"models can't be chosen by {word!r}: {hint}")
     return name

@@ -7,13 +7,14 @@ fallbacks. A `ModelChoice` leaves the choice to the router.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Literal, TypeAlias
 
 import msgspec
 
 from adapters import AdapterCapabilities
 from bus import CallboardError
+
+from .nearest import nearest
 
 CAPABILITY_FLAGS = frozenset(
     name for name in AdapterCapabilities.__struct_fields__ if name.startswith("supports_")
@@ -50,7 +51,7 @@ class Requirements(msgspec.Struct, frozen=True):
 def _flag(name: str) -> str:
     full = name if name.startswith("supports_") else f"supports_{name}"
     if full not in CAPABILITY_FLAGS:
-        near = get_close_matches(full, CAPABILITY_FLAGS, n=1)
+        near = nearest(full, CAPABILITY_FLAGS)
         hint = f"; did you mean {near[0].removeprefix('supports_')!r}?" if near else ""
         raise CallboardError(f"there is no capability {name!r}{hint}")
     return full

@@ -6,7 +6,6 @@ says what to do; what it says never holds a key.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +27,6 @@ from .statistics import live_adapter
 
 if TYPE_CHECKING:
     from .engine import Engine
-
-CHECK_SECONDS = 5.0
-"""How long one provider may take."""
 
 FILE_SECONDS = 30.0
 """How long the trace file is read; what is larger than that is checked in part."""
@@ -319,6 +315,8 @@ def _writable(facts: FileFacts) -> Check:
 def _private(facts: FileFacts) -> Check:
     shared = ", ".join(str(path) for path in facts.open_to_others)
     if shared:
+        import shlex
+
         fix = f"chmod 600 {shlex.quote(str(facts.path))}*"  # SQLite gives the files beside it the same mode
         return Check("store:private", False, f"others than its owner may open {shared}", fix)
     return Check("store:private", True, "mode 0600" if facts.exists else "will be made with mode 0600")

@@ -191,7 +191,7 @@ class Hosted:
             ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
         )
         self.manager = await root.start_child(
-            ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
+            ChildSpec("session manager", lambda: SessionManager(engine.open_sessions.states))
         )
         self._adapters = await root.start_supervisor("adapters")
         prices = engine.prices

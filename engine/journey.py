@@ -7,8 +7,9 @@ when a reload replaces them for everybody else.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from adapters import Message, Role
 from bus import StreamLog
@@ -35,8 +36,7 @@ class FirstIds(NamedTuple):
 OWN_IDS = FirstIds("", "")
 
 
-@dataclass(eq=False, kw_only=True)
-class Journey:
+class Journey(msgspec.Struct, eq=False, kw_only=True):
     """What the steps of one turn share. registry: as it was when the turn began.
 
     adapters: until the turn's end. first_ids: of the first call. order, deadline: of the turn, for its calls.
@@ -58,7 +58,7 @@ class Journey:
     deadline: float
     hold_time: Callable[[bool], None]
     adapters: BorrowedAdapters
-    failed: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = {}
     serving: str | None = None
 
 

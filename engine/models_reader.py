@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn, cast
 
@@ -17,6 +16,7 @@ from bus.log import Log
 
 from .choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .compensation import ToolSettings
+from .nearest import nearest
 from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ModelRegistry
 
 _log = Log("engine.config")
@@ -251,7 +251,7 @@ class Reader:
     def _known(self, entry: JsonObject, known: Collection[str], where: str) -> None:
         for key in entry:
             if key not in known:
-                near = get_close_matches(key, known, n=1)
+                near = nearest(key, known)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 place = f"{where}.{key}".lstrip(".")
                 raise ConfigurationError(

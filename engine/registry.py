@@ -18,6 +18,7 @@ from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
 from bus import Clock, ConfigurationError
 
 from .compensation import NO_TOOL_SETTINGS, ToolSettings, over
+from .nearest import nearest
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,19 +279,15 @@ class ModelRegistry:
         return self._unlisted_at(self.default_provider, name)
 
     def _no_adapter(self, name: str) -> str:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, self.adapters, n=1)
+        near = nearest(name, self.adapters)
         hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(sorted(self.adapters)) or 'none'}."
         return f"{name!r} is none of the adapters in {self.source}: {hint}"
 
     def _unknown(self, name: str) -> str:
-        from difflib import get_close_matches  # only ever needed on the way to an error
-
         from .unlisted import names_at
 
         known = sorted(self.names)
-        near = get_close_matches(name, {*known, *names_at(self.adapters.values())}, n=3, cutoff=0.6)
+        near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
         return (
             f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any, and "

@@ -51,7 +51,7 @@ class Session:
 
     @model.setter
     def model(self, model: Model) -> None:
-        self._engine.change_model(self._state, model)
+        self._engine.open_sessions.change_model(self._state, model)
 
     @property
     def name(self) -> str | None:
@@ -130,7 +130,9 @@ class Session:
         Model, tools, system prompt, tags and name are the same; from here on both go their own ways. Raises
         CallboardError if there is no such message.
         """
-        return self._engine.open_session(fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at))
+        return self._engine.open_sessions.open(
+            fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at)
+        )
 
     def export(self) -> bytes:
         """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
@@ -138,7 +140,7 @@ class Session:
 
     def _changed(self) -> None:
         if self._state.announced:
-            self._engine.publish_setup(self._state)
+            self._engine.open_sessions.publish_setup(self._state)
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:

@@ -150,7 +150,7 @@ class Turn:
         state.waiting += 1
         self.log = self._engine.streams.open(self.id)
         self._engine.underway.add(self, lambda: self.cancel(CLOSED))
-        self._engine.announce(state)
+        self._engine.open_sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
         """Give the place back, and end the stream: there is nobody to run this turn."""
@@ -197,7 +197,7 @@ class Turn:
             if self._options.signal is not None:
                 self._options.signal.raise_if_aborted()
             await self._engine.admit()
-            await self._engine.require_ownership(state)
+            await self._engine.open_sessions.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
 
 from .results import StepResult
-from .tools import Answer, ToolRound, ToolScene, answers_to, not_executed, open_calls, run_tools
+from .tools import Answer, ToolRound, ToolScene, answers_to, not_executed, open_calls
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .session_state import SessionState
     from .turn_options import TurnOptions
+
+Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
 
 _WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)
 """How a reply ends whose calls are as the model meant them."""
@@ -34,7 +36,7 @@ class TurnTools:
         options: TurnOptions,
         turn_id: str,
         log: StreamLog[TurnEvent],
-        keep: Callable[[tuple[ToolResultBlock, ...]], None],
+        keep: Keep,
     ) -> None:
         self._engine = engine
         self._state = state
@@ -57,10 +59,7 @@ class TurnTools:
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         """Run what may be run. history: with the reply."""
         self._rounds += 1
-        scene = self._scene(history, cut_off=stop_reason not in _WHOLE)
-        made = await run_tools(reply.tool_uses, self._state.tools, scene, interrupted=self._keep)
-        self._keep(made.results)
-        return made
+        return await self._round(reply.tool_uses, history, self._keep, cut_off=stop_reason not in _WHOLE)
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
         """Run none of these, for the turn is over: each has a result that says so."""
@@ -89,15 +88,22 @@ class TurnTools:
             results.update((result.tool_use_id, result) for result in ran)
             self._keep(tuple(results[call.id] for call in calls if call.id in results))
 
-        scene = self._scene(history, approved=frozenset(call.id for call in sorted_out.to_run))
-        made = await run_tools(sorted_out.to_run, self._state.tools, scene, interrupted=keep)
-        keep(made.results)
+        approved = frozenset(call.id for call in sorted_out.to_run)
+        made = await self._round(sorted_out.to_run, history, keep, approved=approved)
         return ToolRound(made.results, tuple(call for call in calls if call.id not in results))
 
-    def _scene(
-        self, history: tuple[Message, ...], *, cut_off: bool = False, approved: frozenset[str] = frozenset()
-    ) -> ToolScene:
-        return ToolScene(
+    async def _round(
+        self,
+        calls: Sequence[ToolUseBlock],
+        history: tuple[Message, ...],
+        keep: Keep,
+        *,
+        cut_off: bool = False,
+        approved: frozenset[str] = frozenset(),
+    ) -> ToolRound:
+        from .tools import run_tools  # many turns have no tools
+
+        scene = ToolScene(
             clock=self._engine.clock,
             tell=self._tell,
             messages=history,
@@ -109,6 +115,9 @@ class TurnTools:
             cut_off=cut_off,
             approved=approved,
         )
+        made = await run_tools(calls, self._state.tools, scene, interrupted=keep)
+        keep(made.results)
+        return made
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._log.append(event)

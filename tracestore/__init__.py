@@ -6,6 +6,8 @@ calls a provider.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     from bus._siblings import check_siblings
 except ModuleNotFoundError as error:  # somebody else's `bus` was found first
@@ -19,6 +21,8 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 
 check_siblings(__file__)
 
+from bus._later import later
+
 from .captured import Capture, Redact
 from .captured import decode as decode_json
 from .captured import encode as encode_json
@@ -26,20 +30,34 @@ from .content import SavedSession
 from .costs import CostRow
 from .database import Durability
 from .event_forms import upcast
-from .free_sql import SqlResult
+from .jobs import StoredJob
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
-from .pruning import PruneReport
 from .queries import CallFilter, CallRow
-from .replay import StoredEvents
 from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
-from .saved_replies import SavedReplies
 from .sessions import SessionRow
-from .statistics import ErrorRow, Percentiles, StatisticsRow
 from .store import TraceStore
 from .writer import WriterCore
 from .writer_actor import Flush, TraceWriter
 from .writer_state import WriterOptions, WriterStatistics
+
+if TYPE_CHECKING:
+    from .free_sql import SqlResult
+    from .pruning import PruneReport
+    from .replay import StoredEvents
+    from .saved_replies import SavedReplies
+    from .statistics import ErrorRow, Percentiles, StatisticsRow
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".free_sql": ("SqlResult",),
+            ".pruning": ("PruneReport",),
+            ".replay": ("StoredEvents",),
+            ".saved_replies": ("SavedReplies",),
+            ".statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
+        },
+    )
 
 __all__ = [
     "CallFilter",
@@ -69,6 +87,7 @@ __all__ = [
     "SqlResult",
     "StatisticsRow",
     "StoredEvents",
+    "StoredJob",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import anyio.from_thread
 import anyio.to_thread
 
 from bus.errors import StoreError
@@ -24,11 +23,12 @@ _PAGES_AT_ONCE = 1000
 
 async def backup(source: Path, target: Path | str, progress: Callable[[int, int], object] | None) -> None:
     """See `TraceStore.backup`."""
+    from anyio import from_thread
 
     def told(done: int, pages: int) -> None:
-        anyio.from_thread.check_cancelled()
+        from_thread.check_cancelled()
         if progress is not None:
-            anyio.from_thread.run_sync(progress, done, pages)
+            from_thread.run_sync(progress, done, pages)
 
     try:
         await anyio.to_thread.run_sync(_copy, source, Path(target), told)

@@ -7,7 +7,6 @@ of their own that others refer to. Bodies are JSON, but for media, which are the
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -208,6 +207,8 @@ def setup_of(body: bytes) -> SessionSetup:
 
 
 def _keep(body: bytes, bodies: Bodies) -> bytes:
+    import hashlib
+
     digest = hashlib.sha256(body).digest()
     bodies[digest] = body
     return digest

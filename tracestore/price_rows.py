@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from decimal import Decimal
 from itertools import groupby, pairwise
@@ -203,6 +202,8 @@ def hash_of(rows: tuple[PriceRow, ...], aliases: tuple[PriceAlias, ...]) -> str:
     ]
     if aliases:
         canonical = [canonical, aliases]
+    import hashlib
+
     return hashlib.sha256(msgspec.json.encode(canonical)).hexdigest()[:12]
 
 

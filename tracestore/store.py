@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import anyio
 
@@ -19,26 +19,28 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 from bus.messages import Message
 
-from . import backup, reprice_runs, repricing
+from . import reprice_runs, repricing
 from .condition import StoreCondition, condition
 from .content import SavedSession, load_session
 from .costs import CostRow, costs
 from .database import Database, Durability, Statements
 from .event_queries import envelope, events_query
-from .expiry import delete_session, forget_content
-from .free_sql import SqlResult, select
 from .insert import SqlValue
+from .jobs import StoredJob, job
 from .moments import to_us
 from .ownership import claim, owner
 from .prices import PriceTable
 from .projection import RunSpan
-from .pruning import PruneReport, Pruning
 from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
 from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
 from .repricing import OnProgress
 from .sessions import SessionRow, sessions
-from .statistics import ErrorRow, StatisticsRow, errors, statistics
 from .trace_file import TraceFile
+
+if TYPE_CHECKING:
+    from .free_sql import SqlResult
+    from .pruning import PruneReport
+    from .statistics import ErrorRow, StatisticsRow
 
 
 class TraceStore:
@@ -225,6 +227,10 @@ class TraceStore:
         """Sessions with what they used and cost, the one with the latest event first."""
         return await sessions(self._database, limit)
 
+    async def job(self, provider: str, job_id: str) -> StoredJob:
+        """What is known of a job at a provider, such as a video's; all None if nothing is."""
+        return await job(self._database, provider, job_id)
+
     async def costs(
         self,
         where: CallFilter | None = None,
@@ -242,10 +248,14 @@ class TraceStore:
         self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
     ) -> list[StatisticsRow]:
         """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`."""
+        from .statistics import statistics
+
         return await statistics(self._database, where or CallFilter(), by)
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts by class and model, the most frequent first."""
+        from .statistics import errors
+
         return await errors(self._database, where or CallFilter())
 
     async def sql(
@@ -256,6 +266,8 @@ class TraceStore:
         It runs on a connection of its own, so nobody waits for it. The tables are described in
         `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time.
         """
+        from .free_sql import select
+
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
     # -- Content
@@ -292,6 +304,8 @@ class TraceStore:
         Its calls stay, and so does what they cost: they have never had content. Captured bytes are overwritten in
         the file; those in its log go with the next checkpoint. Raises StoreError.
         """
+        from .expiry import delete_session
+
         return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
     async def forget_content(self, before: int | datetime) -> int:
@@ -300,6 +314,8 @@ class TraceStore:
         before: microseconds UTC, or an aware datetime. Events and costs stay; sessions that began earlier can't be
         resumed any more. The bytes are overwritten in the file; those in its log go with the next checkpoint.
         """
+        from .expiry import forget_content
+
         return await self._database.write(lambda statements: forget_content(statements, to_us(before)))
 
     # -- Health
@@ -338,6 +354,8 @@ class TraceStore:
         no more than so many bytes are in use. dry_run: only count; of `max_bytes` that is an estimate. vacuum:
         rewrite the file afterwards, which makes writers wait. Interrupted, it has done a part; again, the rest.
         """
+        from .pruning import Pruning
+
         moment = None if before is None else to_us(before)
         pruning = Pruning(self._database, progress)
         try:
@@ -353,7 +371,9 @@ class TraceStore:
         calls that run now have no end in it, and get one when a writer first starts on it. Raises StoreError, and
         leaves nothing at `path` then, nor when it is cancelled.
         """
-        await backup.backup(self.path, path, progress)
+        from .backup import backup
+
+        await backup(self.path, path, progress)
 
     # -- Prices
 

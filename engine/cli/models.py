@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from engine.offered import configured_models
 from engine.published_prices import published_name
 from tracestore.price_home import price_table
 
+from ..nearest import nearest
 from .events import plural
 from .output import add_format, write
 from .screen import clean, make_console
@@ -138,7 +138,7 @@ def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
 def _unknown(name: str) -> str:
     models = list_models(include_retired=True)
     names = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
-    near = get_close_matches(name, names, n=3, cutoff=0.6)
+    near = nearest(name, names, most=3)
     hint = f"did you mean {' or '.join(near)}?" if near else "`callboard models --all` lists all."
     return f"nothing is known of a model {name!r}: {hint} As provider:name, it can be asked for all the same."
 

@@ -15,7 +15,6 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-from anyio.from_thread import start_blocking_portal
 
 from bus import ConfigurationError
 
@@ -138,6 +137,8 @@ class Screen:
 
     def run(self, function: Callable[[], Awaitable[T]]) -> T:
         """Run an async function on an event loop of its own, and draw what it shows until it is done."""
+        from anyio.from_thread import start_blocking_portal
+
         with start_blocking_portal("asyncio") as portal:
             return self.serve(portal.start_task_soon(function))
 

@@ -12,10 +12,11 @@ from tracestore import CallRow, RepriceReport, SessionRow
 
 from .events import seconds
 from .money import difference, percent, usd
-from .reprice_page import Line, lines, total
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from .reprice_page import Line
 
 
 class CallSummary(msgspec.Struct, frozen=True):
@@ -103,6 +104,8 @@ def sessions_table(rows: Iterable[SessionRow]) -> Table:
 
 def reprice_table(report: RepriceReport, by: str = "model") -> Table:
     """One line for each model, day or session, and the sums below."""
+    from .reprice_page import lines, total
+
     rows = lines(report, by)
     table = plain_table(footer=len(rows) > 1)
     everything = total(report)

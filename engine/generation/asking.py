@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import msgspec
@@ -13,6 +12,7 @@ from bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
 from ..choice import Model, ModelChoice
+from ..nearest import nearest
 from ..registry import ModelRegistry
 from ..session_state import SessionState
 from ..tools import Tool
@@ -145,7 +145,7 @@ def options_of(arguments: Arguments) -> TurnOptions:
         if name in _ADVICE and (name not in fields or name.endswith("timeout_seconds")):
             raise TypeError(f"{name}= is not an argument: {_ADVICE[name]}")
         if name not in fields and name not in _OWN:
-            near = get_close_matches(name, (*fields, *_OWN), n=1)
+            near = nearest(name, (*fields, *_OWN))
             hint = f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
             raise TypeError(f"{name}= is not an argument: {hint}")
     options = TurnOptions(**{name: value for name, value in given.items() if name in fields})

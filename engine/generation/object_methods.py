@@ -1,4 +1,4 @@
-"""`generate_object` and `stream_object` as methods of the engine."""
+"""`generate_object` and `stream_object` as methods of the engine. What they need is imported by the first call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from adapters import ContentBlock
 from bus.json_types import Json
 
 from ..choice import Model
-from .object_stream import ObjectStream
-from .objects import ObjectArguments, ObjectResult, ObjectTask, generate_object_on
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .object_stream import ObjectStream
+    from .objects import ObjectArguments, ObjectResult
 
 T = TypeVar("T")
 
@@ -66,6 +66,8 @@ class ObjectMethods:
         checked here in any case. Raises NoObjectGeneratedError if the reply is none, SchemaError for a schema that
         is none, and what `generate` raises.
         """
+        from .objects import ObjectTask, generate_object_on
+
         return await generate_object_on(
             ObjectTask[Any](cast("Engine", self), model, prompt, schema, streamed=False, **arguments)
         )
@@ -109,6 +111,9 @@ class ObjectMethods:
 
         Partials are plain JSON, unchecked; `await stream.object()` is the whole one. Raises as `generate_object`.
         """
+        from .object_stream import ObjectStream
+        from .objects import ObjectTask
+
         return ObjectStream(
             ObjectTask[Any](cast("Engine", self), model, prompt, schema, streamed=True, **arguments)
         )

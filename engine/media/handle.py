@@ -25,9 +25,9 @@ from adapters.video import (
 from bus import Cost, JobCompleted, JobFailed, JobProgress
 from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from bus.log import Log
+from tracestore import StoredJob
 
 from .bill import Bill, Watch
-from .books import counted_cost
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -211,12 +211,8 @@ class VideoHandle:
 
     async def _counted_before(self) -> Cost | None:
         """What another process, or an earlier handle, has counted."""
-        engine = self._engine
-        if engine.store is None:
-            return None
         try:
-            await engine.flush()
-            return await counted_cost(engine.store, self._job.provider, self.id)
+            return (await stored_job(self._engine, self._job.provider, self.id)).counted
         except StoreError as error:
             _log.warning("it is not known whether a video was counted before", job_id=self.id, error=str(error))
             return None
@@ -342,3 +338,13 @@ class VideoHandle:
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
         self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
+
+
+async def stored_job(engine: Engine, provider: str, job_id: str) -> StoredJob:
+    """What the trace knows of a job. Raises StoreError."""
+    if engine.store is None:
+        return StoredJob()
+    await engine.flush()
+    if not engine.store.is_open:
+        return StoredJob()
+    return await engine.store.job(provider, job_id)

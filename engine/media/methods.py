@@ -1,4 +1,4 @@
-"""Images and videos as methods of the engine."""
+"""Images and videos as methods of the engine. What makes them is imported by the first that is asked for."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast
 
 from adapters import ImageBlock
-from adapters.video import PollPolicy, VideoTerms
-from adapters.video.waiting import USUAL_POLLING
-
-from .asking import ImageInput, Models
-from .images import ImageArguments, ImageOptions, ImageResult, make_images
-from .videos import VideoArguments, VideoHandle, VideoOptions, create_video, resume_video
 
 if TYPE_CHECKING:
+    from adapters.video import PollPolicy
+
     from ..engine import Engine
+    from .asking import ImageInput, Models
+    from .handle import VideoHandle
+    from .images import ImageArguments, ImageResult
+    from .videos import VideoArguments
 
 
 class MediaMethods:
@@ -32,6 +32,8 @@ class MediaMethods:
         Raises CapabilityError before anything is sent for what the model can't do; OutcomeUnknownError if the
         answer was lost, so that it may have been made and be billed; other AdapterErrors; ConfigurationError.
         """
+        from .images import ImageOptions, make_images
+
         engine = cast("Engine", self)
         return await make_images(engine, prompt, (), None, model, ImageOptions(**options))
 
@@ -49,6 +51,8 @@ class MediaMethods:
         mask: a PNG as large as the first image; only where it is transparent may anything change. Raises what
         `generate_image` raises; OSError, and ValueError for what is no image.
         """
+        from .images import ImageOptions, make_images
+
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not given:
             raise ValueError("there is no image to edit")
@@ -62,6 +66,8 @@ class MediaMethods:
         `await handle.wait()` for its end, then `handle.download()`. It goes on without us: `resume_video` comes
         back to it. Raises as `generate_image` does; nothing is asked for twice.
         """
+        from .videos import VideoOptions, create_video
+
         return await create_video(cast("Engine", self), prompt, model, VideoOptions(**options))
 
     async def resume_video(
@@ -72,13 +78,18 @@ class MediaMethods:
         seconds: int | None = None,
         size: str | None = None,
         audio: bool | None = None,
-        polling: PollPolicy = USUAL_POLLING,
+        polling: PollPolicy | None = None,
     ) -> VideoHandle:
         """A job that was created before, also by another process, as it is now.
 
         seconds, size, audio: what it makes, for its price; by default what the provider says, or the trace of its
-        creation. polling: when to look at it. A job whose cost is in the trace already is not counted again.
-        Raises AdapterError, among them NotFoundError; ConfigurationError.
+        creation. polling: when to look at it; None is the usual. A job whose cost is in the trace already is not
+        counted again. Raises AdapterError, among them NotFoundError; ConfigurationError.
         """
+        from adapters.video import VideoTerms
+        from adapters.video.waiting import USUAL_POLLING
+
+        from .videos import resume_video
+
         asked = VideoTerms(seconds, size, audio)
-        return await resume_video(cast("Engine", self), job_id, model, asked, polling)
+        return await resume_video(cast("Engine", self), job_id, model, asked, polling or USUAL_POLLING)

@@ -1,13 +1,32 @@
 """What stands around every call, `Engine(middleware=[...])`, and five of the kind that are often wanted."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bus._later import later
+
 from ..call import CallOutcome, EventFilter
 from ..call_events import CallEnd, CallInfo
-from .budget import Budget, BudgetExceededError
-from .caching import Cache, MemoryReplies, ReplyStore
 from .chain import Around, Middleware, MiddlewareLike, Next, Steps
-from .logging import LogCalls
-from .other_models import TryModels
-from .rate_limit import RateLimit
+
+if TYPE_CHECKING:
+    from .budget import Budget, BudgetExceededError
+    from .caching import Cache, MemoryReplies, ReplyStore
+    from .logging import LogCalls
+    from .other_models import TryModels
+    from .rate_limit import RateLimit
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".budget": ("Budget", "BudgetExceededError"),
+            ".caching": ("Cache", "MemoryReplies", "ReplyStore"),
+            ".logging": ("LogCalls",),
+            ".other_models": ("TryModels",),
+            ".rate_limit": ("RateLimit",),
+        },
+    )
 
 __all__ = [
     "Around",

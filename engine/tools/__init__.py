@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from bus._later import later
+
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
-from .define import tool
 from .function_tool import FunctionTool, Tool, require_distinct
 from .handler import ToolHandler
 from .mcp_tools import mcp_tools
@@ -12,8 +15,13 @@ from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
-from .running import not_executed, run_tools
-from .scene import ToolRound, ToolScene
+from .scene import ToolRound, ToolScene, not_executed
+
+if TYPE_CHECKING:
+    from .define import tool
+    from .running import run_tools
+else:
+    __getattr__, __dir__ = later(__name__, {".define": ("tool",), ".running": ("run_tools",)})
 
 __all__ = [
     "Answer",

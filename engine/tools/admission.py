@@ -12,7 +12,7 @@ from adapters import ToolUseBlock
 from bus.json_types import JsonObject
 from bus.log import Log
 
-from .approval import ApprovalRequest, Approved, Denied, Pending
+from .approval import ApprovalRequest, Approved, Denied, Pending, denial
 from .function_tool import Tool
 from .handler import Handler, Ready
 from .parameters import is_async
@@ -125,11 +125,6 @@ async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObjec
                 "no_approval", tool=call.name, given=repr(approval), expected="Approved(), Denied() or Pending()"
             )
             raise Refused("The call was not executed: it was neither approved nor denied.")
-
-
-def denial(reason: str) -> str:
-    """What the model is told of a call that was not approved."""
-    return f"The call was not approved: {reason}" if reason else "The call was not approved."
 
 
 async def _approval(request: ApprovalRequest, tool: Tool, scene: ToolScene) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -29,8 +28,7 @@ class Pending(msgspec.Struct, frozen=True):
 Approval: TypeAlias = Approved | Denied | Pending
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApprovalRequest:
+class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A call that is about to run. Its arguments follow the tool's schema already.
 
     arguments: as a `repair_tool_call` hook left them. definition: with the tool's annotations, which are hints,
@@ -50,3 +48,8 @@ Approve: TypeAlias = Callable[[ApprovalRequest], Approval | Awaitable[Approval]]
 
 NeedsApproval: TypeAlias = bool | Callable[[ApprovalRequest], bool | Awaitable[bool]]
 """Of a tool. True: a call waits for an answer; False: it is never asked about; a function decides on each call."""
+
+
+def denial(reason: str) -> str:
+    """What the model is told of a call that was not approved."""
+    return f"The call was not approved: {reason}" if reason else "The call was not approved."

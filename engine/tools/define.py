@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import overload
 
 import msgspec
+from msgspec.structs import replace
 
 from adapters import ToolAnnotations, ToolDefinition
 from bus.json_types import Json, JsonObject

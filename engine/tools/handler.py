@@ -7,13 +7,12 @@ mapping. Either way each becomes what its hint says. Without a hint it stays the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from bus.json_types import JsonObject
-from engine.type_schema import check, convert
 
 from .context import ToolContext
 from .parameters import (
@@ -34,16 +33,14 @@ ToolHandler: TypeAlias = Callable[..., object]
 _AS_IT_IS = (NOTHING, object, Any)
 
 
-@dataclass(frozen=True)
-class Ready:
+class Ready(msgspec.Struct, frozen=True):
     """A call's arguments, converted. whole: the one mapping, if the function takes that."""
 
     keywords: dict[str, Any]
     whole: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True)
-class Handler:
+class Handler(msgspec.Struct, frozen=True):
     """A function and how it is called. Make it with `handler_of`, or `tool`.
 
     keywords: the Struct of what the model fills in. whole: the one parameter that takes everything, instead.
@@ -60,6 +57,8 @@ class Handler:
 
     def read(self, arguments: JsonObject) -> Ready:
         """Check and convert. Raises ValueError, whose text names what is wrong with its JSON path."""
+        from engine.type_schema import check, convert
+
         if self.schema is not None:
             check(arguments, self.schema)
         if self.keywords is None:

@@ -7,14 +7,14 @@ is why it can go on after a restart, and in another process.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
 
-from .admission import denial
-from .approval import Approved, Denied
+from .approval import Approved, Denied, denial
 from .function_tool import Tool
 from .results import ToolError, as_content
 
@@ -47,8 +47,7 @@ def was_cut_off(message: Message) -> bool:
     return ended in (StopReason.CANCELLED, StopReason.ERROR)
 
 
-@dataclass(frozen=True)
-class Answers:
+class Answers(msgspec.Struct, frozen=True):
     """results: by the call's id, those that are known already. to_run: the calls that were approved."""
 
     results: Mapping[str, ToolResultBlock]

@@ -7,7 +7,6 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -49,8 +48,7 @@ _RESERVED: dict[str, tuple[Injected, str, tuple[object, ...]]] = {
 NOTHING = inspect.Parameter.empty
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True):
     """One that the model fills in. hint: NOTHING if there is none; default: NOTHING if it must be given."""
 
     name: str
@@ -62,8 +60,7 @@ class Parameter:
         return self.default is NOTHING
 
 
-@dataclass(frozen=True)
-class Parameters:
+class Parameters(msgspec.Struct, frozen=True):
     """variadic: it takes any keywords. unnamed: it takes one or more values by position only."""
 
     filled_in: tuple[Parameter, ...]

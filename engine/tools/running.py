@@ -19,7 +19,6 @@ import anyio
 from anyio.lowlevel import RunVar
 
 from adapters import ToolResultBlock, ToolUseBlock
-from adapters.history import NOT_EXECUTED
 from bus import ToolFinished, ToolStarted
 from bus.log import Log
 from engine.abort import AbortController
@@ -29,7 +28,7 @@ from .context import ToolContext
 from .function_tool import Tool
 from .handler import Handler, Ready
 from .results import ToolError, as_content
-from .scene import ToolRound, ToolScene
+from .scene import ToolRound, ToolScene, not_executed
 from .threads import run_in_thread
 
 _log = Log("engine.tools")
@@ -75,11 +74,6 @@ async def run_tools(
         tuple(results[call.id] for call in calls if call.id in results),
         tuple(call for call in calls if call.id not in results),
     )
-
-
-def not_executed(call: ToolUseBlock) -> ToolResultBlock:
-    """The result of a call that its turn did not come to."""
-    return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
 
 
 async def _answer(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import anyio
+import msgspec
 
 from adapters import Message, ToolResultBlock, ToolUseBlock
 from bus import Clock, ToolFinished, ToolProgress, ToolStarted
@@ -17,8 +17,7 @@ from .repair import RepairToolCall
 Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolScene:
+class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
     """Where a round takes place.
 
     tell: gets the events. messages: the conversation, with the message that made the calls. timeout_seconds: of a
@@ -36,12 +35,18 @@ class ToolScene:
     repair: RepairToolCall | None = None
     cut_off: bool = False
     approved: frozenset[str] = frozenset()
-    asking: anyio.Lock = field(default_factory=anyio.Lock, repr=False)
+    asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
 
 
-@dataclass(frozen=True)
-class ToolRound:
+class ToolRound(msgspec.Struct, frozen=True):
     """What came of it, both in the order of the calls. waiting: calls that are left open."""
 
     results: tuple[ToolResultBlock, ...]
     waiting: tuple[ToolUseBlock, ...] = ()
+
+
+def not_executed(call: ToolUseBlock) -> ToolResultBlock:
+    """The result of a call that its turn did not come to."""
+    from adapters.history import NOT_EXECUTED  # which most programs need with their first call, and not at import
+
+    return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)

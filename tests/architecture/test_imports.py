@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from engine.cli.main import COMMANDS, build_parser
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("bus", "adapters", "tracestore", "engine")
@@ -41,7 +46,31 @@ LAZY = (
     "attr",
     "pydantic",
     "mcp",
+    "anyio.from_thread",
+    "difflib",
+    "email",
+    "hashlib",
+    "html",
+    "importlib.metadata",
+    "mimetypes",
+    "queue",
+    "random",
+    "shlex",
 )
+"""What is imported where it is first used."""
+
+LATE_PARTS = {
+    "adapters": ("classify", "http_adapter", "retry", "embeddings", "images", "video"),
+    "tracestore": ("backup", "expiry", "free_sql", "pruning", "replay", "saved_replies", "statistics"),
+    "engine": (
+        *("cli", "embedding", "health", "type_schema"),
+        *("generation.object_functions", "generation.object_stream", "generation.objects"),
+        *("media.handle", "media.images", "media.videos"),
+        *("middleware.budget", "middleware.caching", "middleware.logging", "middleware.rate_limit"),
+        *("tools.define", "tools.running", "tools.threads"),
+    ),
+}
+"""Parts that only some programs use, so that `import engine` leaves them to those."""
 
 
 def modules(package: str) -> list[Path]:
@@ -121,6 +150,18 @@ def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
     assert len(found) == len({path.parts[0] for path in found}), found
 
 
+def test_the_engine_speaks_no_sql() -> None:
+    """What it wants of the trace, the store has a method for."""
+    query = re.compile(r"\b(SELECT|UPDATE|DELETE|INSERT|WITH)\b.*\b(FROM|SET|INTO|AS)\b", re.DOTALL)
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules("engine")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and query.search(node.value)
+    ]
+    assert found == []
+
+
 SHARED = ("embeddings", "images", "video")
 """What providers do beside their conversations: folders of what they have in common."""
 
@@ -172,14 +213,88 @@ def test_packages_are_typed_and_name_what_they_offer(package: str) -> None:
     assert len(names) == len(set(names))
 
 
+def loaded_by(package: str) -> set[str]:
+    """The modules that importing a package adds to what any asynchronous program with a database has."""
+    floor = "import asyncio, json, sqlite3, ssl, sys; floor = set(sys.modules)"
+    run = python(f"{floor}; import {package}; print(json.dumps(sorted(set(sys.modules) - floor)))")
+    assert run.returncode == 0, run.stderr
+    return set(json.loads(run.stdout))
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_importing_a_package_loads_nothing_heavy(package: str) -> None:
     """HTTP, databases, ids, logging, YAML and terminals are imported where they are first used."""
-    if not (ROOT / package / "__init__.py").exists():
-        pytest.skip(f"{package} is not built yet")
-    run = python(f"import sys, json, {package}; print(json.dumps(sorted(sys.modules)))")
-    assert run.returncode == 0, run.stderr
-    assert [name for name in json.loads(run.stdout) if name in LAZY] == []
+    assert loaded_by(package) & set(LAZY) == set()
+
+
+def test_importing_the_engine_leaves_out_what_only_some_programs_use() -> None:
+    """Images, objects, running tools, upkeep of a trace; what they import comes with them."""
+    parts = {f"{package}.{part}" for package, parts in LATE_PARTS.items() for part in parts}
+    assert {part for part in parts if not importlib.util.find_spec(part)} == set(), "renamed: name it anew here"
+    assert loaded_by("engine") & parts == set()
+
+
+LATE_NAMES = [
+    ".".join(path.relative_to(ROOT).parent.parts)
+    for package in PACKAGES
+    for path in modules(package)
+    if path.name == "__init__.py" and "later(" in path.read_text(encoding="utf-8")
+]
+"""The packages some of whose names are imported when they are asked for; see `bus._later`."""
+
+
+@pytest.mark.parametrize("package", LATE_NAMES)
+def test_names_that_come_later_are_the_same_for_type_checkers_and_at_run_time(package: str) -> None:
+    """And none is a module's name, which importing that module would put in its place."""
+    folder = ROOT.joinpath(*package.split("."))
+    tree = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    (branches,) = [node for node in tree.body if isinstance(node, ast.If)]
+    checked = {
+        f".{node.module}": tuple(alias.name for alias in node.names)
+        for node in branches.body
+        if isinstance(node, ast.ImportFrom)
+    }
+    (assigned,) = branches.orelse
+    assert isinstance(assigned, ast.Assign)
+    assert isinstance(assigned.value, ast.Call)
+    assert ast.literal_eval(assigned.value.args[1]) == checked
+    names = {name for names in checked.values() for name in names}
+    assert names <= set(importlib.import_module(package).__all__)
+    assert {name for name in names if (folder / name).exists() or (folder / f"{name}.py").exists()} == set()
+
+
+@pytest.mark.parametrize("package", LATE_NAMES)
+def test_names_that_come_later_are_listed_and_misspelt_ones_corrected(package: str) -> None:
+    """As if they had been imported."""
+    run = python(
+        f"import {package} as p; assert set(p.__all__) <= set(dir(p)), set(p.__all__) - set(dir(p));"
+        "late = next(name for name in p.__all__ if name not in vars(p)); print(getattr(p, late) is vars(p)[late]);"
+        "getattr(p, late + 'x')"
+    )
+    assert run.stdout == "True\n"
+    corrected = rf"AttributeError: module '{package}' has no attribute '(\w+)x'\. Did you mean: '\1'"
+    assert re.search(corrected, run.stderr), run.stderr
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_is_added_under_its_name(command: str) -> None:
+    """By the module that the table says."""
+    (added,) = (action for action in build_parser([command])._actions if action.choices)
+    assert list(added.choices or ()) == [command]
+
+
+def test_a_command_imports_no_other_command() -> None:
+    """Nor does the version; `--help` shows them all."""
+    run = python(
+        "import contextlib, io, json, sys; from engine.cli import main\n"
+        "found = []\n"
+        "for words in (['--version'], ['cost', '--help'], ['--help']):\n"
+        "    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()): main(words)\n"
+        "    found.append([name[11:] for name in sys.modules if name.startswith('engine.cli.')])\n"
+        "print(json.dumps(found))"
+    )
+    places = {place.partition(":")[0] for place in COMMANDS.values()}
+    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"cost"}, places]
 
 
 def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:

@@ -1,0 +1,12 @@
+"""What somebody may have meant who wrote a name that there isn't."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], *, most: int = 1) -> list[str]:
+    """The known names that are like it, the nearest first; none if it is like none."""
+    from difflib import get_close_matches  # only ever needed on the way to an error
+
+    return get_close_matches(name, known, n=most)
