@@ -234,11 +234,14 @@ class Turn:
                 self._finish_step()
                 continue
             if self._scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
-                tools.leave(message)
+                tools.leave(message.tool_uses)
                 raise CancelledError("the turn was cancelled; its tools were not run")
             status = tools.ends_before(message)
             if status is None:
                 made = await tools.run(message, response.stop_reason, self.messages)
+                if self._scope.cancelled:  # by one of them, say
+                    tools.leave(made.waiting)
+                    raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
                     status = "awaiting_tools"
                 elif await tools.stops(self.steps):
@@ -257,7 +260,8 @@ class Turn:
     def _keep_results(self, results: tuple[ToolResultBlock, ...]) -> None:
         self._history.add_results(results)
         if self.steps:
-            self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
+            known = self.steps[-1].tool_results
+            self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=(*known, *results))
 
     # -- one reply
 

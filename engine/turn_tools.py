@@ -62,9 +62,9 @@ class TurnTools:
         self._rounds += 1
         return await self._round(reply.tool_uses, history, self._keep, cut_off=stop_reason not in _WHOLE)
 
-    def leave(self, reply: Message) -> None:
-        """Run none, for the turn is over: each call has a result that says so."""
-        self._keep(tuple(not_executed(call) for call in reply.tool_uses))
+    def leave(self, calls: Sequence[ToolUseBlock]) -> None:
+        """Run none of these, for the turn is over: each has a result that says so."""
+        self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""

@@ -12,8 +12,9 @@ import pytest
 from adapters import Message, RequestTimeoutError, Role, ToolDefinition, ToolResultBlock
 from adapters.history import NOT_EXECUTED
 from bus import CallboardError, CancelledError, StreamError, ToolFinished, ToolStarted, TurnComplete
+from bus.json_types import JsonObject
 from bus.stream_events import TurnEvent
-from engine import Approved, Engine, Session, Tool, ToolContext, tool
+from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from engine.tools.running import INTERRUPTED
 from tests.support.scripted import Say
 
@@ -147,6 +148,34 @@ async def test_what_had_not_begun_was_not_executed() -> None:
         assert results(session.messages[-1]) == [(INTERRUPTED, True), (NOT_EXECUTED, True), (NOT_EXECUTED, True)]
         assert session.pending_calls == ()
         assert ran == ["hang"]
+
+
+async def test_a_tool_or_whoever_approves_may_cancel_the_turn() -> None:
+    """What it gives back still counts; what it leaves open doesn't wait."""
+    sessions: list[Session] = []
+
+    @tool
+    async def stop() -> str:
+        """Stop it all."""
+        await sessions[0].cancel()
+        return "stopping"
+
+    async def approve(request: ApprovalRequest) -> Approved | Pending:
+        if request.call.name == "stop":
+            return Approved()
+        await sessions[0].cancel()
+        return Pending()
+
+    for name, result in (("stop", ("stopping", False)), ("pay", (NOT_EXECUTED, True))):
+        arguments: JsonObject = {"euros": 1} if name == "pay" else {}
+        async with running(Say(calls=[(name, arguments)]), Say("unasked")) as (engine, _):
+            session = engine.session("s:m", tools=[stop, pay], approve=approve)
+            sessions[:] = [session]
+            with pytest.raises(CancelledError) as caught:
+                await session.send("go")
+            assert caught.value.turn.status == "cancelled"  # type: ignore[attr-defined]
+            assert results(session.messages[-1]) == [result]
+            assert session.pending_calls == ()
 
 
 async def test_an_answer_that_comes_too_late_is_refused_with_what_became_of_the_call() -> None:
