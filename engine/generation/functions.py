@@ -12,11 +12,10 @@ from ..results import GenerateResult
 from .asking import Arguments
 from .default import default_engine
 from .streaming import OnUsage, StreamResult
-from .sync_host import sync_host
-from .sync_stream import SyncStreamResult
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .sync_stream import SyncStreamResult
 
 
 async def generate(
@@ -68,6 +67,8 @@ def generate_sync(
     closed when the program ends. engine: one that is used by the sync functions only. In a thread with a running
     event loop it works, with a RuntimeWarning, because it holds that loop up.
     """
+    from .sync_host import sync_host
+
     host = sync_host()
 
     async def ask() -> GenerateResult:
@@ -85,6 +86,9 @@ def stream_sync(
     **arguments: Unpack[Arguments],
 ) -> SyncStreamResult:
     """`stream` for code without an event loop; see `generate_sync`. on_usage: is called in the sync thread."""
+    from .sync_host import sync_host
+    from .sync_stream import SyncStreamResult
+
     host = sync_host()
 
     async def ask() -> StreamResult:
