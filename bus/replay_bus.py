@@ -238,8 +238,8 @@ class _ReplaySubscription(Subscription):
             self._waits()
         await super().wait()
 
-    def take(self) -> list[Envelope]:
-        taken = super().take()
+    def take(self, limit: int | None = None) -> list[Envelope]:
+        taken = super().take(limit)
         self._waits()
         self._has_room()
         return taken

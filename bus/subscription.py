@@ -251,11 +251,11 @@ class Subscription:
         oldest = self._buffer.oldest()
         return 0.0 if oldest is None else (self._now_ns() - oldest.mono_ns) / 1e6
 
-    def take(self) -> list[Envelope]:
-        """Everything that waits, at once; an empty list if nothing does."""
+    def take(self, limit: int | None = None) -> list[Envelope]:
+        """The oldest that wait, at most so many; None is all. An empty list if nothing waits."""
         buffer = self._buffer
         taken: list[Envelope] = []
-        while buffer:
+        while buffer and len(taken) != limit:
             taken.append(buffer.pop())
         self._delivered += len(taken)
         return taken

@@ -29,12 +29,13 @@ from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .choice import ModelChoice, Requirements
 from .compensation import ToolSettings
 from .config import load_registry
-from .engine import Engine, Limits, Timeouts
+from .engine import Engine
 from .generation.asking import TimeoutConfig
 from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
+from .limits import Limits, Timeouts
 from .offered import ConfiguredModel
 from .registry import (
     AdapterEntry,

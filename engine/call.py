@@ -163,9 +163,16 @@ class Call(CallEvents):
                     self._waiting.cancel()
                 return await handle.wait()
             handle.cancel()
+            error = self._cancelled_error()
             with anyio.move_on_after(CANCEL_GRACE_SECONDS + self.scene.drain_seconds):
-                return await handle.wait()
-            raise self._cancelled_error()
+                try:
+                    return await handle.wait()
+                except CancelledError:
+                    raise
+                except AdapterError as failure:  # it fails while it is cancelled, or is stopped meanwhile
+                    error.content, error.usage = failure.content, failure.usage
+                    raise error from failure
+            raise error
         finally:
             handle.kill()  # which does nothing if it is done
 

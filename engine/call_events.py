@@ -6,7 +6,7 @@ Shared by `call` (conversations) and `embedding`. Nothing here waits, so that a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -24,11 +24,29 @@ from bus import Bus, Clock, Cost, CostSource, LlmCallCompleted, LlmCallFailed, L
 from tracestore import PriceTable
 
 
+class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Which call it is. operation: chat, embeddings, image, video_create, or video, the end of a video's job.
+
+    model: ``provider:name``. session_id: empty without one.
+    """
+
+    operation: str
+    model: str
+    request_id: str
+    session_id: str = ""
+
+
+CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
+"""How a call ended, with what it used and what that cost."""
+
+Settle: TypeAlias = Callable[[CallInfo, CallEnd], None]
+
+
 class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     """What the events of a call say besides what happens in it.
 
     prices: asked when an attempt starts. priced_as: whose published prices the model has, see
-    `engine.published_prices`.
+    `engine.published_prices`. settle: is told the end.
     """
 
     bus: Bus
@@ -41,6 +59,7 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
+    settle: Settle | None = None
 
 
 class Served(Protocol):
@@ -120,8 +139,8 @@ class CallEvents:
             tags=scene.tags,
         )
 
-    def publish_terminal(self, terminal: LlmCallCompleted | LlmCallFailed | None, error: AdapterError) -> None:
-        """The end that is missing. terminal: None if the call failed, with this error."""
+    def publish_terminal(self, terminal: CallEnd | None, error: AdapterError) -> None:
+        """The end that is missing, published and settled. terminal: None if the call failed, with this error."""
         if terminal is None:
             terminal = self._failed(error, will_retry=False, delay=0.0)
         if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
@@ -133,6 +152,15 @@ class CallEvents:
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
             self._publish(terminal)
+        scene = self._events
+        if scene.settle is not None:
+            about = CallInfo(
+                operation=self.operation,
+                model=scene.routing.model,
+                request_id=self._request_id,
+                session_id=scene.session_id or "",
+            )
+            scene.settle(about, terminal)
 
     def _started(self, report: AttemptStarted) -> LlmCallStarted:
         routing = self._events.routing

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import msgspec
 
-from adapters import AttemptObserver, CallWarning, CapabilityError, RetryPolicy, TokenUsage
+from adapters import AdapterError, AttemptObserver, CallWarning, CapabilityError, RetryPolicy, TokenUsage
 from adapters.contract import ProviderAdapter
 from adapters.embeddings import (
     AT_ONCE,
@@ -33,11 +33,10 @@ from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.json_types import Json
 
 from .borrowing import BorrowedAdapters
-from .call_events import EventScene
 from .plain_call import PlainCall, first_that_works
-from .published_prices import published_name
 from .registry import ModelEntry, ModelRegistry
-from .routing import Named, Option, Plan, Route, choose, expand
+from .routing import Named, Plan, Route, choose, expand
+from .serving import examiner, scene_of
 from .slots import arrival
 
 if TYPE_CHECKING:
@@ -121,7 +120,8 @@ async def embed(
     engine.money.notice()
     work = _Embedding(engine, plan, texts, options)
     try:
-        return await work.run()
+        with engine.underway.call():
+            return await work.run()
     finally:
         work.adapters.end()
 
@@ -159,12 +159,13 @@ class _Embedding:
         self._texts = texts
         self._options = options
         self._order = arrival()
+        self._examine = examiner(engine, self._abilities)
         self._estimates: list[int] = []
         self._costs: list[Cost] = []
 
     async def run(self) -> EmbeddingResult:
         first, limits = self._first_and_limits()
-        adapter = self._embedder(first)
+        adapter = _that_embeds(self._consult(first), first)
         model = first.entry.wire_name
         self._estimates = [adapter.estimate_text_tokens(text, model=model) for text in self._texts]
         batches = plan_batches(self._estimates, limits)
@@ -187,20 +188,24 @@ class _Embedding:
             self._costs.append(cost)
             return response
 
-        return await first_that_works(self._plan, self._engine.clock, self._examine, call)
+        try:
+            return await first_that_works(self._engine, "embeddings", self._plan, self._examine, call)
+        except AdapterError:
+            raise
+        except CallboardError as refusal:  # as a spent budget is
+            if not self._costs:
+                raise
+            raise AdapterError(str(refusal), retryable=False) from refusal  # so that the other batches are kept
 
     # -- what is known of a model before a call
 
-    def _embedder(self, named: Named) -> EmbeddingAdapter:
-        """The adapter of a model, for what needs no network. Raises ConfigurationError, CapabilityError."""
-        adapter = self._engine.adapters.consult(self._registry.adapter_of(named.entry))
-        if not isinstance(adapter, EmbeddingAdapter):
-            raise CapabilityError(f"{named.model} can't embed: its adapter has conversations only")
-        return adapter
+    def _consult(self, named: Named) -> ProviderAdapter:
+        """The adapter of a model, for what needs no network. Raises ConfigurationError."""
+        return self._engine.adapters.consult(self._registry.adapter_of(named.entry))
 
-    def _abilities(self, named: Named) -> EmbeddingCapabilities:
-        """What a model can do. Raises ConfigurationError, and CapabilityError if it isn't all that is asked."""
-        can = self._embedder(named).get_embedding_capabilities(named.entry.wire_name)
+    def _abilities(self, adapter: ProviderAdapter, named: Named) -> EmbeddingCapabilities:
+        """What a model can do. Raises CapabilityError if that isn't all that is asked."""
+        can = _that_embeds(adapter, named).get_embedding_capabilities(named.entry.wire_name)
         asked = self._options.dimensions
         if asked is not None and (refusal := can.refusal(asked)) is not None:
             raise CapabilityError(f"{named.model} has no vectors of {asked} dimensions: {refusal}")
@@ -211,27 +216,17 @@ class _Embedding:
         able: list[tuple[Named, EmbeddingCapabilities]] = []
         for named in self._plan.named:
             with contextlib.suppress(ConfigurationError, CapabilityError):
-                able.append((named, self._abilities(named)))
+                able.append((named, self._abilities(self._consult(named), named)))
         if not able:
             choose(self._plan, [self._examine(named) for named in self._plan.named])  # which says why
         return able[0][0], _tightest([can for _, can in able])
-
-    def _examine(self, named: Named) -> Option:
-        engine, entry = self._engine, named.entry
-        obstacle: CallboardError | None = None
-        try:
-            self._abilities(named)
-        except (ConfigurationError, CapabilityError) as error:
-            obstacle = error
-        standing = engine.availability.standing(entry.adapter, named.model, engine.clock.now_us())
-        return Option(named=named, obstacle=obstacle, standing=standing)
 
     # -- one call
 
     async def _call(
         self, batch: range, route: Route, request_id: str, caused_by: str | None
     ) -> tuple[EmbeddingResponse, Cost]:
-        engine, options, entry = self._engine, self._options, route.option.named.entry
+        options, entry = self._options, route.option.named.entry
         running = await self.adapters.ready(route.decision, request_id)
         request = EmbeddingRequest(
             request_id=request_id,
@@ -245,16 +240,8 @@ class _Embedding:
             retry=options.retry or entry.retry,
             timeout_seconds=options.timeout_seconds,
         )
-        scene = EventScene(
-            bus=engine.bus,
-            clock=engine.clock,
-            prices=lambda: engine.prices,
-            routing=route.decision,
-            caused_by=caused_by,
-            tags=dict(options.tags) or None,
-            estimated_input_tokens=sum(self._estimates[batch.start : batch.stop]),
-            priced_as=published_name(running.entry, entry),
-        )
+        estimate = sum(self._estimates[batch.start : batch.stop])
+        scene = scene_of(self._engine, route, running, caused_by, options.tags, estimated_input_tokens=estimate)
 
         async def work(adapter: ProviderAdapter, on_attempt: AttemptObserver) -> EmbeddingResponse:
             assert isinstance(adapter, EmbeddingAdapter)
@@ -263,6 +250,12 @@ class _Embedding:
         return await PlainCall("embeddings", request_id, scene).run(
             running.ref, running.limiter, self._order, work
         )
+
+
+def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:
+    if not isinstance(adapter, EmbeddingAdapter):
+        raise CapabilityError(f"{named.model} can't embed: its adapter has conversations only")
+    return adapter
 
 
 def _tightest(capabilities: Sequence[EmbeddingCapabilities]) -> EmbeddingCapabilities:

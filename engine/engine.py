@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,32 +10,26 @@ from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
-    AdmissionError,
     Bus,
-    CallboardError,
     Clock,
     ConfigReloaded,
-    SessionCreated,
-    SessionModelChanged,
-    SessionTakenOver,
     ShutdownReport,
     StreamChannel,
     StreamReader,
     TaskHandle,
-    WrongLoop,
 )
 from bus.stream_events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 
 from .adapter_pool import AdapterPool, make_spare
+from .admission import admit
 from .availability import AvailabilityTable
-from .choice import Model, Requirements, in_words
+from .choice import Model, Requirements
 from .config import home_folder, load_registry
 from .context import ContextPolicy
 from .generation.asking import Arguments, new_turn
@@ -46,58 +38,34 @@ from .generation.low_level import complete, turn_of
 from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
 from .hosting import Hosted
+from .limits import Limits, Timeouts
+from .loops import require_asyncio, require_loop
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .money import Money, load_prices
 from .offered import ConfiguredModel, configured_models
+from .open_sessions import OpenSessions
 from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
 from .results import GenerateResult
-from .resuming import configured, require_capture, require_ownership, resumed
+from .resuming import require_capture, resumed
 from .routing import expand
 from .running_adapter import RunningAdapter, come_up
 from .session import Session
 from .session_manager import start_turn
 from .session_state import SessionState
-from .sessions import SessionInfo, deleted, imported, listed, publish_history, state_of
+from .sessions import SessionInfo, deleted, imported, listed, state_of
 from .slots import CallSlots
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
 from .turn import Turn
+from .underway import Underway
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingArguments, EmbeddingResult
     from .health import HealthReport
     from .media.handle import VideoHandle
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds. calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer
-    may be behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it.
-
-    retain_streams_*: for how long, and in how many bytes together, the streams of turns that are over can still be
-    attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream outlives its turn and its readers.
-    """
-
-    calls_per_provider: int = 256
-    admit_events: int = 8192
-    admit_bytes: int = 16 * 1024 * 1024
-    admit_seconds: float = 5.0
-    retain_streams_seconds: float = 60.0
-    retain_streams_bytes: int = 64 * 1024 * 1024
-
-
-class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. shutdown: for all actors to stop; what has not stopped by then is cancelled and reported.
-
-    turn: from asking for it to its end, waiting included; None is as long as its calls and tools may take. tool:
-    of one call of a tool that has no `timeout_seconds` of its own. The times of a call are its adapter's.
-    """
-
-    shutdown: float = 15.0
-    turn: float | None = None
-    tool: float = 60.0
 
 
 class Engine(ObjectMethods, MediaMethods):
@@ -111,7 +79,7 @@ class Engine(ObjectMethods, MediaMethods):
     before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
     quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
     published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. middleware: around every call, the outermost first, see
+    `callboard prices update`, else the shipped ones. middleware: around calls, the outermost first, see
     `engine.middleware`. providers: adapters by their names, besides those that are configured; see `register`.
     Raises ConfigurationError.
     """
@@ -145,10 +113,11 @@ class Engine(ObjectMethods, MediaMethods):
         self.capture = Capture(redact) if capture_content else None
         self.middleware = Chain(middleware)
         self.availability = AvailabilityTable()
+        self.underway = Underway()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
         self._timeouts = timeouts
-        self._sessions: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
+        self.open_sessions = OpenSessions(self)
         self.videos: WeakValueDictionary[tuple[str, str], VideoHandle] = WeakValueDictionary()
         self._hosted: Hosted | None = None
         for name, adapter in (providers or {}).items():
@@ -218,14 +187,7 @@ class Engine(ObjectMethods, MediaMethods):
             policy=context,
             name=name,
         )
-        return self.open_session(state)
-
-    def open_session(self, state: SessionState) -> Session:
-        """Take up a session's state. Raises CallboardError if a session of that id is open."""
-        if state.id in self._sessions:
-            raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
-        self._sessions[state.id] = state
-        return Session(self, state)
+        return self.open_sessions.open(state)
 
     async def resume(
         self,
@@ -253,9 +215,9 @@ class Engine(ObjectMethods, MediaMethods):
         state = await resumed(self, session_id, tools, model, system_prompt, fallback)
         state.policy = context
         state.approve = approve
-        session = self.open_session(state)
+        session = self.open_sessions.open(state)
         if model is not None:
-            self.change_model(state, model)
+            self.open_sessions.change_model(state, model)
         return session
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
@@ -286,23 +248,17 @@ class Engine(ObjectMethods, MediaMethods):
         """
         await self.start()
         state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
-        session = self.open_session(state)
-        self.announce(state)
+        session = self.open_sessions.open(state)
+        self.open_sessions.announce(state)
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream; its coming and going changes nothing for the turn."""
-        return self.streams.attach(stream_id, from_seq=from_seq)
+        """One more reader of a turn's stream; its coming and going changes nothing for the turn.
 
-    def change_model(self, state: SessionState, model: Model) -> None:
-        """Swap a session's model. Raises ConfigurationError if there is none of that name."""
-        expand(self.registry, model)
-        previous, state.model = state.model, model
-        if previous != model and self._hosted is not None:
-            change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
-            self.bus.publish(change, session_id=state.id)
-            if state.announced:
-                self.publish_setup(state)
+        Raises UnknownStream, WrongLoop.
+        """
+        self.require_loop()
+        return self.streams.attach(stream_id, from_seq=from_seq)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.
@@ -450,25 +406,33 @@ class Engine(ObjectMethods, MediaMethods):
     async def start(self) -> Hosted:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
-        Raises WrongLoop from another loop than its first, StoreError if the trace file isn't ours.
+        Raises CallboardError once it is closed, WrongLoop from another loop than its first, StoreError if the
+        trace file isn't ours.
         """
+        require_asyncio()
         if self._hosted is None:
-            _require_asyncio()
             self._hosted = Hosted(self)
         hosted = self._hosted
-        if hosted.loop is not asyncio.get_running_loop():
-            raise WrongLoop(
-                "this engine belongs to another event loop; make one engine for each, or use it from its own loop"
-            )
+        require_loop(hosted.loop)
         await hosted.ready()
         return hosted
+
+    def require_loop(self, instead: str = "") -> None:
+        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+        if self._hosted is not None and not self.closed:
+            require_loop(self._hosted.loop, instead)
 
     def forget_host(self) -> None:
         """A start failed; the next one may try again."""
         self._hosted = None
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop."""
+        """Stop everything in order, and close the store. Idempotent; from any task of the engine's loop.
+
+        What is under way is cancelled: whoever waits for it gets CancelledError, with what had arrived. Nothing
+        new may begin any more. Raises WrongLoop.
+        """
+        self.require_loop()
         hosted = self._hosted
         return await hosted.stop() if hosted is not None else None
 
@@ -515,57 +479,11 @@ class Engine(ObjectMethods, MediaMethods):
             turn.leave_queue(error)
             raise
 
-    def announce(self, state: SessionState) -> None:
-        """Publish that a session exists, before its first turn."""
-        if not state.announced and state.id:
-            state.announced = True
-            if not state.resumed:
-                created = SessionCreated(
-                    model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
-                )
-                self.bus.publish(created, session_id=state.id)
-            self.publish_setup(state, begins=not state.resumed)
-            if self.capture is not None and not state.resumed:
-                publish_history(self, state)
-
-    def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have kept what the session is made of by now. begins: and that it is a new one."""
-        if self.capture is not None:
-            seq = self.bus.publish(configured(state, begins=begins), session_id=state.id)
-            if state.claimed is None:
-                state.claimed = seq
-
-    async def require_ownership(self, state: SessionState) -> None:
-        """Let a turn begin only if nobody else has resumed the session since. Raises SessionTakenOver."""
-        try:
-            await require_ownership(self, state)
-        except SessionTakenOver:
-            if self._sessions.get(state.id) is state:
-                del self._sessions[state.id]  # so that it can be resumed here, too
-            raise
-
     async def admit(self) -> None:
-        """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError.
-
-        A writer whose store fails holds nobody up: it keeps what it can, and says what it lost.
-        """
+        """Let a turn begin, once the trace writer is not too far behind. Raises AdmissionError."""
         writer = self._hosted.writer if self._hosted is not None else None
-        if writer is None:
-            return
-        limits, give_up = self._limits, math.inf
-        while writer.state == "ok":
-            behind = writer.statistics()
-            if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
-                return
-            now = anyio.current_time()
-            give_up = min(give_up, now + limits.admit_seconds)
-            if now >= give_up:
-                raise AdmissionError(
-                    f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
-                    f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "
-                    f"{limits.admit_seconds:g} s. Calls under way are not affected."
-                )
-            await anyio.sleep(0.01)
+        if writer is not None:
+            await admit(writer, self._limits)
 
     @property
     def closed(self) -> bool:
@@ -595,20 +513,6 @@ class Engine(ObjectMethods, MediaMethods):
     def shutdown_seconds(self) -> float:
         """For how long at most all actors may take to stop."""
         return self._timeouts.shutdown
-
-    @property
-    def live_sessions(self) -> WeakValueDictionary[str, SessionState]:
-        """The sessions that are open here, by id, as long as somebody holds them."""
-        return self._sessions
-
-
-def _require_asyncio() -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        raise CallboardError(
-            "the engine runs on asyncio or uvloop, as its store does; adapters, bus and streams run on trio too"
-        ) from None
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

@@ -1,8 +1,9 @@
 """The engine's life on one event loop: its root task, and the actors below it.
 
 The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
-availability, session manager, adapters, and stop in the reverse; what they publish while they stop is written
-before the store closes. The root is a task, not a context of whoever entered the engine, so that the engine can be
+availability, session manager, adapters, and stop in the reverse, when what is under way has been cancelled and has
+ended, or half of the time for the shutdown is over; what they publish while they stop is written before the store
+closes. The root is a task, not a context of whoever entered the engine, so that the engine can be
 left from another task than it was entered from.
 """
 
@@ -89,28 +90,31 @@ class Hosted:
         return (until - self._started_ns) / 1e9
 
     async def ready(self) -> None:
-        """Raises what the start raised."""
-        if self._up.is_set():
-            if self._task.done():
-                raise CallboardError(f"this engine is closed{self._why()}; make a new one")
+        """Raises what the start raised; CallboardError once somebody closes it."""
+        if self._up.is_set() or self._stop.is_set():
+            self._require_open()
             return
         up = asyncio.ensure_future(self._up.wait())
         try:
             await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
         finally:
             up.cancel()
-        if self._task.done():
+        if not self._up.is_set():
             self._engine.forget_host()
             self._task.result()
+        self._require_open()
 
-    def _why(self) -> str:
-        error = None if self._task.cancelled() else self._task.exception()
-        return "" if error is None else f" ({error})"
+    def _require_open(self) -> None:
+        if self._stop.is_set() or self._task.done():
+            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
+            why = "" if error is None else f" ({error})"
+            raise CallboardError(f"this engine is closed{why}; make a new one")
 
     async def stop(self) -> ShutdownReport | None:
         """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""
         self._stop.set()
-        await asyncio.wait((self._task,))
+        if not self._task.done():
+            await asyncio.wait((self._task,))
         if not self._task.cancelled() and (error := self._task.exception()) is not None:
             raise error
         return self._report
@@ -157,13 +161,17 @@ class Hosted:
                 self._group = group
                 root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
                 await group.start(root.run)
+                budget = engine.shutdown_seconds
                 try:
                     await self._start_children(root)
                     self._up.set()
                     await self._stop.wait()
+                    began = anyio.current_time()
+                    await engine.underway.end(budget / 2)
+                    budget -= anyio.current_time() - began
                 finally:
                     with anyio.CancelScope(shield=True):
-                        self._report = await root.stop(budget=engine.shutdown_seconds)
+                        self._report = await root.stop(budget=budget)
         except ExceptionGroup as error:
             raise unwrapped(error) from None
         finally:
@@ -183,7 +191,7 @@ class Hosted:
             ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
         )
         self.manager = await root.start_child(
-            ChildSpec("session manager", lambda: SessionManager(engine.live_sessions))
+            ChildSpec("session manager", lambda: SessionManager(engine.open_sessions.states))
         )
         self._adapters = await root.start_supervisor("adapters")
         prices = engine.prices

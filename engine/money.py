@@ -92,7 +92,7 @@ class Money:
         self._engine.bus.publish(announcement(found))
 
     async def _show_costs(self, hosted: Hosted, store: TraceStore) -> None:
-        for session_id in list(self._engine.live_sessions):
+        for session_id in list(self._engine.open_sessions.states):
             await hosted.manager.ask(ApplyCosts(await costs_of(store, session_id)))
 
 

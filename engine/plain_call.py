@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
 from adapters import AdapterError, AttemptObserver, ContextOverflowError, StopReason
 from adapters.actor import start_work
 from adapters.contract import ProviderAdapter
-from bus import ActorRef, CallboardError, Clock, ConfigurationError, Cost, LlmCallCompleted
+from bus import ActorRef, CallboardError, ConfigurationError, Cost, LlmCallCompleted
 from bus.errors import CancelledError
 
-from .call_events import CallEvents, EventScene, Served
+from .call_events import CallEvents, CallInfo, EventScene, Served
 from .routing import Named, Option, Plan, Route, choose, failures_after, may_fall_back
 from .slots import CallSlots
+
+if TYPE_CHECKING:
+    from .engine import Engine
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
@@ -105,16 +108,17 @@ class PlainCall(CallEvents):
 
 
 async def first_that_works(
+    engine: Engine,
+    operation: str,
     plan: Plan,
-    clock: Clock,
     examine: Callable[[Named], Option],
     call: Callable[[Route, str, str | None], Awaitable[T]],
 ) -> T:
     """What `call` gives for the first of the plan's models that can and does serve.
 
     examine: whether a model can, and how it stands. call: gets the route, the id of the request, and that of the
-    one which failed before it. Raises AdapterError, ConfigurationError: the last failure, or why there is no
-    model.
+    one which failed before it. Middleware is asked before each. Raises AdapterError, ConfigurationError: the last
+    failure, or why there is no model; and what middleware raises.
     """
     failed: dict[str, str] = {}
     failure: CallboardError | None = None
@@ -125,7 +129,9 @@ async def first_that_works(
             route = choose(plan, options, failed=failed)
         except CallboardError as refusal:
             raise failure or refusal from None
-        request_id = clock.new_id("req")
+        request_id = engine.clock.new_id("req")
+        about = CallInfo(operation=operation, model=route.decision.model, request_id=request_id)
+        await engine.middleware.admit(about)
         try:
             return await call(route, request_id, caused_by)
         except AdapterError as error:

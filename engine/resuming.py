@@ -15,8 +15,6 @@ from bus import (
     Log,
     SessionConfigured,
     SessionSetup,
-    SessionTakenOver,
-    StoreError,
     StoreUnavailable,
 )
 from bus.json_types import Json
@@ -111,22 +109,6 @@ async def _claim(engine: Engine, store: TraceStore, state: SessionState) -> None
         _log.warning("session_not_claimed", session_id=state.id, error=str(error))
     else:
         state.claimed = 0
-
-
-async def require_ownership(engine: Engine, state: SessionState) -> None:
-    """Raises SessionTakenOver if another run goes on with this session. A store that fails keeps nobody up."""
-    if engine.capture is None or engine.store is None or state.claimed is None:
-        return
-    own = engine.bus.run_id
-    try:
-        owner, committed = await engine.store.session_owner(state.id, own)
-    except StoreError:
-        return  # the writer says so; what is said here meanwhile is not mixed into the other's
-    if owner is not None and owner != own and committed >= state.claimed:
-        raise SessionTakenOver(
-            f"session {state.id!r} was resumed by another engine ({owner}), which goes on with it. "
-            f"Resume it here to go on where that one is; what was said here since is kept as '{state.id}.{own}'"
-        )
 
 
 def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:

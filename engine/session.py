@@ -51,7 +51,7 @@ class Session:
 
     @model.setter
     def model(self, model: Model) -> None:
-        self._engine.change_model(self._state, model)
+        self._engine.open_sessions.change_model(self._state, model)
 
     @property
     def name(self) -> str | None:
@@ -130,7 +130,9 @@ class Session:
         Model, tools, system prompt, tags and name are the same; from here on both go their own ways. Raises
         CallboardError if there is no such message.
         """
-        return self._engine.open_session(fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at))
+        return self._engine.open_sessions.open(
+            fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at)
+        )
 
     def export(self) -> bytes:
         """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
@@ -138,7 +140,7 @@ class Session:
 
     def _changed(self) -> None:
         if self._state.announced:
-            self._engine.publish_setup(self._state)
+            self._engine.open_sessions.publish_setup(self._state)
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:
@@ -169,7 +171,7 @@ class Session:
         return TurnStream(self._engine, self._continued(answers, model, streamed=True, options=options))
 
     async def cancel(self) -> bool:
-        """Cancel the running turn. False if none is running. Idempotent."""
+        """Cancel the running turn. False if none is running. Idempotent. Raises WrongLoop."""
         turn = self._state.running
         return turn.cancel() if turn is not None else False
 
@@ -232,6 +234,7 @@ class TurnStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task = self._task
+        self._engine.require_loop()
         if self._reader is not None:
             self._reader.close()
         if task is None or self._detached:
@@ -285,6 +288,7 @@ class TurnStream:
     def _started_reader(self) -> StreamReader[TurnEvent]:
         if self._reader is None:
             raise CallboardError("enter the stream first: async with session.stream(...) as turn")
+        self._engine.require_loop()
         return self._reader
 
 

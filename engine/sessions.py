@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from adapters import Message
-from bus import CallboardError, ConfigurationError, SessionBusy, SessionMessageAppended, SessionSetup
+from bus import CallboardError, ConfigurationError, SessionBusy, SessionSetup
 from tracestore import SavedSession, SessionRow, decode_json, encode_json
 
 from .choice import Requirements, in_words
@@ -128,16 +128,6 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
     return fork
 
 
-def publish_history(engine: Engine, state: SessionState) -> None:
-    """Have what a session began with kept like what is said in it."""
-    for position, message in enumerate(state.messages):
-        engine.bus.publish(
-            SessionMessageAppended(position=position, message=message),
-            session_id=state.id,
-            message_id=message.id,
-        )
-
-
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A session that is open here, stored, or both. stored: None if nothing of it is in the trace yet."""
 
@@ -151,7 +141,8 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
     """Those that are open first, then those of the trace, the latest first."""
-    live = dict(engine.live_sessions)
+    await engine.start()
+    live = dict(engine.open_sessions.states)
     rows: dict[str, SessionRow] = {}
     if engine.store is not None:
         await engine.flush()
@@ -179,11 +170,11 @@ async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
 async def deleted(engine: Engine, session_id: str) -> bool:
     """See `Engine.delete_session`."""
     await engine.start()
-    state = engine.live_sessions.get(session_id)
+    state = engine.open_sessions.states.get(session_id)
     if state is not None:
         if state.running is not None or state.waiting:
             raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
-        del engine.live_sessions[session_id]
+        del engine.open_sessions.states[session_id]
         state.messages.clear()
         state.announced = state.resumed = False
         state.context, state.claimed = WHOLE, None

@@ -58,7 +58,7 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
 def collect(engine: Engine) -> EngineStatistics:
     """Ask every part."""
     hosted = engine.hosted
-    sessions = list(engine.live_sessions.values())
+    sessions = list(engine.open_sessions.states.values())
     supervisor = hosted.supervisor if hosted is not None else None
     writer = hosted.writer if hosted is not None else None
     return EngineStatistics(

@@ -303,6 +303,7 @@ class Step:
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
             filter=engine.middleware.filter(request) if engine.middleware else None,
+            settle=engine.middleware.settling,
             priced_as=published_name(running.entry, route.option.named.entry),
         )
 

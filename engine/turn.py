@@ -9,7 +9,6 @@ session is the only turn of a conversation of its own.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
@@ -18,11 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from adapters import (
-    Message,
-    Role,
-    StopReason,
-)
+from adapters import Message, StopReason, ToolResultBlock
 from bus import (
     CallboardError,
     ContextOverflowError,
@@ -36,10 +31,9 @@ from bus import (
     TaskCancelled,
     TaskHandle,
 )
-from bus.errors import CancelledError, RequestTimeoutError
+from bus.errors import CancelledError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
-from .abort import AbortSignal
 from .borrowing import BorrowedAdapters
 from .call import Call, CallOutcome
 from .capabilities import check_tool_choice
@@ -54,11 +48,12 @@ from .step import Step
 from .tools import Answer, last_reply
 from .turn_history import TurnHistory
 from .turn_options import TurnOptions
+from .turn_scope import TurnScope
 from .turn_tools import TurnTools
+from .underway import CLOSED
 
 if TYPE_CHECKING:
     from .engine import Engine
-    from .tools import ToolRound
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -106,12 +101,10 @@ class Turn:
         self._first_ids = first_ids
         self._max_pauses = max_pauses
         self._answers = answers
-        self._cancelled = False
         self._over = False
         self._step: Step | None = None
-        self._scope = anyio.CancelScope()
-        self._timeout = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
-        self._deadline = math.inf
+        seconds = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
+        self._scope = TurnScope(seconds, options.signal, engine.underway)
         self._order = arrival()
         self._history = TurnHistory(state, engine.bus, engine.clock, self.id)
 
@@ -130,11 +123,10 @@ class Turn:
 
         What this turn didn't bring into the history, because the reply was empty, the next one says again.
         """
-        options, timeout = self._options, self._timeout
-        if timeout is not None:
-            options = msgspec.structs.replace(
-                options, timeout_seconds=max(0.0, self._deadline - anyio.current_time())
-            )
+        options = self._options
+        if self._scope.seconds is not None:
+            left = max(0.0, self._scope.deadline - anyio.current_time())
+            options = msgspec.structs.replace(options, timeout_seconds=left)
         return Turn(
             engine=self._engine,
             state=self._state,
@@ -157,41 +149,33 @@ class Turn:
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.waiting += 1
         self.log = self._engine.streams.open(self.id)
-        self._engine.announce(state)
+        self._engine.underway.add(self, lambda: self.cancel(CLOSED))
+        self._engine.open_sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
         """Give the place back, and end the stream: there is nobody to run this turn."""
         self._state.waiting -= 1
         self._finish(error)
 
-    def cancel(self) -> bool:
-        """Ask the turn to end. False if it is over. Idempotent."""
+    def cancel(self, why: str = "") -> bool:
+        """Ask the turn to end. why: the text of its CancelledError. False if it is over. Idempotent.
+
+        Raises WrongLoop.
+        """
         if self._over:
             return False
-        self._cancelled = True
+        self._engine.require_loop("the signal= of an AbortController ends a turn from anywhere")
+        self._scope.cancel(why)
         # a call ends in order, or without its adapter after a grace; then so does the turn
         if self._step is None or not self._step.cancel():
-            self._scope.cancel()
+            self._scope.cut()
         return True
 
     async def run(self) -> Message:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
-        signal = self._options.signal
-        forget = signal.watch_from_loop(self.cancel) if signal is not None else None
-        if self._timeout is not None:
-            self._deadline = self._scope.deadline = anyio.current_time() + self._timeout
         try:
-            try:
-                with self._scope:
-                    return await self._in_turn()
-                raise CancelledError("the turn was cancelled")
-            except CancelledError as cancelled:
-                if signal is not None and signal.aborted:
-                    raise _aborted(signal, cancelled) from cancelled
-                if self._cancelled or anyio.current_time() < self._deadline:
-                    raise
-                raise self._out_of_time(cancelled) from cancelled
+            return await self._scope.run(self._in_turn, self.cancel)
         except CallboardError as failure:
             error = failure
             failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
@@ -200,16 +184,7 @@ class Turn:
             error = failure
             raise
         finally:
-            if forget is not None:
-                forget()
             self._finish(error)
-
-    def _out_of_time(self, cancelled: CancelledError) -> RequestTimeoutError:
-        error = RequestTimeoutError(
-            f"the turn took longer than {self._timeout:g} s", request_id=cancelled.request_id, retryable=False
-        )
-        error.content, error.usage = cancelled.content, cancelled.usage
-        return error
 
     async def _in_turn(self) -> Message:
         state = self._state
@@ -222,7 +197,7 @@ class Turn:
             if self._options.signal is not None:
                 self._options.signal.raise_if_aborted()
             await self._engine.admit()
-            await self._engine.require_ownership(state)
+            await self._engine.open_sessions.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
@@ -235,11 +210,10 @@ class Turn:
         engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id or None, turn_id=self.id)
         self._history.begin(self.new)
         journey = self._journey()
-        tools = TurnTools(engine, state, self._options, self.id, self.log)
+        tools = TurnTools(engine, state, self._options, self.id, self.log, self._keep_results)
         try:
             if self._answers is not None:
                 made = await tools.take(self._answers, self.messages)
-                self._append_results(made)
                 if made.waiting:
                     self.status = "awaiting_tools"
                     return last_reply(state.messages)
@@ -259,13 +233,12 @@ class Turn:
                 pauses += 1
                 self._finish_step()
                 continue
+            if self._scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
+                tools.leave(message)
+                raise CancelledError("the turn was cancelled; its tools were not run")
             status = tools.ends_before(message)
             if status is None:
-                if self._cancelled:  # too late for the call, not for what would follow
-                    raise CancelledError("the turn was cancelled; its tools were not run")
                 made = await tools.run(message, response.stop_reason, self.messages)
-                self._append_results(made)
-                self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=made.results)
                 if made.waiting:
                     status = "awaiting_tools"
                 elif await tools.stops(self.steps):
@@ -281,9 +254,10 @@ class Turn:
             StepFinish(len(self.steps) - 1, step.stop_reason, step.usage, step.cost, step.message.id or "")
         )
 
-    def _append_results(self, made: ToolRound) -> None:
-        if made.results:
-            self._history.add(Message(Role.TOOL, made.results, id=self._engine.clock.new_id("msg")))
+    def _keep_results(self, results: tuple[ToolResultBlock, ...]) -> None:
+        self._history.add_results(results)
+        if self.steps:
+            self.steps[-1] = msgspec.structs.replace(self.steps[-1], tool_results=results)
 
     # -- one reply
 
@@ -336,12 +310,8 @@ class Turn:
             self.costs += step.costs
             if step.partial is not None:
                 self._history.add(step.partial)
-            if self._cancelled:  # even if the call came to its end just then
-                self._scope.cancel()
-
-    def _hold_time(self, held: bool) -> None:
-        """While a call runs it keeps the turn's time itself, so that it ends in order."""
-        self._scope.deadline = math.inf if held else self._deadline
+            if self._scope.cancelled:  # even if the call came to its end just then
+                self._scope.cut()
 
     def _journey(self) -> Journey:
         """Where this turn may go. Raises ConfigurationError."""
@@ -364,8 +334,8 @@ class Turn:
             streamed=self._streamed,
             first_ids=self._first_ids,
             order=self._order,
-            deadline=self._deadline,
-            hold_time=self._hold_time,
+            deadline=self._scope.deadline,
+            hold_time=self._scope.hold_time,
             adapters=BorrowedAdapters(engine),
         )
 
@@ -374,8 +344,9 @@ class Turn:
     def _finish(self, error: BaseException | None) -> None:
         """Close the stream and say how the turn ended; no await, so that nothing can come between."""
         self._over = True
-        if self._cancelled or isinstance(error, CancelledError):
-            self.status = "cancelled"
+        self._engine.underway.remove(self)
+        if error is not None:
+            self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
         text = None if error is None else f"{type(error).__name__}: {error}"
         if not self.log.closed:
             self.log.append(TurnComplete(self.status, text))
@@ -387,12 +358,6 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
-
-
-def _aborted(signal: AbortSignal, cancelled: CancelledError) -> CancelledError:
-    error = CancelledError(f"the turn was aborted: {signal.reason}", request_id=cancelled.request_id)
-    error.content, error.usage = cancelled.content, cancelled.usage
-    return error
 
 
 async def own(turn: Turn, task: TaskHandle[Message]) -> Message:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters import Message
+from adapters import Message, Role, ToolResultBlock
 from bus import Bus, Clock, SessionMessageAppended
 
 from .session_state import SessionState
@@ -45,6 +45,11 @@ class TurnHistory:
             pending, self.pending = self.pending, []
             for entry in pending:
                 self._commit(entry)
+
+    def add_results(self, results: tuple[ToolResultBlock, ...]) -> None:
+        """What tools have answered, as one message."""
+        if results:
+            self.add(Message(Role.TOOL, results, id=self._clock.new_id("msg")))
 
     def _commit(self, message: Message) -> None:
         state = self._state

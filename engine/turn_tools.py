@@ -3,39 +3,47 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
-import msgspec
-
-from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
+from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
 
 from .results import StepResult
-from .tools import Answer, answers_to, open_calls
+from .tools import Answer, ToolRound, ToolScene, answers_to, not_executed, open_calls
 
 if TYPE_CHECKING:
     from .engine import Engine
     from .session_state import SessionState
-    from .tools import ToolRound
     from .turn_options import TurnOptions
+
+Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
 
 _WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)
 """How a reply ends whose calls are as the model meant them."""
 
 
 class TurnTools:
-    """log: the turn's stream, which hears of each tool, as the bus does."""
+    """log: the turn's stream, which hears of each tool, as the bus does. keep: is given the results, also of a
+    round that is cancelled.
+    """
 
     def __init__(
-        self, engine: Engine, state: SessionState, options: TurnOptions, turn_id: str, log: StreamLog[TurnEvent]
+        self,
+        engine: Engine,
+        state: SessionState,
+        options: TurnOptions,
+        turn_id: str,
+        log: StreamLog[TurnEvent],
+        keep: Keep,
     ) -> None:
         self._engine = engine
         self._state = state
         self._options = options
         self._turn_id = turn_id
         self._log = log
+        self._keep = keep
         self._rounds = 0
 
     def ends_before(self, reply: Message) -> str | None:
@@ -51,7 +59,11 @@ class TurnTools:
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         """Run what may be run. history: with the reply."""
         self._rounds += 1
-        return await self._round(reply.tool_uses, history, cut_off=stop_reason not in _WHOLE)
+        return await self._round(reply.tool_uses, history, self._keep, cut_off=stop_reason not in _WHOLE)
+
+    def leave(self, reply: Message) -> None:
+        """Run none, for the turn is over: each call has a result that says so."""
+        self._keep(tuple(not_executed(call) for call in reply.tool_uses))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""
@@ -69,28 +81,27 @@ class TurnTools:
         Raises CallboardError, before anything runs, for what is no answer to one of them.
         """
         calls = open_calls(history)
-        if not calls and not answers and (not history or history[-1].role is not Role.TOOL):
-            raise CallboardError("nothing waits for an answer in this session; say something with send()")
-        sorted_out = answers_to(calls, answers, self._state.tools)
+        sorted_out = answers_to(history, answers, self._state.tools)
+        results = dict(sorted_out.results)
+
+        def keep(ran: tuple[ToolResultBlock, ...]) -> None:
+            results.update((result.tool_use_id, result) for result in ran)
+            self._keep(tuple(results[call.id] for call in calls if call.id in results))
+
         approved = frozenset(call.id for call in sorted_out.to_run)
-        made = await self._round(sorted_out.to_run, history, approved=approved)
-        results: dict[str, ToolResultBlock] = dict(sorted_out.results)
-        results.update((result.tool_use_id, result) for result in made.results)
-        return msgspec.structs.replace(
-            made,
-            results=tuple(results[call.id] for call in calls if call.id in results),
-            waiting=tuple(call for call in calls if call.id not in results),
-        )
+        made = await self._round(sorted_out.to_run, history, keep, approved=approved)
+        return ToolRound(made.results, tuple(call for call in calls if call.id not in results))
 
     async def _round(
         self,
         calls: Sequence[ToolUseBlock],
         history: tuple[Message, ...],
+        keep: Keep,
         *,
         cut_off: bool = False,
         approved: frozenset[str] = frozenset(),
     ) -> ToolRound:
-        from .tools import ToolScene, run_tools  # many turns have no tools
+        from .tools import run_tools  # many turns have no tools
 
         scene = ToolScene(
             clock=self._engine.clock,
@@ -104,7 +115,9 @@ class TurnTools:
             cut_off=cut_off,
             approved=approved,
         )
-        return await run_tools(calls, self._state.tools, scene)
+        made = await run_tools(calls, self._state.tools, scene, interrupted=keep)
+        keep(made.results)
+        return made
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._log.append(event)

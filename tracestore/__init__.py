@@ -30,6 +30,7 @@ from .content import SavedSession
 from .costs import CostRow
 from .database import Durability
 from .event_forms import upcast
+from .jobs import StoredJob
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
 from .queries import CallFilter, CallRow
@@ -86,6 +87,7 @@ __all__ = [
     "SqlResult",
     "StatisticsRow",
     "StoredEvents",
+    "StoredJob",
     "TraceStore",
     "TraceWriter",
     "WriterCore",

@@ -47,31 +47,55 @@ def refuse_foreign(path: Path) -> None:
         raise StoreError(f"{path} is not a database; give another path, or move that file away")
 
 
-def open_private(path: Path, flags: int) -> int:
-    """Open a file beside the database, made with mode 0600 and never through a symlink."""
-    return os.open(path, flags | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
+class HeldFile:
+    """An open file that may bear an exclusive lock, which ends with `close` or with the process.
 
+    A forked child closes its own as it begins: with them it would keep the locks of a parent that died.
+    """
 
-def try_lock(descriptor: int) -> bool:
-    """Take an exclusive lock on an open file at once, or return False. It ends with the descriptor."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
+    def __init__(self, path: Path, flags: int) -> None:
+        """Made with mode 0600 if `flags` say that it is made, and never opened through a symlink."""
+        self.descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        _held.add(self)
+
+    def try_lock(self) -> bool:
+        """Take the lock at once, or return False."""
+        try:
+            import fcntl
+        except ImportError:  # pragma: no cover - Windows has no flock; there one process per file is the rule
+            return True
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
         return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+
+    def unlock(self) -> None:
+        """Give back what `try_lock` took."""
+        try:
+            import fcntl
+        except ImportError:  # pragma: no cover - see try_lock
+            return
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Close the file, and with that end its lock. Closing twice is harmless."""
+        if self in _held:
+            _held.remove(self)
+            descriptor, self.descriptor = self.descriptor, -1
+            os.close(descriptor)
 
 
-def unlock(descriptor: int) -> None:
-    """Give back what `try_lock` took."""
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover - see try_lock
-        return
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
+_held: set[HeldFile] = set()
+
+
+def _let_go() -> None:
+    for file in list(_held):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_let_go)
 
 
 class FileLock:
@@ -79,11 +103,11 @@ class FileLock:
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
-        self._descriptor = open_private(self._path, os.O_RDWR)
+        self._file = HeldFile(self._path, os.O_RDWR | os.O_CREAT)
 
     def try_acquire(self) -> bool:
         """Take it at once, or return False."""
-        return try_lock(self._descriptor)
+        return self._file.try_lock()
 
     async def patiently(self, attempt: Callable[[], Awaitable[bool]]) -> None:
         """Make the attempt again until it says that it got the lock. Raises StoreError after some seconds."""
@@ -103,10 +127,10 @@ class FileLock:
         )
 
     def release(self) -> None:
-        unlock(self._descriptor)
+        self._file.unlock()
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._file.close()
 
 
 # -- Runs
@@ -123,16 +147,16 @@ class RunLock:
         self._path = run_lock_path(database, run_id)
         unborn = self._path.with_name(f"{database.name}.new-run-{run_id}")
         try:
-            self._descriptor = open_private(unborn, os.O_RDWR)
+            self._file = HeldFile(unborn, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreUnavailable(f"{unborn}: {error.strerror or error}") from error
         try:
             with free_run_lock(database, run_id) as predecessor:
-                if predecessor is None or not try_lock(self._descriptor):
+                if predecessor is None or not self._file.try_lock():
                     raise StoreError(f"run {run_id} is already being written to {database}")
                 os.replace(unborn, self._path)
         except BaseException as error:
-            os.close(self._descriptor)
+            self._file.close()
             if isinstance(error, OSError):
                 raise StoreUnavailable(f"{self._path}: {error.strerror or error}") from error
             raise
@@ -141,18 +165,18 @@ class RunLock:
     def is_in_place(self) -> bool:
         """Whether the file is still there under its name; nobody else sees the lock otherwise."""
         try:
-            return os.path.samestat(os.fstat(self._descriptor), os.stat(self._path))
+            return os.path.samestat(os.fstat(self._file.descriptor), os.stat(self._path))
         except OSError:
             return False
 
     def close(self) -> None:
         """Let go of the lock; the file stays, if it is there."""
-        os.close(self._descriptor)
+        self._file.close()
 
     def remove(self) -> None:
         """The run is over: take the file away, and with it the lock."""
         remove_quietly(self._path)
-        os.close(self._descriptor)
+        self._file.close()
 
 
 class FreeRunLock:
@@ -174,7 +198,7 @@ def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
     """
     path = run_lock_path(database, run_id)
     try:
-        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+        file = HeldFile(path, os.O_RDWR)
     except FileNotFoundError:
         yield FreeRunLock(path)
         return
@@ -182,9 +206,9 @@ def free_run_lock(database: Path, run_id: str) -> Iterator[FreeRunLock | None]:
         yield None
         return
     try:
-        yield FreeRunLock(path) if try_lock(descriptor) else None
+        yield FreeRunLock(path) if file.try_lock() else None
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def run_lock_path(database: Path, run_id: str) -> Path:

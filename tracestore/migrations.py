@@ -27,6 +27,7 @@ from bus.errors import StoreError
 from .call_sums import CALL_SUMS
 from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
+from .jobs import JOBS
 
 _M001_INITIAL = (
     """
@@ -296,7 +297,7 @@ _PRUNING = (
 )
 
 _OPERATIONS = (
-    # What kind of call: chat, embeddings. NULL in what an earlier version wrote, and that is chat.
+    # What kind of call: chat, embeddings and so on. NULL in what an earlier version wrote, and that is chat.
     "ALTER TABLE calls ADD COLUMN operation TEXT",
 )
 
@@ -310,6 +311,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
     ("call sums", CALL_SUMS),
     ("operations", _OPERATIONS),
+    ("jobs", JOBS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, assert_never
+from typing import Any, Self, assert_never
 
 import msgspec
 from msgspec.structs import astuple
@@ -131,13 +131,12 @@ class RunSpan(msgspec.Struct):
 
 
 class Batch:
-    """A sequence of envelopes, encoded and sorted by the statement that stores them. Built off the transaction.
+    """Envelopes, encoded and sorted by the statement that stores them.
 
-    storable: look at every value, and replace what SQLite doesn't take: half a surrogate pair becomes a question
-    mark, an impossible count is unknown. Without it SQLite finds out, which costs nothing as long as all is well.
+    It is made off the transaction: `add` takes as many at a time as the event loop can spare, `complete` ends it.
     """
 
-    def __init__(self, envelopes: Iterable[Envelope], *, storable: bool = False) -> None:
+    def __init__(self) -> None:
         # The values of events, row after row. Here and in the rows of calls, a run's name stands for its number.
         self._events: Values = []
         self._starts: dict[tuple[str, int], Values] = {}  # by request and attempt, and
@@ -148,8 +147,31 @@ class Batch:
         # of each session: model, tags and name
         self._told: dict[str, tuple[str | None, str | None, str | None]] = {}
         self._captured: list[Envelope] = []
+        # What `complete` makes of them:
+        self._calls: list[tuple[Insert, Values]] = []
+        self._sessions: Values = []
+        self._runs: list[RunSpan] = []
+
+    @classmethod
+    def of(cls, envelopes: Iterable[Envelope]) -> Self:
+        """All of them at once, for where no event loop waits."""
+        batch = cls()
+        batch.add(envelopes)
+        batch.complete()
+        return batch
+
+    def add(self, envelopes: Iterable[Envelope]) -> None:
+        """Take in more, about 5 microseconds of CPU each."""
         for envelope in envelopes:
             self._add(envelope)
+
+    def complete(self, *, storable: bool = False) -> None:
+        """Nothing more is added: join what belongs together. Once, before `write`.
+
+        storable: look at every value, and replace what SQLite doesn't take: half a surrogate pair becomes a
+        question mark, an impossible count is unknown. Without it SQLite finds out, which costs nothing as long as
+        all is well.
+        """
         self._calls = [
             (UPSERT_STARTED_COMPLETED, _flat(self._joined(self._completed))),
             (UPSERT_STARTED_FAILED, _flat(self._joined(self._failed))),

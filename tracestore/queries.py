@@ -30,7 +30,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     turn_id: has no index of its own; in a large file say the session too.
     unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much.
     Both are about the current cost, or the one under the version that is asked for. operation: ``chat``,
-    ``embeddings``.
+    ``embeddings``, ``image``, ``video_create`` (a job's creation) or ``video`` (what it came to).
     """
 
     since: int | datetime | None = None

@@ -155,7 +155,7 @@ def _close_run(statements: Statements, run_id: str, now_us: int) -> int:
         return int(number)
 
     if ends:
-        Batch(ends).write(statements, note)
+        Batch.of(ends).write(statements, note)
     statements.run("UPDATE runs SET ended_us = ?, ending = ? WHERE id = ?", (now_us, PROCESS_LOST, number))
     return len(ends)
 

@@ -16,7 +16,7 @@ from bus.events import Envelope
 from bus.log import Log
 
 from .codec import decode_line, encode_line
-from .files import escaped, open_private, try_lock
+from .files import HeldFile, escaped
 
 _log = Log("tracestore.spill")
 
@@ -34,7 +34,7 @@ class SpillFile:
         self.path = path
         self.waiting = 0
         self._limit = limit_bytes
-        self._descriptor: int | None = None
+        self._file: HeldFile | None = None
         self._size = 0
         self._read_to = 0
 
@@ -94,19 +94,19 @@ class SpillFile:
         self.path.unlink(missing_ok=True)
 
     def _open(self) -> int:
-        if self._descriptor is None:
-            self._descriptor = open_private(self.path, os.O_RDWR)
-            try_lock(self._descriptor)
+        if self._file is None:
+            self._file = HeldFile(self.path, os.O_RDWR | os.O_CREAT)
+            self._file.try_lock()
             # Whatever isn't ours to read any more is cut off: an interrupted write, or a file of the same name.
-            self._size = min(self._size, os.fstat(self._descriptor).st_size)
-            os.ftruncate(self._descriptor, self._size)
-        return self._descriptor
+            self._size = min(self._size, os.fstat(self._file.descriptor).st_size)
+            os.ftruncate(self._file.descriptor, self._size)
+        return self._file.descriptor
 
     def close(self) -> None:
         """Close the file, which gives up its lock. What is in it stays."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def spill_path(database: Path, run_id: str) -> Path:
@@ -119,14 +119,14 @@ def leftovers(database: Path) -> list[Path]:
     found = []
     for path in sorted(database.parent.glob(f"{escaped(database.name)}.spill-*.jsonl"), key=_modified):
         try:
-            descriptor = os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0))
+            file = HeldFile(path, os.O_RDWR)
         except OSError:
             continue
         try:
-            if try_lock(descriptor):
+            if file.try_lock():
                 found.append(path)
         finally:
-            os.close(descriptor)
+            file.close()
     return found
 
 

@@ -26,6 +26,7 @@ from .costs import CostRow, costs
 from .database import Database, Durability, Statements
 from .event_queries import envelope, events_query
 from .insert import SqlValue
+from .jobs import StoredJob, job
 from .moments import to_us
 from .ownership import claim, owner
 from .prices import PriceTable
@@ -225,6 +226,10 @@ class TraceStore:
     async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
         """Sessions with what they used and cost, the one with the latest event first."""
         return await sessions(self._database, limit)
+
+    async def job(self, provider: str, job_id: str) -> StoredJob:
+        """What is known of a job at a provider, such as a video's; all None if nothing is."""
+        return await job(self._database, provider, job_id)
 
     async def costs(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 
 from bus.clock import Clock
 from bus.errors import StoreError, StoreUnavailable
@@ -23,8 +24,12 @@ from .migrations import inspect, migrate
 from .projection import Batch
 from .run_numbers import RunNumbers
 from .runs import Runs
+from .sqlite.thread import uninterrupted
 
 _log = Log("tracestore.store")
+
+_MADE_AT_ONCE = 32
+"""Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""
 
 
 class TraceFile:
@@ -93,13 +98,16 @@ class TraceFile:
             async with self._reopening:
                 if self._anew or self._database.is_moved:  # somebody else may have waited for the same
                     await self._open_anew()
+        # As a whole: who is cancelled while the rows are being made has them written all the same, as ever.
+        self.numbers.remember(await uninterrupted(self._store(envelopes)))
+        await self._sum_up(len(envelopes))
+
+    async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:
         try:
-            numbers = await self._write(Batch(envelopes))
+            return await self._write(await _batch_of(envelopes))
         except Unstorable:
             # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
-            numbers = await self._write(Batch(envelopes, storable=True))
-        self.numbers.remember(numbers)
-        await self._sum_up(len(envelopes))
+            return await self._write(await _batch_of(envelopes, storable=True))
 
     async def _write(self, batch: Batch) -> dict[str, int]:
         try:
@@ -142,3 +150,13 @@ class TraceFile:
         except StoreError as error:
             self._new_calls = 0
             _log.warning("not_summed_up", file=str(self._database.path), error=str(error))
+
+
+async def _batch_of(envelopes: Sequence[Envelope], *, storable: bool = False) -> Batch:
+    """Whoever else is on the loop waits for a part of the batch, never for all of it."""
+    batch = Batch()
+    for begin in range(0, len(envelopes), _MADE_AT_ONCE):
+        batch.add(envelopes[begin : begin + _MADE_AT_ONCE])
+        await anyio.lowlevel.checkpoint()
+    batch.complete(storable=storable)
+    return batch

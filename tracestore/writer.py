@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Protocol
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from bus.errors import StoreError, StoreUnavailable
@@ -40,6 +41,9 @@ from .writer_state import StoreState, WriterOptions, WriterStatistics, after_fai
 
 _log = Log("tracestore.writer")
 
+_TAKEN_AT_ONCE = 256
+"""Events that are taken in before others on the event loop have their turn, the host's redaction included."""
+
 
 class Sink(Protocol):
     """Where events go: a `TraceStore`. Raises StoreError or OSError while it can't take them."""
@@ -54,7 +58,7 @@ class Source(Protocol):
     def closed(self) -> bool: ...
     @property
     def depth(self) -> int: ...
-    def take(self) -> list[Envelope]: ...
+    def take(self, limit: int | None = None, /) -> list[Envelope]: ...
     async def wait(self) -> None: ...
 
 
@@ -140,7 +144,7 @@ class WriterCore:
         first, last = self._lost_seqs or (None, None)
         spilled = 0 if self._spill is None else self._spill.waiting
         if self._work.locked():
-            self._take()  # to be weighed; whoever holds the lock commits these, too
+            self._take(_TAKEN_AT_ONCE)  # to be weighed; whoever holds the lock commits these, too
         return WriterStatistics(
             state=self._state,
             waiting=self._entered - self._left + self._source.depth,
@@ -163,7 +167,7 @@ class WriterCore:
         while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
             await self._wait()
             async with self._work:
-                self._take()
+                await self._take_in()
                 before = self._state
                 if before == "ok" or self._due():
                     await self._attempt()
@@ -177,10 +181,10 @@ class WriterCore:
         From then on it survives the death of the process. Raises StoreError if the store can't take it now, or if
         events were lost since the last flush; what could be kept is kept, and is written when the store recovers.
         """
-        self._take()
-        mark = self._entered
+        mark = self._entered + self._source.depth
         self._hurry.set()
         async with self._work:
+            await self._take_in()
             if self._left < mark:
                 await self._attempt()
                 await self._park()
@@ -232,8 +236,15 @@ class WriterCore:
         with anyio.move_on_after(seconds):
             await self._hurry.wait()
 
-    def _take(self) -> None:
-        taken = self._source.take()
+    async def _take_in(self) -> None:
+        """Take in what waits now, a part at a time: the event loop isn't held up by all that a burst has left."""
+        mark = self._entered + self._source.depth
+        while self._entered < mark and self._source.depth:
+            self._take(_TAKEN_AT_ONCE)
+            await anyio.lowlevel.checkpoint()
+
+    def _take(self, limit: int | None = None) -> None:
+        taken = self._source.take(limit)
         if self._capture is not None:
             taken = [self._capture.apply(envelope) for envelope in taken]
         self._pending.add(taken)

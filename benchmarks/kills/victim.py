@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import sys
 from pathlib import Path
@@ -47,16 +48,22 @@ async def live(url: str, path: Path, seed: str, kind: str) -> None:
                 group.create_task(_talk(engine, random.Random(f"{seed}/{number}"), talked, replied))
             if kind == "full":
                 group.create_task(_fill(engine, chance))
-            hangs = asyncio.get_running_loop().call_later(UP_SECONDS * 0.8, _tell_stacks)
+            telling = group.create_task(_tell_stacks())
             await replied.wait()
-            hangs.cancel()
+            telling.cancel()
             print("up", flush=True)
             await _flush(engine, chance, talked)
 
 
-def _tell_stacks() -> None:
-    sys.stderr.write(stacks())
-    sys.stderr.flush()
+async def _tell_stacks() -> None:
+    """In what it hangs, if it does, for whoever looks at its stderr. Without anybody, it ends."""
+    parent = os.getppid()
+    while True:
+        await asyncio.sleep(UP_SECONDS / 2)
+        if os.getppid() != parent:
+            os._exit(1)  # it would never be up, nor be killed: the server has gone with the loop
+        sys.stderr.write(stacks())
+        sys.stderr.flush()
 
 
 async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session], replied: asyncio.Event) -> None:

@@ -43,6 +43,7 @@ class Bill(CallEvents):
             caused_by=watch.created_by,
             tags=watch.tags,
             priced_as=watch.priced_as,
+            settle=engine.middleware.settling,
         )
         super().__init__(scene, engine.clock.new_id("req"), None, streamed=False)
 

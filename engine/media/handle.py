@@ -25,9 +25,9 @@ from adapters.video import (
 from bus import Cost, JobCompleted, JobFailed, JobProgress
 from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, StoreError
 from bus.log import Log
+from tracestore import StoredJob
 
 from .bill import Bill, Watch
-from .books import counted_cost
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -115,14 +115,16 @@ class VideoHandle:
         """The completed job. on_progress: told of every look that finds something.
 
         Lost connections and a provider's own faults are waited out, see `PollPolicy`. Raises the job's own error
-        if it failed, CancelledError if it was cancelled; and RequestTimeoutError, AdapterError when looking came
-        to nothing: then it goes on without us. Leaving this in any way ends only the waiting.
+        if it failed, CancelledError if it was cancelled, or if the engine is closed; and RequestTimeoutError,
+        AdapterError when looking came to nothing: in these cases it goes on without us. Leaving this in any way
+        ends only the waiting.
         """
         limit = math.inf if timeout_seconds is None else timeout_seconds
         if on_progress is not None:
             self._listeners.append(on_progress)
+        closed = f"the engine was closed, and video {self.id} goes on: {self._how_to_resume()}"
         try:
-            with anyio.fail_after(limit):
+            with self._engine.underway.call(closed), anyio.fail_after(limit):
                 async with self._looking:
                     if not self._job.done:
                         await self._look_until_done()
@@ -209,12 +211,8 @@ class VideoHandle:
 
     async def _counted_before(self) -> Cost | None:
         """What another process, or an earlier handle, has counted."""
-        engine = self._engine
-        if engine.store is None:
-            return None
         try:
-            await engine.flush()
-            return await counted_cost(engine.store, self._job.provider, self.id)
+            return (await stored_job(self._engine, self._job.provider, self.id)).counted
         except StoreError as error:
             _log.warning("it is not known whether a video was counted before", job_id=self.id, error=str(error))
             return None
@@ -327,15 +325,26 @@ class VideoHandle:
             assert isinstance(adapter, VideoAdapter)
             return await work(adapter)
 
-        running = await self._engine.adapters.acquire(self._watch.decision.provider)
-        try:
-            handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+        with self._engine.underway.call():
+            running = await self._engine.adapters.acquire(self._watch.decision.provider)
             try:
-                return await handle.wait()
+                handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+                try:
+                    return await handle.wait()
+                finally:
+                    handle.kill()  # which does nothing if it is done
             finally:
-                handle.kill()  # which does nothing if it is done
-        finally:
-            running.release()
+                running.release()
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
         self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
+
+
+async def stored_job(engine: Engine, provider: str, job_id: str) -> StoredJob:
+    """What the trace knows of a job. Raises StoreError."""
+    if engine.store is None:
+        return StoredJob()
+    await engine.flush()
+    if not engine.store.is_open:
+        return StoredJob()
+    return await engine.store.job(provider, job_id)

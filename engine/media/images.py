@@ -18,8 +18,9 @@ from bus.json_types import Json
 from ..borrowing import BorrowedAdapters
 from ..plain_call import PlainCall, first_that_works
 from ..routing import Named, Route, expand
+from ..serving import examiner, scene_of
 from ..slots import arrival
-from .asking import ImageInput, Models, examiner, image_block, scene_of
+from .asking import ImageInput, Models, image_block
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -143,7 +144,8 @@ async def make_images(
         )
 
     try:
-        return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+        with engine.underway.call():
+            return await first_that_works(engine, "image", plan, examiner(engine, check), call)
     finally:
         borrowed.end()
 

@@ -19,15 +19,15 @@ from bus import JobCreated, RoutingDecision
 from bus.json_types import Json
 
 from ..borrowing import BorrowedAdapters
-from ..call_events import Served
+from ..call_events import EventScene, Served
 from ..plain_call import PlainCall, first_that_works
 from ..published_prices import published_name
 from ..routing import Named, Route, expand
+from ..serving import examiner, scene_of
 from ..slots import arrival
-from .asking import ImageInput, Models, examiner, image_block, named_model, scene_of
+from .asking import ImageInput, Models, image_block
 from .bill import JobAsReply, Watch
-from .books import created_terms
-from .handle import VideoHandle
+from .handle import VideoHandle, stored_job
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -122,21 +122,26 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
 
         call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
         created, _ = await call.run(running.ref, running.limiter, order, work)
-        job = created.job
-        watch = Watch(
-            decision=route.decision,
-            wire_model=named.entry.wire_name,
-            created_by=request_id,
-            priced_as=scene.priced_as,
-            tags=scene.tags,
-            polling=options.polling,
-        )
-        return _known(engine, VideoHandle(engine, job, watch))
+        watch = _watch(route, request_id, scene, options.polling)
+        return _known(engine, VideoHandle(engine, created.job, watch))
 
     try:
-        return await first_that_works(plan, engine.clock, examiner(engine, check), call)
+        with engine.underway.call():
+            return await first_that_works(engine, "video_create", plan, examiner(engine, check), call)
     finally:
         borrowed.end()
+
+
+def _watch(route: Route, request_id: str, scene: EventScene, polling: PollPolicy) -> Watch:
+    """What the handle of a job must know that was created just now."""
+    return Watch(
+        decision=route.decision,
+        wire_model=route.option.named.entry.wire_name,
+        created_by=request_id,
+        priced_as=scene.priced_as,
+        tags=scene.tags,
+        polling=polling,
+    )
 
 
 def _created(job: VideoJob, model: str) -> JobCreated:
@@ -156,7 +161,8 @@ async def resume_video(
     engine: Engine, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
 ) -> VideoHandle:
     """See `MediaMethods.resume_video`."""
-    named, entry = named_model(engine, model)
+    named = expand(engine.registry, model, ()).named[0]
+    entry = named.entry
     await engine.start()
     engine.money.notice()
     known = engine.videos.get((entry.adapter, job_id))
@@ -164,12 +170,11 @@ async def resume_video(
         await known.refresh()
         return known
     _maker(engine.adapters.consult(engine.registry.adapter_of(entry)), named)
-    await engine.flush()
-    terms, created_by = await created_terms(engine.store, entry.adapter, job_id)
-    known_terms = VideoTerms(
-        terms.seconds if asked.seconds is None else asked.seconds,
-        terms.size if asked.size is None else asked.size,
-        terms.audio if asked.audio is None else asked.audio,
+    stored = await stored_job(engine, entry.adapter, job_id)
+    terms = VideoTerms(
+        stored.seconds if asked.seconds is None else asked.seconds,
+        stored.size if asked.size is None else asked.size,
+        stored.audio if asked.audio is None else asked.audio,
     )
     decision = RoutingDecision(
         requested=model, model=named.model, provider=entry.adapter, resolved_by=named.resolved_by, candidates=()
@@ -177,7 +182,7 @@ async def resume_video(
     watch = Watch(
         decision=decision,
         wire_model=entry.wire_name,
-        created_by=created_by,
+        created_by=stored.created_by,
         priced_as=published_name(engine.registry.adapter_of(entry), entry),
         polling=polling,
     )
@@ -186,7 +191,7 @@ async def resume_video(
         model=f"{entry.adapter}:{entry.wire_name}",
         provider=entry.adapter,
         status="queued",
-        terms=known_terms,
+        terms=terms,
     )
     handle = VideoHandle(engine, job, watch)
     await handle.refresh()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from bus._later import later
 
 from ..call import CallOutcome, EventFilter
+from ..call_events import CallEnd, CallInfo
 from .chain import Around, Middleware, MiddlewareLike, Next, Steps
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ __all__ = [
     "Budget",
     "BudgetExceededError",
     "Cache",
+    "CallEnd",
+    "CallInfo",
     "CallOutcome",
     "EventFilter",
     "LogCalls",

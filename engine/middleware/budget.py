@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from decimal import Decimal
 
-from adapters import AdapterError, CanonicalRequest, TokenUsage
+from adapters import CanonicalRequest, TokenUsage
 from bus import CallboardError, Cost
 from bus.usage import usd_of
 
 from ..call import CallOutcome
+from ..call_events import CallEnd, CallInfo
 from .chain import Middleware, Next
 
 
@@ -20,10 +20,12 @@ class BudgetExceededError(CallboardError):
 class Budget(Middleware):
     """Refuses calls once their sum has reached a limit, of money or of tokens.
 
-    max_cost_usd: of all calls; a call without a known price is refused nothing, but with `unpriced_ends` it uses
-    up the budget, as nobody knows what is left. max_tokens: input and output. per_session: each session has the
-    limits for itself; what belongs to none shares one. Calls that are under way when the limit is reached still
-    end, so the sum may exceed it by as many as run at once. What was answered without a call counts nothing.
+    Calls of every kind count, embeddings, images and videos too, and of those that failed or were cancelled what
+    is known. max_cost_usd: of all calls; a call without a known price is refused nothing, but with `unpriced_ends`
+    it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session: each session
+    has the limits for itself; what belongs to none shares one. Calls that are under way when the limit is reached
+    still end, so the sum may exceed it by as many as run at once; a video is counted when its end is seen. What
+    was answered without a call counts nothing.
     """
 
     def __init__(
@@ -39,22 +41,22 @@ class Budget(Middleware):
         self._max_nano_usd = None if max_cost_usd is None else int(Decimal(str(max_cost_usd)).scaleb(9))
         self._max_tokens = max_tokens
         self._unpriced_ends = unpriced_ends
-        self._key: Callable[[CanonicalRequest], str] = (
-            (lambda request: request.session_id) if per_session else (lambda request: "")
-        )
+        self._per_session = per_session
         self._spent: dict[str, _Spent] = {}
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
-        spent = self._spent.setdefault(self._key(request), _Spent())
-        self._check(spent)
-        try:
-            outcome = await next(request)
-        except AdapterError as error:
-            if error.usage is not None:
-                spent.tokens += error.usage.total_tokens
-            raise
-        spent.add(outcome.usage, outcome.cost)
-        return outcome
+        self._check(self._of(request.session_id))
+        return await next(request)
+
+    async def admit(self, call: CallInfo) -> None:
+        self._check(self._of(call.session_id))
+
+    def settle(self, call: CallInfo, end: CallEnd) -> None:
+        if end.usage is not None:
+            self._of(call.session_id).add(end.usage, end.cost)
+
+    def _of(self, session_id: str) -> _Spent:
+        return self._spent.setdefault(session_id if self._per_session else "", _Spent())
 
     def _check(self, spent: _Spent) -> None:
         if self._max_nano_usd is not None:
@@ -92,10 +94,11 @@ class _Spent:
         self.tokens = 0
         self.unpriced = 0
 
-    def add(self, usage: TokenUsage, cost: Cost) -> None:
+    def add(self, usage: TokenUsage, cost: Cost | None) -> None:
+        known = None if cost is None else cost.nano_usd
         self.tokens += usage.total_tokens
-        self.nano_usd += cost.nano_usd or 0
-        self.unpriced += cost.nano_usd is None
+        self.nano_usd += known or 0
+        self.unpriced += known is None
 
     @property
     def usd(self) -> Decimal:

@@ -1,8 +1,10 @@
 """What stands around every call: functions that see its request before it is sent, and its outcome afterwards.
 
 The first one given to the engine is the outermost: it is the first to see the request and the last to see the
-outcome, and what it doesn't pass on doesn't reach the others. Each call is wrapped, so each tool round and each
-fallback is; the request is already fitted to the model that routing has chosen.
+outcome, and what it doesn't pass on doesn't reach the others. Each call of a conversation is wrapped, so each tool
+round and each fallback is; the request is already fitted to the model that routing has chosen. Calls that are no
+conversation (embeddings, images, videos) have other requests, and nothing about them can be changed here: they are
+only admitted, and like all calls settled.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ from typing import Any, TypeAlias, cast
 
 from adapters import CanonicalRequest, StreamEvent
 from bus import ConfigurationError
+from bus.log import Log
 
 from ..call import CallOutcome, EventFilter
+from ..call_events import CallEnd, CallInfo, Settle
+
+_log = Log("engine.middleware")
 
 Next: TypeAlias = Callable[[CanonicalRequest], Awaitable[CallOutcome]]
 """Sends a request on: to the next middleware, and from the last one to the model that it names."""
@@ -28,7 +34,7 @@ Steps: TypeAlias = Generator[CanonicalRequest, CallOutcome, CallOutcome | None]
 
 
 class Middleware:
-    """Both hooks; override either. One object serves all calls of an engine, many of them at once."""
+    """All hooks; override any. One object serves all calls of an engine, many of them at once."""
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         """Return what `next(request)` returns, of this or a changed request, or an outcome of your own.
@@ -45,6 +51,18 @@ class Middleware:
         enters the history, so change it along with the deltas. None leaves all as it is. It must be quick.
         """
         return None
+
+    async def admit(self, call: CallInfo) -> None:
+        """Before a call that is no conversation: wait, or raise, and it is not made. Each fallback is asked about.
+
+        Not asked about is the operation ``video``, with which a video that is finished is paid.
+        """
+
+    def settle(self, call: CallInfo, end: CallEnd) -> None:
+        """A call, of whatever kind, has ended, with `end.usage` and `end.cost`, as far as they are known.
+
+        What was answered without a call has no end. It must be quick, and what it raises is only logged.
+        """
 
     async def aclose(self) -> None:
         """The engine has stopped. What is held may be let go; another engine may still come."""
@@ -142,6 +160,22 @@ class Chain:
             return events
 
         return through
+
+    async def admit(self, call: CallInfo) -> None:
+        for layer in self._layers:
+            await layer.admit(call)
+
+    @property
+    def settling(self) -> Settle | None:
+        """What is to be told the end of each call; None if nobody wants to know it."""
+        return self._settle if self._layers else None
+
+    def _settle(self, call: CallInfo, end: CallEnd) -> None:
+        for layer in self._layers:
+            try:
+                layer.settle(call, end)
+            except Exception as error:  # the call is over, and the others must hear of it, too
+                _log.error("settle_failed", layer=type(layer).__name__, error=f"{type(error).__name__}: {error}")
 
     async def aclose(self) -> None:
         for layer in self._layers:

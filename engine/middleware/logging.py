@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from adapters import CanonicalRequest
+from adapters import CanonicalRequest, TokenUsage
+from bus import Cost, LlmCallCompleted, LlmCallFailed
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
 
 from ..call import CallOutcome
+from ..call_events import CallEnd, CallInfo
 from .chain import Middleware, Next
 
 _log = Log("engine.calls")
 
 
 class LogCalls(Middleware):
-    """``call_done`` with model, tokens, cost and milliseconds; ``call_failed`` with the error. Never content."""
+    """``call_done`` with model, tokens, cost and milliseconds; ``call_failed`` with the error. Never content.
+
+    What is no conversation is logged with its `operation`.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -29,17 +34,33 @@ class LogCalls(Middleware):
             took = self._milliseconds(began)
             _log.warning("call_failed", **about, error=type(error).__name__, message=str(error)[:200], ms=took)
             raise
-        usage, cost = outcome.usage, outcome.cost.usd
         _log.info(
             "call_done",
             **about,
-            input_tokens=usage.total_input_tokens,
-            output_tokens=usage.output_tokens,
-            cost_usd=None if cost is None else str(cost),
+            **_amounts(outcome.usage, outcome.cost),
             stop_reason=str(outcome.response.stop_reason),
             ms=self._milliseconds(began),
         )
         return outcome
 
+    def settle(self, call: CallInfo, end: CallEnd) -> None:
+        if call.operation == "chat":
+            return  # `call` tells of it, also if it was answered without one
+        about = {"operation": call.operation, "model": call.model, "request_id": call.request_id}
+        match end:
+            case LlmCallFailed():
+                told = {"error": end.error_type, "message": end.message[:200], "ms": end.latency_ms}
+                _log.warning("call_failed", **about, **told)
+            case LlmCallCompleted():
+                _log.info("call_done", **about, **_amounts(end.usage, end.cost), ms=end.latency_ms)
+
     def _milliseconds(self, began: int) -> int:
         return (self._clock.monotonic_ns() - began) // 1_000_000
+
+
+def _amounts(usage: TokenUsage, cost: Cost) -> dict[str, object]:
+    return {
+        "input_tokens": usage.total_input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cost_usd": None if cost.usd is None else str(cost.usd),
+    }

@@ -7,11 +7,12 @@ import anyio
 from adapters import CanonicalRequest
 
 from ..call import CallOutcome
+from ..call_events import CallInfo
 from .chain import Middleware, Next
 
 
 class RateLimit(Middleware):
-    """Calls wait, in the order in which they come, until they may be made: so many a minute, evenly.
+    """Calls of every kind wait, in the order in which they come, until they may be made: so many a minute, evenly.
 
     calls_per_minute: of each provider, or with `per_provider=False` of all together. burst: how many may be made
     at once after a pause. A call that was waiting and is cancelled gives its place to the next one.
@@ -26,9 +27,15 @@ class RateLimit(Middleware):
         self._queues: dict[str, _Queue] = {}
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
-        provider = request.model.partition(":")[0] if self._per_provider else ""
-        await self._queues.setdefault(provider, _Queue()).pass_through(self._interval, self._burst)
+        await self._pass(request.model)
         return await next(request)
+
+    async def admit(self, call: CallInfo) -> None:
+        await self._pass(call.model)
+
+    async def _pass(self, model: str) -> None:
+        provider = model.partition(":")[0] if self._per_provider else ""
+        await self._queues.setdefault(provider, _Queue()).pass_through(self._interval, self._burst)
 
 
 class _Queue:

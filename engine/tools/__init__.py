@@ -15,14 +15,13 @@ from .open_calls import Answer, answers_to, last_reply, open_calls
 from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
+from .scene import ToolRound, ToolScene, not_executed
 
 if TYPE_CHECKING:
     from .define import tool
-    from .running import ToolRound, ToolScene, run_tools
+    from .running import run_tools
 else:
-    __getattr__, __dir__ = later(
-        __name__, {".define": ("tool",), ".running": ("ToolRound", "ToolScene", "run_tools")}
-    )
+    __getattr__, __dir__ = later(__name__, {".define": ("tool",), ".running": ("run_tools",)})
 
 __all__ = [
     "Answer",
@@ -46,6 +45,7 @@ __all__ = [
     "answers_to",
     "last_reply",
     "mcp_tools",
+    "not_executed",
     "open_calls",
     "require_distinct",
     "run_tools",

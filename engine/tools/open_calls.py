@@ -54,9 +54,12 @@ class Answers(msgspec.Struct, frozen=True):
     to_run: tuple[ToolUseBlock, ...]
 
 
-def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
-    """Sort a host's answers. Raises CallboardError for what can't be one."""
-    _require_open(calls, given)
+def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
+    """Sort a host's answers to the open calls. Raises CallboardError for what can't be one."""
+    calls = open_calls(messages)
+    if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
+        raise CallboardError("nothing waits for an answer in this session; say something with send()")
+    _require_open(calls, given, messages)
     runnable = {tool.name for tool in tools if tool.handler is not None}
     results: dict[str, ToolResultBlock] = {}
     to_run: list[ToolUseBlock] = []
@@ -76,15 +79,36 @@ def answers_to(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], tools
     return Answers(results, tuple(to_run))
 
 
-def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer]) -> None:
+def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], messages: Sequence[Message]) -> None:
     names = {call.id: call.name for call in calls}
     waiting = ", ".join(f"{id_} ({name})" for id_, name in names.items()) or "none"
     if unknown := [id_ for id_ in given if id_ not in names]:
         raise CallboardError(
             f"no open call has the id {', '.join(unknown)}; open are: {waiting}. See Session.pending_calls"
+            + "".join(f". {why}" for id_ in unknown if (why := _why_closed(id_, messages)))
         )
     if calls and not given:
         raise CallboardError(f"nothing was answered; open are: {waiting}. See Session.pending_calls")
+
+
+def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
+    """Why a call waits for no answer; empty if there is none of that id."""
+    for message in reversed(messages):
+        for block in message.content:
+            match block:
+                case ToolResultBlock() if block.tool_use_id == tool_use_id:
+                    text = block.text if len(block.text) <= 100 else f"{block.text[:100]}…"
+                    return (
+                        f"{tool_use_id} has a result already, {text!r}: let the model go on with submit({{}}), or "
+                        "say something with send()"
+                    )
+                case ToolUseBlock() if block.id == tool_use_id and (block.incomplete or was_cut_off(message)):
+                    return f"The reply that has {tool_use_id} was cut off: say something with send()"
+                case ToolUseBlock() if block.id == tool_use_id:
+                    return f"Something was said since {tool_use_id}, so that it counts as interrupted"
+                case _:
+                    pass
+    return ""
 
 
 def _result(call: ToolUseBlock, answer: Answer) -> ToolResultBlock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import msgspec
 from adapters.schema_sanitizer import map_subschemas
 from bus.json_types import Json, JsonObject
 
+from .accepting import Accepts, accepting
 from .errors import SchemaError
 from .paths import json_path
 
@@ -34,8 +36,11 @@ def check(value: Json, schema: JsonObject) -> None:
     """
     from referencing.exceptions import Unresolvable
 
+    known = _known(schema)
+    if known.accepts is not None and known.accepts(value):
+        return
     try:
-        faults = list(islice(_validator(schema).iter_errors(value), REPORTED))
+        faults = list(islice(known.validator.iter_errors(value), REPORTED))
     except RecursionError:
         raise ValueError("$: it is nested too deeply to be checked") from None
     except Unresolvable as error:
@@ -48,10 +53,18 @@ def check(value: Json, schema: JsonObject) -> None:
 
 def check_schema(schema: JsonObject) -> None:
     """Raise SchemaError unless it is a JSON Schema."""
-    _validator(schema)
+    _known(schema)
 
 
-def _validator(schema: JsonObject) -> Validator:
+@dataclass(frozen=True)
+class _Known:
+    """A schema that was read. accepts: tells the values that surely follow it, where it is plain enough."""
+
+    validator: Validator
+    accepts: Accepts | None
+
+
+def _known(schema: JsonObject) -> _Known:
     try:
         text = msgspec.json.encode(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -60,8 +73,8 @@ def _validator(schema: JsonObject) -> Validator:
 
 
 @functools.lru_cache(maxsize=256)
-def _remembered(schema: bytes) -> Validator:
-    """The validator of a schema. The same schemas come again and again, as equal objects, not as the same."""
+def _remembered(schema: bytes) -> _Known:
+    """A schema, read. The same schemas come again and again, as equal objects, not as the same."""
     from jsonschema.exceptions import SchemaError as WrongSchema
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
@@ -73,7 +86,8 @@ def _remembered(schema: bytes) -> Validator:
     except WrongSchema as error:
         where = json_path(error.absolute_path)
         raise SchemaError(f"not a JSON Schema: {where}: {_shortened(error.message)}") from error
-    return kind(read, registry=Registry())  # an empty one: jsonschema's own would fetch what a schema refers to
+    validator = kind(read, registry=Registry())  # an empty one: jsonschema's own would fetch what is referred to
+    return _Known(validator, accepting(read))
 
 
 def _with_own_patterns(schema: JsonObject) -> JsonObject:

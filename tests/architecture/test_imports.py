@@ -151,6 +151,18 @@ def test_yaml_is_read_in_one_module_of_each_package_that_reads_it() -> None:
     assert len(found) == len({path.parts[0] for path in found}), found
 
 
+def test_the_engine_speaks_no_sql() -> None:
+    """What it wants of the trace, the store has a method for."""
+    query = re.compile(r"\b(SELECT|UPDATE|DELETE|INSERT|WITH)\b.*\b(FROM|SET|INTO|AS)\b", re.DOTALL)
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in modules("engine")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and query.search(node.value)
+    ]
+    assert found == []
+
+
 SHARED = ("embeddings", "images", "video")
 """What providers do beside their conversations: folders of what they have in common."""
 

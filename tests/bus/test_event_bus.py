@@ -131,6 +131,17 @@ def test_only_what_is_published_after_subscribing_comes() -> None:
     assert subscription.take() == []
 
 
+def test_a_reader_may_take_a_few_at_a_time() -> None:
+    """The oldest come first; a gap counts as one of them."""
+    bus = new_bus()
+    with bus.subscribe(">", policy=DropOldest(3)) as subscription:
+        for _ in range(5):
+            bus.publish(started())
+        taken = [subscription.take(2) for _ in range(3)]
+    assert [seqs(part) for part in taken] == [[2, 3], [4, 5], []]
+    assert taken[0][0].data == Gap(first=1, last=2, count=2)
+
+
 def test_an_event_without_a_topic_is_the_publishers_mistake() -> None:
     """The base class has no tag, and publish() says so."""
     with pytest.raises(TypeError, match="topic"):

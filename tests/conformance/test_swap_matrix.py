@@ -16,6 +16,7 @@ from adapters.conformance import CALLS
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, CanonicalResponse
 from adapters.history import NOT_EXECUTED
 from adapters.http_adapter import HttpAdapter
+from bus import RequestTimeoutError
 from bus.clock import Clock
 from bus.content import (
     AudioBlock,
@@ -33,6 +34,7 @@ from bus.messages import Message, Role, ToolDefinition
 from bus.stream_events import MessageComplete, ToolUseInputDelta, ToolUseStart
 from bus.usage import StopReason
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from engine.tools.running import INTERRUPTED
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
@@ -287,7 +289,7 @@ def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
     """An engine's entry for a provider that gives these replies."""
 
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
-        return side.wire.adapter(config, name=name, clock=clock, transport=transport)
+        return side.wire.adapter(config, name=name, clock=clock, transport=side.wire.through(transport))
 
     config = AdapterConfig(api_key="sk-conformance", options=side.wire.options)
     return AdapterEntry(name=side.name, type=adapter_type(made), config=config)
@@ -347,3 +349,37 @@ def test_an_engines_session_survives_the_swap_too() -> None:
         assert not [secret for secret in home.wire.secrets if secret in text]
         for mark in ("asked-at-home", "answered-at-home", "worked on", "cut-off-here", NOT_EXECUTED):
             assert mark in text
+
+
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.calls_tools], ids=lambda wire: wire.name)
+def test_a_round_that_was_cancelled_poisons_no_history(wire: Wire) -> None:
+    """What had ended and what had not is sent as results that the provider takes, at home and elsewhere."""
+    home = Side(wire, wire.name)
+    abroad = Side(other := next(each for each in WIRES if each.calls_tools and each is not wire), other.name)
+    at_home = FakeTransport(as_reply(home.reply("looking-around", calls=2)), as_reply(home.reply("welcome")))
+    elsewhere = FakeTransport(as_reply(abroad.reply("hello-from-abroad")))
+    sides = {home.name: scripted(home, at_home), abroad.name: scripted(abroad, elsewhere)}
+    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in sides}
+    ran: list[str] = []
+
+    async def hang(arguments: dict[str, Json]) -> str:
+        ran.append("hang")
+        await anyio.sleep_forever()
+        return ""
+
+    async def go() -> None:
+        async with Engine(models=ModelRegistry(sides, models), trace=False) as engine:
+            tools = [Tool(TOOLS[0], work), Tool(TOOLS[1], hang)]  # type: ignore[arg-type]
+            session = engine.session(f"{home.name}:m", tools=tools)
+            with pytest.raises(RequestTimeoutError):
+                await session.send("asked-at-home", max_output_tokens=64, timeout_seconds=5)
+            await session.send("asked-abroad", max_output_tokens=64, model=f"{abroad.name}:m")
+            assert (await session.send("asked-back-home", max_output_tokens=64)).text == "welcome"
+
+    run_virtual(go)
+    assert ran == ["hang"]
+    for side, sent in ((home, at_home), (abroad, elsewhere)):
+        body = sent.requests[-1].body
+        assert side.wire.faults(body) + side.wire.judged(body) == []
+        assert INTERRUPTED in body.decode()
+        assert "worked on" in body.decode()

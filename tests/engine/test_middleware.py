@@ -23,7 +23,7 @@ from adapters import (
     TokenUsage,
     ToolDefinition,
 )
-from bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, Subscription
+from bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, StreamError, Subscription
 from bus.events import LlmCallStarted
 from engine import Engine, ModelRegistry, Tool
 from engine.middleware import (
@@ -43,7 +43,7 @@ from engine.middleware import (
 from engine.middleware.caching import key_of
 from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tests.support.virtual_time import run_virtual
-from tracestore import PriceTable, SavedReplies, TraceStore
+from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
 
 from ..definition_of_done.rows import row
 from .engines import registry, running, topics
@@ -339,12 +339,8 @@ async def test_a_budget_of_tokens_ends_after_the_call_that_reached_it() -> None:
 async def test_a_budget_of_money_ends_at_its_limit(spent: str, refused: bool) -> None:
     """Costs are summed exactly; reaching the limit is enough."""
     budget = Budget(max_cost_usd="0.5")
-    cost = Cost(int(Decimal(spent).scaleb(9)), CostSource.COMPUTED)
-
-    async def priced(request: CanonicalRequest, next: Next) -> CallOutcome:
-        return CallOutcome(response=answer(request, "").response, cost=cost)
-
-    async with around(budget, priced) as (engine, _):
+    prices = PriceTable([PriceRow(model="s:m", input=0, output=0, per_request=int(Decimal(spent).scaleb(12)))])
+    async with running(Say("a"), Say("b"), middleware=[budget], prices=prices) as (engine, _):
         session = engine.session("s:m")
         await session.send("x")
         assert budget.spent_usd() == Decimal(spent)
@@ -366,6 +362,21 @@ async def test_a_budget_can_end_with_what_has_no_price() -> None:
                     await session.send("x")
             else:
                 await session.send("x")
+
+
+async def test_a_budget_counts_what_was_asked_for_in_vain() -> None:
+    """The replies that another layer didn't want, and those that were cancelled, are paid for as well."""
+    budget = Budget(max_tokens=1000)
+    replies = [Say("no"), Say("Hello", "...", fails=StreamError("cut"))]
+    picky = TryModels(["other:m"], unwanted=lambda outcome: outcome.text == "no")
+    async with around(budget, picky, replies=replies, other=[Say("yes")]) as (engine, _):
+        await engine.generate("s:m", "x")
+        assert budget.spent_tokens() == 30
+        with pytest.raises(StreamError) as caught:
+            async with engine.stream("s:m", "x") as stream:
+                await stream.result()
+        assert caught.value.usage is not None
+        assert budget.spent_tokens() == 30 + caught.value.usage.total_tokens > 30
 
 
 async def test_a_budget_per_session_leaves_the_others_theirs() -> None:

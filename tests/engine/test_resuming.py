@@ -91,7 +91,7 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
         resumed = await engine.resume("ses_1", tools=[tool])
         assert (resumed.id, resumed.model, resumed.messages) == ("ses_1", "s:m", before)
         await resumed.send("And now?")
-        state = engine.live_sessions["ses_1"]
+        state = engine.open_sessions.states["ses_1"]
         assert (state.system_prompt, state.tools, state.tags) == ("You are brief.", (tool,), {"team": "a"})
         after = resumed.messages
         await engine.flush()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
 
+from benchmarks.kills import round
 from benchmarks.kills.round import plans, run_round
 from benchmarks.reply_server import reply_server
 
@@ -20,6 +22,20 @@ def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_
             assert not report.failures, f"python benchmarks/kill_loop.py --seed {seed} --rounds 1"
             assert report.counts["killed"] == len(plans(seed))
     assert report.counts["attempts in the file"] > 10
+
+
+@pytest.mark.timeout(240)
+def test_a_victim_hangs_if_one_that_starts_later_is_up_sooner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's clock decides: on a slow machine, the other one is as slow."""
+    monkeypatch.setattr(round, "UP_SECONDS", 0.0)
+    with reply_server(10) as url:
+        victim = round.Victim(url, tmp_path / "trace.db", "1", round.Plan("calls", True, 0.0))
+        victim._process.send_signal(signal.SIGSTOP)
+        assert victim._overtaken().startswith("not up within")
+        victim._process.send_signal(signal.SIGCONT)
+        assert victim.kill() == []
 
 
 def test_what_a_seed_decides_stays_and_covers_each_kind() -> None:

@@ -20,6 +20,7 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
+from adapters.history import NOT_EXECUTED
 from adapters.http_stream import HttpStream
 from bus import Lossless, StreamReset
 from bus.json_types import Json
@@ -121,7 +122,9 @@ async def test_a_cancel_that_comes_too_late_for_the_call_still_stops_its_tools()
             with pytest.raises(CancelledError, match="tools were not run"):
                 await session.send("Hi")
         assert not ran
-        assert isinstance(session.messages[-1].content[-1], ToolUseBlock)
+        assert isinstance(session.messages[-2].content[-1], ToolUseBlock)
+        assert session.messages[-1].content[0].text == NOT_EXECUTED  # type: ignore[union-attr]
+        assert session.pending_calls == ()
 
 
 async def test_a_huge_stream_that_breaks_off_has_its_end() -> None:

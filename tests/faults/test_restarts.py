@@ -7,7 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from bus import ActorStopped, AdapterError
+from bus import ActorStopped, AdapterError, CancelledError
 from engine import Session
 from tests.engine.engines import running
 from tests.support.scripted import Say
@@ -40,7 +40,7 @@ async def test_the_next_turn_finds_a_fresh_session_manager() -> None:
         await anyio.sleep(1)
         manager = (await engine.start()).manager
         manager.tell("no manager understands this")
-        with pytest.raises(ActorStopped):
+        with pytest.raises(CancelledError, match="session manager stopped"):
             await sending
         assert not manager.running
         assert (await session.send("Hi")).text == "two"

@@ -129,7 +129,7 @@ async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(
 
     batch = [end for n in range(8) for end in (make.started(f"req_{n}"), make.completed(f"req_{n}"))]
     statements = Written()
-    Batch(batch).write(statements, number_of)  # type: ignore[arg-type]
+    Batch.of(batch).write(statements, number_of)  # type: ignore[arg-type]
     assert statements.rows == {"events": 16, "calls": 8}
 
 

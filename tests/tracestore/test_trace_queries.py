@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from bus.errors import StoreError
 from bus.usage import Cost, CostSource, TokenUsage
 from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
+from tracestore.jobs import JOB_QUERY
 from tracestore.queries import calls_query
 
 from .trace_making import DAY_US, T0, Maker
@@ -194,6 +195,13 @@ async def test_the_usual_filters_use_an_index(store: TraceStore, where: CallFilt
     assert f"USING INDEX {index}" in calls, plan
     if index == "calls_by_time" or index == "calls_by_session":
         assert not any("TEMP B-TREE" in step for step in plan if "ORDER BY" in step and "TERM" not in step), plan
+
+
+async def test_a_job_is_found_among_millions_of_calls(store: TraceStore) -> None:
+    """By an index that has only the calls of jobs."""
+    plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {JOB_QUERY}", ("openai", "video_1"))]
+    (calls,) = [step for step in plan if step.split()[1] == "c"]
+    assert "USING INDEX calls_of_jobs (response_id=?)" in calls, plan
 
 
 async def test_sql_reads(store: TraceStore, make: Maker) -> None:

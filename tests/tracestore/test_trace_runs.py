@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
 import sqlite3
 import stat
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from bus.errors import StoreError
 from bus.event_bus import Bus
 from bus.events import ActorStarted, LlmCallFailed
-from tracestore import TraceStore, WriterCore, migrations
+from tracestore import TraceStore, WriterCore, files, migrations
 from tracestore.codec import encode_line
 from tracestore.files import run_locks
 from tracestore.runs import PROCESS_LOST
@@ -319,3 +321,52 @@ async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[
     assert set(runs(path).values()) == {PROCESS_LOST, "closed"}
     assert run_locks(path) == []
     assert_sound(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="Python warns of every fork beside threads")
+async def test_what_a_forked_child_inherits_keeps_no_lock_of_a_dead_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may outlive a killed host: the file can be written, its run is lost, and its spill file adopted."""
+    monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
+    path = tmp_path / "trace.db"
+    process = python(_FORKS_AND_IS_KILLED, path)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    try:
+        process.wait(20)
+        async with TraceStore(path) as store:
+            await start_writer(store)
+            ends = {row.request_id: (row.status, row.error_class) for row in await store.calls()}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
+    assert ends == {"req_spilled": ("completed", None), "req_open": ("failed", PROCESS_LOST)}
+    assert run_locks(path) == []
+
+
+_FORKS_AND_IS_KILLED = """
+    import asyncio, os, signal, sys, time
+    from pathlib import Path
+    from trace_making import Maker
+    from tracestore import TraceStore
+    from tracestore.files import FileLock
+    from tracestore.spill import SpillFile, spill_path
+
+    async def main(path):
+        async with TraceStore(path) as store:
+            store.hold_run("run_dead")
+            make = Maker("run_dead")
+            await store.write([make.started("req_open"), make.started("req_spilled")])
+            SpillFile(spill_path(path, "run_dead"), 1_000_000).append([make.completed("req_spilled")])
+            lock = FileLock(path)
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+            lock.try_acquire()
+            print(child, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(main(Path(sys.argv[1])))
+"""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+from collections import Counter
 
+import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -19,8 +23,8 @@ from bus.events import (
 )
 from bus.messages import Message, RoutingDecision
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, TraceStore
-from tracestore.codec import decode_line, encode_line
+from tracestore import CallFilter, TraceStore, projection
+from tracestore.codec import decode_line, encode_event, encode_line
 
 from .trace_making import DAY_US, T0, Maker
 
@@ -114,6 +118,53 @@ async def test_writing_twice_changes_nothing(store: TraceStore, make: Maker) -> 
     await store.write(batch)
     await store.write(list(reversed(batch)))
     assert (await store.events(), await store.calls(), await store.sessions()) == before
+
+
+async def test_the_loop_has_its_turn_while_a_batch_is_made(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others on the loop wait for a few events of a large batch at a time, never for all of it."""
+    turn = 0
+    made: Counter[int] = Counter()
+
+    def counted(event: Event) -> bytes:
+        made[turn] += 1
+        return encode_event(event)
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turn += 1
+
+    monkeypatch.setattr(projection, "encode_event", counted)
+    async with anyio.create_task_group() as group:
+        group.start_soon(others)
+        await store.write([make.started(f"req_{number}") for number in range(250)])
+        group.cancel_scope.cancel()
+    assert made.total() == len(await store.calls()) == 250
+    assert max(made.values()) <= 32
+
+
+async def test_a_write_that_is_cancelled_while_its_batch_is_made_is_committed(
+    store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cancelled between two parts of a batch, it goes on to the commit, and only then lets go."""
+    made = 0
+
+    def cancelling(event: Event) -> bytes:
+        nonlocal made
+        made += 1
+        if made == 40:
+            write.cancel()
+        return encode_event(event)
+
+    monkeypatch.setattr(projection, "encode_event", cancelling)
+    batch = [make.started(f"req_{number}") for number in range(250)]
+    write = asyncio.ensure_future(store.write(batch))
+    await asyncio.wait([write])
+    assert write.cancelled()
+    assert len(await store.calls()) == 250
 
 
 async def test_an_end_before_its_start_gives_the_same_row(store: TraceStore, make: Maker) -> None:

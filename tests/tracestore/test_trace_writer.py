@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -57,8 +58,8 @@ class FakeSource:
         self.closed = True
         self._arrived.set()
 
-    def take(self) -> list[Envelope]:
-        taken, self._waiting = self._waiting, []
+    def take(self, limit: int | None = None, /) -> list[Envelope]:
+        taken, self._waiting = self._waiting[:limit], [] if limit is None else self._waiting[limit:]
         return taken
 
     async def wait(self) -> None:
@@ -134,6 +135,37 @@ async def test_events_that_come_together_are_committed_together(tmp_path: Path) 
         group.cancel_scope.cancel()
     assert rig.sink.seqs == list(range(1, 29))
     assert max(map(len, rig.sink.batches)) == 10
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+async def test_a_burst_is_taken_in_a_part_at_a_time(tmp_path: Path, flushed: bool) -> None:
+    """Others on the loop have their turn meanwhile, however many messages the host's redaction must look at."""
+    turn = 0
+    looked_at: Counter[int] = Counter()
+
+    def redact(message: Message) -> Message:
+        looked_at[turn] += 1
+        return message
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turn += 1
+
+    rig = Rig(tmp_path, WriterOptions(), Capture(redact))
+    message = Message.user("Hello")
+    rig.source.put(*(rig.make(SessionMessageAppended(position=n, message=message)) for n in range(1000)))
+    async with anyio.create_task_group() as group:
+        group.start_soon(others)
+        if flushed:
+            await rig.core.flush()
+        else:
+            group.start_soon(rig.core.run)
+            await until(lambda: len(rig.sink.seqs) == 1000)
+        group.cancel_scope.cancel()
+    assert rig.sink.seqs == list(range(1, 1001))
+    assert max(looked_at.values()) <= 256
 
 
 async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None:
@@ -369,8 +401,8 @@ async def test_a_crash_of_the_actor_loses_nothing(store: TraceStore) -> None:
     take = core._take
     crashes: list[int] = []
 
-    def crash_once() -> None:
-        take()
+    def crash_once(limit: int | None = None) -> None:
+        take(limit)
         if not crashes:
             crashes.append(1)
             raise RuntimeError("a bug in the pump")

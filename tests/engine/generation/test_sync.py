@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from adapters import CancelledError, ServerError, ToolDefinition
-from bus import WrongLoop
+from bus import CallboardError, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
@@ -245,6 +245,31 @@ def test_a_signal_is_given_in_another_thread(engines: list[Engine]) -> None:
     threading.Thread(target=give_up).start()
     with pytest.raises(CancelledError, match="enough"):
         generate_sync("s:m", "Hi", engine=an_engine(engines, Say("never", pause=wait)), signal=controller.signal)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["generate", "stream"])
+def test_closing_the_engine_in_another_thread_ends_the_wait(engines: list[Engine], streamed: bool) -> None:
+    """With the error that a coroutine gets; and what is asked for afterwards is refused."""
+    begun = threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    engine = an_engine(engines, Say("never", pause=wait))
+
+    def close() -> None:
+        begun.wait()
+        run_sync(engine.aclose())
+
+    threading.Thread(target=close).start()
+    with pytest.raises(CancelledError, match="the engine was closed while this call ran"):
+        if streamed:
+            list(stream_sync("s:m", "Hi", engine=engine))
+        else:
+            generate_sync("s:m", "Hi", engine=engine)
+    with pytest.raises(CallboardError, match="this engine is closed; make a new one"):
+        generate_sync("s:m", "Hi", engine=engine)
 
 
 @pytest.mark.anyio

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
-from bus import CallboardError, CancelledError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
+from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
 from engine import Approved, Denied, Engine, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
 from tests.support.scripted import Say
 
@@ -194,31 +193,6 @@ async def test_no_call_of_a_cancelled_reply_waits() -> None:
         with pytest.raises(ServerError):
             await session.send("go")
         assert session.pending_calls == ()
-
-
-async def test_a_turn_that_is_cancelled_while_its_tools_run_can_be_answered_later() -> None:
-    """The reply is kept with its calls open; the session is free."""
-    started = anyio.Event()
-
-    @tool
-    async def hang() -> None:
-        started.set()
-        await anyio.sleep_forever()
-
-    async with running(Say(calls=[("hang", {})]), Say("ok")) as (engine, _):
-        session = engine.session("s:m", tools=[hang])
-        async with anyio.create_task_group() as group:
-
-            async def cancel() -> None:
-                await started.wait()
-                assert session.pending_calls == (), "it runs"
-                await session.cancel()
-
-            group.start_soon(cancel)
-            with pytest.raises(CancelledError):
-                await session.send("go")
-        assert list(pending(session)) == ["hang"]
-        assert (await session.submit({pending(session)["hang"]: "skipped"})).text == "ok"
 
 
 # -- rounds

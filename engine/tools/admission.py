@@ -1,0 +1,140 @@
+"""What comes before a call is run: finding its tool, reading its arguments, and perhaps somebody's approval."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import msgspec
+
+from adapters import ToolUseBlock
+from bus.json_types import JsonObject
+from bus.log import Log
+
+from .approval import ApprovalRequest, Approved, Denied, Pending, denial
+from .function_tool import Tool
+from .handler import Handler, Ready
+from .parameters import is_async
+from .repair import InvalidToolCallError
+from .scene import ToolScene
+from .threads import run_in_thread
+
+_log = Log("engine.tools")
+
+T = TypeVar("T")
+
+MAX_NAMES = 30
+"""How many tools are named to a model that called one there isn't."""
+
+
+class Refused(Exception):
+    """A call that is not run; the text is for the model."""
+
+
+class Waits(Exception):
+    """A call that is left open."""
+
+
+async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], scene: ToolScene) -> Ready:
+    """The arguments, checked, converted and approved. Raises Refused, Waits."""
+    if tool is None:
+        names = ", ".join(list(tools)[:MAX_NAMES])
+        raise Refused(f"There is no tool named {call.name!r}. " + (f"The tools are: {names}." if names else ""))
+    if call.incomplete and (scene.cut_off or call.raw_arguments is None):
+        raise Refused("The call's arguments are incomplete; it was not executed.")
+    if tool.handler is None:
+        if call.incomplete:
+            raise Refused(f"{_fault(call)}; call the tool again.")
+        raise Waits
+    arguments, ready = await _readied(call, tool, tool.handler, scene)
+    if call.id not in scene.approved:
+        await _require_approval(call, tool, arguments, scene)
+    return ready
+
+
+async def _readied(call: ToolUseBlock, tool: Tool, handler: Handler, scene: ToolScene) -> tuple[JsonObject, Ready]:
+    """The arguments as JSON and converted, perhaps repaired. Raises Refused."""
+    try:
+        return call.input, _read(call, handler)
+    except InvalidToolCallError as error:
+        repaired = await _repaired(call, tool, error, scene)
+        if repaired is None:
+            raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
+    mended = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
+    try:
+        return repaired, _read(mended, handler)
+    except InvalidToolCallError as error:
+        raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
+
+
+def _read(call: ToolUseBlock, handler: Handler) -> Ready:
+    if call.incomplete:
+        raise InvalidToolCallError(_fault(call))
+    try:
+        return handler.read(call.input)
+    except ValueError as error:
+        raise InvalidToolCallError(f"The arguments of {call.name!r} are wrong: {error}") from error
+    except Exception as error:  # the tool's own schema is wrong, or its type
+        raise Refused(f"The tool can't be called: {error}") from error
+
+
+def _fault(call: ToolUseBlock) -> str:
+    return f"The arguments of {call.name!r} are no JSON object"
+
+
+async def _repaired(
+    call: ToolUseBlock, tool: Tool, error: InvalidToolCallError, scene: ToolScene
+) -> JsonObject | None:
+    if scene.repair is None:
+        return None
+    try:
+        return await _asked(scene.repair, call, error, tool)
+    except Exception as failure:
+        _log.warning("repair_failed", tool=call.name, error=type(failure).__name__)
+        return None
+
+
+async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObject, scene: ToolScene) -> None:
+    """Raises Refused, Waits unless the call may run."""
+    if tool.needs_approval is False or (tool.needs_approval is None and scene.approve is None):
+        return
+    request = ApprovalRequest(
+        call=call,
+        definition=tool.definition,
+        arguments=arguments,
+        messages=scene.messages,
+        session_id=scene.session_id,
+        turn_id=scene.turn_id,
+    )
+    async with scene.asking:  # whoever is asked, perhaps a person at a terminal, is asked one thing at a time
+        try:
+            approval = await _approval(request, tool, scene)
+        except Exception as error:
+            _log.warning("approval_failed", tool=call.name, error=type(error).__name__)
+            raise Refused("The call was not executed: asking for its approval failed.") from error
+    match approval:
+        case Approved():
+            return
+        case Denied(reason=reason):
+            raise Refused(denial(reason))
+        case Pending():
+            raise Waits
+        case _:
+            _log.error(
+                "no_approval", tool=call.name, given=repr(approval), expected="Approved(), Denied() or Pending()"
+            )
+            raise Refused("The call was not executed: it was neither approved nor denied.")
+
+
+async def _approval(request: ApprovalRequest, tool: Tool, scene: ToolScene) -> object:
+    needed = tool.needs_approval
+    if callable(needed) and not await _asked(needed, request):
+        return Approved()
+    return Pending() if scene.approve is None else await _asked(scene.approve, request)
+
+
+async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
+    """What a host's hook says. A plain one runs in a thread: it may wait for somebody."""
+    answer = hook(*arguments) if is_async(hook) else await run_in_thread(lambda: hook(*arguments))
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,215 @@
+"""Middleware and calls that are no conversation: they are admitted and counted, and that is all."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from decimal import Decimal
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, AttemptObserver, ServerError, TokenUsage
+from adapters.contract import AttemptStarted
+from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
+from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
+from adapters.video import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
+from adapters.video.usage import video_usage
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine.middleware import Budget, BudgetExceededError, CallEnd, CallInfo, LogCalls, Middleware, RateLimit
+from tests.support.scripted import Say, ScriptedAdapter, scripted_type
+from tracestore import PriceRow, PriceTable
+
+pytestmark = pytest.mark.anyio
+
+PRICES = PriceTable(
+    [PriceRow(model="s:m", input=10**9, output=10**9, extra={"video_second": 10**11, "image": 5 * 10**9})]
+)
+
+
+class Maker(ScriptedAdapter):
+    """Makes anything: a text or an image costs 1000 tokens, a video takes eight seconds. Fails for "fail"."""
+
+    def say(self, request: object) -> Say:
+        return Say("Hello")
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        self._begin(on_attempt, request.inputs[0])
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model=request.model,
+            provider=self.name,
+            vectors=tuple(array("f", [1.0]) for _ in request.inputs),
+            usage=TokenUsage(1000 * len(request.inputs)),
+        )
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(max_inputs=2)
+
+    async def make_images(
+        self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> ImageResponse:
+        self._begin(on_attempt, request.prompt)
+        return ImageResponse(
+            request_id=request.request_id,
+            model=request.model,
+            provider=self.name,
+            images=(GeneratedImage(data=b"png", media_type="image/png"),),
+            operation="generate",
+            usage=TokenUsage(1000),
+        )
+
+    def get_image_capabilities(self, model: str) -> ImageCapabilities:
+        return ImageCapabilities()
+
+    async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
+        self._begin(on_attempt, request.prompt)
+        return VideoJob(id="video_1", model=request.model, provider=self.name, status="queued")
+
+    async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = VideoTerms()) -> VideoJob:  # noqa: B008
+        usage = video_usage(VideoTerms(seconds=8))
+        return VideoJob(id=job_id, model=f"{self.name}:m", provider=self.name, status="completed", usage=usage)
+
+    async def open_video(self, *arguments: object, **more: object) -> None:
+        raise NotImplementedError
+
+    async def delete_video(self, job_id: str, *, model: str) -> bool:
+        return False
+
+    def get_video_capabilities(self, model: str) -> VideoCapabilities:
+        return VideoCapabilities()
+
+    def _begin(self, on_attempt: AttemptObserver | None, said: str) -> None:
+        assert on_attempt is not None
+        on_attempt(AttemptStarted(1))
+        if said == "fail":
+            raise ServerError("down", retryable=False)
+
+
+@asynccontextmanager
+async def around(*layers: Middleware) -> AsyncIterator[Engine]:
+    entry = AdapterEntry(name="s", type=scripted_type(base=Maker), config=AdapterConfig())
+    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
+    async with Engine(models=models, trace=False, prices=PRICES, middleware=layers) as engine:
+        yield engine
+
+
+WAYS: dict[str, Callable[[Engine], Awaitable[object]]] = {
+    "chat": lambda engine: engine.generate("s:m", "Hi"),
+    "embeddings": lambda engine: engine.embed("Hi", model="s:m"),
+    "image": lambda engine: engine.generate_image("Hi", model="s:m"),
+    "video_create": lambda engine: engine.create_video("Hi", model="s:m"),
+}
+
+
+async def filmed(engine: Engine) -> None:
+    await (await engine.create_video("Hi", model="s:m")).wait()
+
+
+@pytest.mark.parametrize(
+    ("spend", "usd"),
+    [
+        (WAYS["chat"], "0.015"),
+        (WAYS["embeddings"], "1"),
+        (WAYS["image"], "1"),
+        (WAYS["video_create"], "0"),
+        (filmed, "0.8"),
+    ],
+    ids=["chat", "embeddings", "image", "video_create", "video"],
+)
+async def test_whatever_is_paid_for_is_counted(spend: Callable[[Engine], Awaitable[object]], usd: str) -> None:
+    """At its price; and each of the four ways to spend is refused when the budget is used up."""
+    budget = Budget(max_cost_usd="0.01")
+    async with around(budget) as engine:
+        await spend(engine)
+        assert budget.spent_usd() == Decimal(usd)
+        for way in WAYS.values():
+            if usd != "0":
+                with pytest.raises(BudgetExceededError):
+                    await way(engine)
+        assert budget.spent_usd() == Decimal(usd)
+
+
+async def test_a_video_that_was_begun_is_paid_whatever_is_left() -> None:
+    """The budget refuses to create another one, not to see the end of this one."""
+    budget = Budget(max_cost_usd="0.01")
+    async with around(budget) as engine:
+        handle = await engine.create_video("Hi", model="s:m")
+        await engine.generate("s:m", "Hi")
+        await handle.wait()
+        assert budget.spent_usd() == Decimal("0.815")
+
+
+async def test_what_was_embedded_is_kept_when_the_budget_ends_in_the_middle() -> None:
+    """The texts that were paid for have their vectors; the others say what kept them."""
+    async with around(Budget(max_tokens=3000)) as engine:
+        with pytest.raises(PartialEmbeddingError, match="4000 of 3000 tokens are used") as caught:
+            await engine.embed(["x"] * 9, model="s:m", at_once=1)
+        assert [vector is not None for vector in caught.value.vectors] == [True] * 4 + [False] * 5
+
+
+async def test_all_calls_of_a_provider_keep_its_rate() -> None:
+    """One a second: two batches, an image, a video's creation and a conversation take four seconds."""
+    async with around(RateLimit(60)) as engine:
+        await anyio.sleep(100)
+        began = anyio.current_time()
+        await engine.embed(["x"] * 4, model="s:m")
+        for way in ("image", "video_create", "chat"):
+            await WAYS[way](engine)
+        assert anyio.current_time() - began == pytest.approx(4.0)
+
+
+async def test_a_log_line_names_the_operation(capsys: pytest.CaptureFixture[str]) -> None:
+    """With tokens and cost, or with the error; a conversation has its one line as ever."""
+    async with around(LogCalls()) as engine:
+        await engine.embed("private", model="s:m")
+        await engine.generate("s:m", "private")
+        with pytest.raises(ServerError):
+            await engine.generate_image("fail", model="s:m")
+    lines = [line for line in capsys.readouterr().out.splitlines() if "call_" in line]
+    assert len(lines) == 3
+    assert "operation=embeddings" in lines[0]
+    assert "input_tokens=1000" in lines[0]
+    assert "cost_usd=1" in lines[0]
+    assert "operation" not in lines[1]
+    assert "operation=image" in lines[2]
+    assert "ServerError" in lines[2]
+    assert "private" not in "".join(lines)
+
+
+class Noting(Middleware):
+    """Notes what it hears, and fails at it."""
+
+    def __init__(self) -> None:
+        self.admitted: list[CallInfo] = []
+        self.settled: list[tuple[CallInfo, CallEnd]] = []
+
+    async def admit(self, call: CallInfo) -> None:
+        self.admitted.append(call)
+
+    def settle(self, call: CallInfo, end: CallEnd) -> None:
+        self.settled.append((call, end))
+        raise RuntimeError("I can't count")
+
+
+def operations(calls: Sequence[CallInfo]) -> list[str]:
+    return [call.operation for call in calls]
+
+
+async def test_a_layer_that_fails_at_counting_harms_neither_the_call_nor_the_others() -> None:
+    """Each layer hears of each end once, with the ids of the call."""
+    first, second = Noting(), Noting()
+    async with around(first, second) as engine:
+        session = engine.session("s:m")
+        assert (await session.send("Hi")).text == "Hello"
+        await engine.generate_image("Hi", model="s:m")
+        await filmed(engine)
+    for layer in (first, second):
+        assert operations(layer.admitted) == ["image", "video_create"]
+        assert operations([call for call, _ in layer.settled]) == ["chat", "image", "video_create", "video"]
+        chat, _ = layer.settled[0]
+        assert (chat.model, chat.session_id) == ("s:m", session.id)
+        assert layer.settled[1][0] == layer.admitted[0]
