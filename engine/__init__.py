@@ -35,8 +35,6 @@ from .generation.default import default_engine, set_default_engine
 from .generation.functions import generate, generate_sync, stream, stream_sync
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
-from .generation.sync_host import run_sync
-from .generation.sync_stream import SyncStreamResult
 from .limits import Limits, Timeouts
 from .offered import ConfiguredModel
 from .registry import (
@@ -85,7 +83,9 @@ if TYPE_CHECKING:
     from .generation.object_reply import NoObjectGeneratedError
     from .generation.object_stream import ObjectStream
     from .generation.objects import ObjectResult
+    from .generation.sync_host import run_sync
     from .generation.sync_object_stream import SyncObjectStream
+    from .generation.sync_stream import SyncStreamResult
     from .health import Check, HealthReport
     from .media.handle import VideoHandle, VideoResult
     from .media.images import ImageOptions, ImageResult
@@ -106,7 +106,9 @@ else:
             ".generation.object_reply": ("NoObjectGeneratedError",),
             ".generation.object_stream": ("ObjectStream",),
             ".generation.objects": ("ObjectResult",),
+            ".generation.sync_host": ("run_sync",),
             ".generation.sync_object_stream": ("SyncObjectStream",),
+            ".generation.sync_stream": ("SyncStreamResult",),
             ".health": ("Check", "HealthReport"),
             ".media.handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),

@@ -12,11 +12,10 @@ from ..results import GenerateResult
 from .asking import Arguments
 from .default import default_engine
 from .streaming import OnUsage, StreamResult
-from .sync_host import sync_host
-from .sync_stream import SyncStreamResult
 
 if TYPE_CHECKING:
     from ..engine import Engine
+    from .sync_stream import SyncStreamResult
 
 
 async def generate(
@@ -72,6 +71,8 @@ def generate_sync(
     Raises what `generate` raises; WrongLoop for an engine of another loop, and in an async tool, where it would
     wait for itself.
     """
+    from .sync_host import sync_host
+
     host = sync_host()
 
     async def ask() -> GenerateResult:
@@ -91,6 +92,9 @@ def stream_sync(
     """`stream` for code without an event loop; see `generate_sync`, and `SyncStreamResult`. on_usage: is called in
     the sync thread.
     """
+    from .sync_host import sync_host
+    from .sync_stream import SyncStreamResult
+
     host = sync_host()
 
     async def ask() -> StreamResult:

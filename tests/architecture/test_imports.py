@@ -65,6 +65,7 @@ LATE_PARTS = {
     "engine": (
         *("cli", "embedding", "health", "type_schema"),
         *("generation.object_functions", "generation.object_stream", "generation.objects"),
+        *("generation.sync_host", "generation.sync_stream"),
         *("media.handle", "media.images", "media.videos"),
         *("middleware.budget", "middleware.caching", "middleware.logging", "middleware.rate_limit"),
         *("tools.define", "tools.running", "tools.threads"),
