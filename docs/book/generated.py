@@ -166,7 +166,7 @@ def _rest(package: str) -> str:
 
 def is_documented(package: str, name: str) -> bool:
     """Whether a page of the reference speaks of it, there or where it comes from."""
-    rooms = (package, *ROOMS[: ROOMS.index(package)]) if package in ROOMS else (package,)
+    rooms = (package, *ROOMS[: ROOMS.index(package)]) if package in ROOMS else (package, *ROOMS)
     return any(f"{room}.{name}" in _documented() and _is_same(room, package, name) for room in rooms)
 
 
@@ -183,6 +183,12 @@ def _is_same(room: str, package: str, name: str) -> bool:
 ROOMS = ("bus", "adapters", "tracestore", "engine")
 """A room may export names of those before it, which are documented there."""
 
+INNER = (
+    *("engine.middleware", "engine.tools", "adapters.embeddings", "adapters.images", "adapters.video"),
+    *("adapters.conformance", "adapters.scripted"),
+)
+"""Packages below them whose names are public, too."""
+
 ROOT = Path(__file__).parents[2]
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -190,6 +196,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "events": events,
     "stream_events": stream_events,
     "definition_of_done": definition_of_done,
-    **{f"rest_of_{room}": partial(_rest, room) for room in ROOMS},
+    **{f"rest_of_{room.replace('.', '_')}": partial(_rest, room) for room in (*ROOMS, *INNER)},
 }
 """By the name that pages say."""
