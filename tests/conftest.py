@@ -11,6 +11,7 @@ no times:
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import hypothesis
@@ -27,6 +28,15 @@ hypothesis.settings.load_profile("callboard")
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "local: needs the local model")
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported and collected lives to the end: the garbage collector need not walk it again.
+
+    That is half a million objects, at each of the hundreds of whole collections of a run.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=["virtual-asyncio", "virtual-trio"])

@@ -1,4 +1,4 @@
-"""The schema, as numbered steps; each runs in one transaction together with its record.
+"""The schema, as numbered steps; each runs in one transaction together with its record, in a new file all in one.
 
 A file says whose it is (`application_id`) and how far it has come (`user_version`). A step, once released, is
 never changed: a correction is a further step. A file from a newer Callboard is refused rather than guessed at.
@@ -374,21 +374,23 @@ async def _checked_version(database: Database) -> int:
 
 
 async def _step(database: Database, now_us: int) -> int:
-    """Apply the next missing step; another process may have been quicker, so look inside the transaction."""
+    """Apply the next missing step; another process may have been quicker, so look inside the transaction.
+
+    In a new file these are all steps at once: nothing is there that could be half way.
+    """
 
     def work(statements: Statements) -> int:
         ((version,),) = statements.run("PRAGMA user_version")
-        if version >= SCHEMA_VERSION:
-            return int(version)
-        name, script = MIGRATIONS[version]
-        for statement in script:
-            statements.run(statement)
-        statements.run(
-            "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (version + 1, name, now_us)
-        )
-        # PRAGMA takes no parameters; both values are our own integers.
-        statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
-        statements.run(f"PRAGMA user_version = {version + 1}")
-        return int(version) + 1
+        last = int(version) + 1 if version else SCHEMA_VERSION
+        for number, (name, script) in enumerate(MIGRATIONS[version:last], int(version) + 1):
+            for statement in script:
+                statements.run(statement)
+            statements.run(
+                "INSERT INTO schema_history (version, name, applied_us) VALUES (?, ?, ?)", (number, name, now_us)
+            )
+            # PRAGMA takes no parameters; both values are our own integers.
+            statements.run(f"PRAGMA application_id = {APPLICATION_ID}")
+            statements.run(f"PRAGMA user_version = {number}")
+        return min(last, SCHEMA_VERSION)
 
     return await database.write(work)

@@ -83,12 +83,21 @@ def start_server(configuration: Configuration) -> Any:
         if configuration["embeddings"] != "model":
             pooling = f"LLAMA_POOLING_TYPE_{configuration['embeddings'].upper()}"
             parameters.pooling_type = getattr(xllamacpp.llama_pooling_type, pooling)
+    if hasattr(parameters, "fit_params") and not any("GPU" in kind for kind in device_kinds()):
+        parameters.fit_params = False  # it loads the model once more to see what of it a GPU can hold
     parameters.use_jinja = True  # the model's own chat template; without it tools are not even rendered
     parameters.cache_ram_mib = CACHE_MIB  # of past prompts; llama.cpp's own bound is 8 GiB
     parameters.verbosity = 1
     parameters.ui = False
     parameters.endpoint_slots = False  # it would show every caller's prompt
     return xllamacpp.Server(parameters)
+
+
+def device_kinds() -> list[str]:
+    """What llama.cpp can compute on, by ggml's names: one of them ends with ``_CPU``."""
+    import xllamacpp
+
+    return [device["type"].name for device in xllamacpp.get_device_info()]
 
 
 def wait_for_end(parent: int | None) -> None:

@@ -33,7 +33,7 @@ ROOMS = (
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The book, built strictly; without search and sources, which are half of the time."""
+    """The book, built strictly; without search, sources and the layout of signatures, half of the time."""
     if find_spec("mkdocs") is None or find_spec("mkdocstrings") is None:
         pytest.skip("callboard[docs] is not installed")
     site = tmp_path_factory.mktemp("book")

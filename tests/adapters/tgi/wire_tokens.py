@@ -101,11 +101,16 @@ def read(
     raw: bytes | None = None,
     request: CanonicalRequest | None = None,
     template: PromptTemplate = PLAIN,
+    cut: int | None = None,
 ) -> Outcome:
-    """Read a streamed body whole, byte by byte, and cut in two at every place: the same must come out."""
+    """Read a streamed body whole, byte by byte, and cut in two at every place: the same must come out.
+
+    cut: at this place alone, for one of many examples; beyond the body's end it begins anew.
+    """
     data = body(*events) if raw is None else raw
     whole = read_pieces([data], request, template)
-    for cuts in (range(len(data)), *([cut] for cut in range(1, len(data)))):
+    places = range(1, len(data)) if cut is None else [1 + cut % (len(data) - 1)]
+    for cuts in (range(len(data)), *([place] for place in places)):
         other = read_pieces(pieces(data, cuts), request, template)
         assert other.events == whole.events
         assert repr(other.error) == repr(whole.error)

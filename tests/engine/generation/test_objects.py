@@ -200,7 +200,6 @@ async def test_a_session_may_ask_for_any_means_as_well() -> None:
         (ended(Say("I can't help with that."), StopReason.REFUSAL), "refused", "I can't help with that."),
         (ended(Say(""), StopReason.CONTENT_FILTER), "refused", "content_filter"),
     ],
-    ids=str,
 )
 async def test_a_reply_that_is_no_such_object_is_an_error_with_its_reason(
     reply: Say, reason: str, detail: str
