@@ -54,6 +54,7 @@ __all__ = [
     "BEGINNING",
     "FAILED_SILENTLY",
     "NOT_EXECUTED",
+    "NO_RESULT",
     "OPTIONS",
     "FittedHistory",
     "Loss",
@@ -63,6 +64,8 @@ __all__ = [
 ]
 
 NOT_EXECUTED = "This tool call was interrupted and not executed."
+NO_RESULT = "This tool call was interrupted and has no result; it may have been carried out, in part or in full."
+"""Of a call that was whole: whoever ran it, such as a process that died, has not said what became of it."""
 FAILED_SILENTLY = "The tool failed without saying why."
 BEGINNING = "(The conversation begins with the assistant's message.)"
 OPTIONS = "history"
@@ -282,7 +285,7 @@ class _Fitter:
 
     def _answer(self, call: ToolUseBlock) -> ToolResultBlock:
         if call.id not in self.results:
-            return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)
+            return ToolResultBlock(call.id, NOT_EXECUTED if call.incomplete else NO_RESULT, is_error=True)
         message, result = self.results[call.id]
         if isinstance(result.content, str):
             text = mend_text(result.content)

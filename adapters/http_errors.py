@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
 
 
-def translate(error: Exception) -> AdapterError:
-    """The AdapterError for whatever was raised; most specific first. Never holds request headers."""
+def translate(error: Exception, url: str = "") -> AdapterError:
+    """The AdapterError for whatever was raised; most specific first. Never holds request headers.
+
+    url: what was asked; of it only the host is told.
+    """
     import httpcore
     import httpx
 
     if isinstance(error, AdapterError):
         return error
-    said = str(error) or type(error).__name__
+    said, host = str(error) or type(error).__name__, _host(url)
     match error:
         case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
-            return _unsent(RequestTimeoutError("no connection to the provider within the connect timeout"))
+            return _unsent(RequestTimeoutError(f"no connection to {host} within the connect timeout"))
         case httpx.TimeoutException() | httpcore.TimeoutException():
-            return RequestTimeoutError(f"the provider took too long: {said}")
+            return RequestTimeoutError(f"{host} took too long: {said}")
         case httpx.ConnectError() | httpcore.ConnectError():
-            return _unsent(NetworkError(f"could not connect to the provider: {said}"))
+            return _unsent(NetworkError(f"could not connect to {host}: {said}"))
         case httpx.RemoteProtocolError() | httpcore.RemoteProtocolError():
-            return StreamError(f"the connection broke: {said}")
+            return StreamError(f"the connection to {host} broke: {said}")
         case (
             httpx.LocalProtocolError()
             | httpcore.LocalProtocolError()
@@ -42,9 +47,19 @@ def translate(error: Exception) -> AdapterError:
             | httpcore.ConnectionNotAvailable()
             | OSError()
         ):
-            return NetworkError(f"the connection failed: {said}")
+            return NetworkError(f"the connection to {host} failed: {said}")
         case _:
             return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
+
+
+def _host(url: str) -> str:
+    """Host and port, without what else an address may hold, such as a key."""
+    try:
+        parts = urlsplit(url)
+        found = parts.hostname or ""
+        return f"{found}:{parts.port}" if found and parts.port else found or "the provider"
+    except ValueError:
+        return "the provider"
 
 
 def _unsent(error: NetworkError) -> NetworkError:

@@ -200,7 +200,7 @@ class HttpxTransport:
                 # connection of its own, because the pool may hold several that are just as dead.
                 return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
         except Exception as error:
-            failure, cause = translate(error), harmless(error)
+            failure, cause = translate(error, request.url), harmless(error)
         raise failure from cause  # out here, or the original would stay attached as its context
 
     async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.history import NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
+from adapters.history import NO_RESULT, NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -58,10 +58,10 @@ USER = Message.user("Hello")
 
 
 def test_a_call_without_a_result_is_answered_with_an_error() -> None:
-    """Providers refuse a history with an open call."""
+    """Providers refuse a history with an open call; and a model that is told "not executed" may pay twice."""
     fitted = fit(USER, Message.assistant([call()]), Message.user("and?"))
     assert [message.role for message in fitted.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL, Role.USER]
-    assert fitted.messages[2].content == (ToolResultBlock("tu_1", NOT_EXECUTED, is_error=True),)
+    assert fitted.messages[2].content == (ToolResultBlock("tu_1", NO_RESULT, is_error=True),)
 
 
 def test_results_stand_directly_after_their_call_in_its_order() -> None:

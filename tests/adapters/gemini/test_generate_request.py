@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import CanonicalRequest
 from adapters.gemini.contents import NO_SIGNATURE
 from adapters.gemini.request import BuiltRequest, build_request
-from adapters.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
+from adapters.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
 from bus.content import (
     AudioBlock,
     ContentBlock,
@@ -220,7 +220,7 @@ def test_a_result_is_never_missing_nor_silent() -> None:
     )
     assert isinstance(found, list)
     errors = [part["functionResponse"]["response"] for part in found[2]["parts"]]
-    assert errors == [{"error": NOT_EXECUTED}, {"error": FAILED_SILENTLY}]
+    assert errors == [{"error": NO_RESULT}, {"error": FAILED_SILENTLY}]
 
 
 def test_images_in_results() -> None:
