@@ -92,7 +92,7 @@ _TEMPORARY_TABLES = (
     """
     CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
         id       INTEGER PRIMARY KEY,
-        place    INTEGER,             -- key of `reprice_model` and day in one, see `key_and_day`
+        place    INTEGER,             -- key of `reprice_model` and day in one, see `_DAYS`
         nano     INTEGER,
         at_call  INTEGER,             -- the cost at call time, in nano-USD
         session  TEXT,                -- NULL unless it is asked for
@@ -118,13 +118,8 @@ _NOT_KNOWN = MAX_INT64
 """A rate that isn't known, among those that `_PLAIN` multiplies with: one such token is beyond `MOST_PICO`."""
 
 _DAYS = 1 << 32
-"""Far more than 64 bits have microseconds for, before and after the epoch."""
-
-
-def key_and_day(place: int) -> tuple[int, int]:
-    """The two that `reprice_cost.place` stands for: sorting by one number is quicker than by two."""
-    key, day = divmod(place + _DAYS // 2, _DAYS)
-    return key, day - _DAYS // 2
+"""Far more than 64 bits have microseconds for, before and after the epoch. `place` is the key times this, and the
+day: sorting by one number is quicker than by two."""
 
 
 _PRICED = f"(a.nano < {MOST_PICO // 1000} OR a.reason IS NOT NULL)"
@@ -298,12 +293,12 @@ class Pricer:
         self._table = table
         self._values = values
         self._as_model = as_model
+        self.by_session = by_session
         session = "coalesce(c.session_id, '')" if by_session else "NULL"
         self._plain = _PLAIN.format(session=session, condition=condition)
         self._rows: list[PriceRow] = []  # of the segments, by their numbers
         self._details: list[str] = []
-        self.models: list[tuple[str, str]] = []
-        """Provider and model of each key, see `key_and_day`."""
+        self._models: list[tuple[str, str]] = []  # provider and model of each key
 
     def prepare(self, statements: Statements) -> None:
         """Make the temporary tables, or empty them."""
@@ -320,6 +315,11 @@ class Pricer:
         self._learn_details(statements)
         statements.run(_ANY)
 
+    def model_and_day(self, place: int) -> tuple[str, str, int]:
+        """Provider, model and day of a `reprice_cost.place`."""
+        key, day = divmod(place + _DAYS // 2, _DAYS)
+        return *self._models[key], day - _DAYS // 2
+
     def _price_plain(self, statements: Statements, low: int, high: int) -> None:
         statements.run("DELETE FROM temp.reprice_cost")
         statements.run(self._plain, [low, high, *self._values])
@@ -333,8 +333,8 @@ class Pricer:
 
     def _add_model(self, statements: Statements, names: Row) -> None:
         provider, model, served, priced_as, tier = names
-        key = len(self.models)
-        self.models.append((provider, model))
+        key = len(self._models)
+        self._models.append((provider, model))
         name = self._as_model or model
         statements.run(_INSERT_MODEL, [key, *names, name, name + tier_words(tier)])
         served_as, published = (None, None) if self._as_model else (served or None, priced_as or None)

@@ -1,0 +1,171 @@
+"""What a repricing compares: what its calls cost before and after, by model, day and session.
+
+`reprice_sum` has the sums of each run: one in the file, which the transactions of the costs themselves add to, and
+one of this connection, for runs that are only tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypedDict
+
+from .database import Database, Statements
+from .dimensions import iso_day
+from .insert import SqlValue
+from .price_sql import Pricer
+from .queries import CURRENT_VERSION_OF_CALL
+from .reprice_runs import DayReprice, ModelReprice, SessionReprice
+
+MAKE_TEMPORARY_SUMS = (
+    """
+    CREATE TEMP TABLE IF NOT EXISTS reprice_sum (
+        run              INTEGER NOT NULL,
+        model            TEXT NOT NULL,
+        day              INTEGER NOT NULL,
+        session          TEXT NOT NULL,
+        calls            INTEGER NOT NULL,
+        unpriced         INTEGER NOT NULL,
+        after            INTEGER NOT NULL,
+        unpriced_before  INTEGER NOT NULL,
+        before           INTEGER NOT NULL,
+        PRIMARY KEY (run, model, day, session)
+    ) WITHOUT ROWID
+    """,
+    "DELETE FROM temp.reprice_sum",
+)
+
+# Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
+_SUMS = """
+    SELECT a.place, {session}, count(*), count(a.nano), coalesce(sum(a.nano), 0),
+           count(a.at_call), coalesce(sum(a.at_call), 0),
+           {before}
+      FROM {source}
+     GROUP BY a.place{also}
+"""
+
+# Where the costs before are: with the calls; under one version, for all of these calls; or to be looked for.
+_AT_CALL = ("temp.reprice_cost AS a", "count(a.at_call), coalesce(sum(a.at_call), 0)")
+_UNDER_VERSION = (
+    """(SELECT k.call_id, k.cost_nano FROM call_cost AS k
+         WHERE k.price_version = (SELECT version FROM current_version) AND k.call_id > ? AND k.call_id <= ?) AS k
+       CROSS JOIN temp.reprice_cost AS a ON a.id = k.call_id""",
+    "count(k.cost_nano), coalesce(sum(k.cost_nano), 0)",
+)
+_BEFORE = "CASE WHEN k.call_id IS NULL THEN a.at_call ELSE k.cost_nano END"
+_ANYWHERE = (
+    f"""temp.reprice_cost AS a
+        LEFT JOIN call_cost AS k
+          ON k.call_id = a.id AND k.price_version = {CURRENT_VERSION_OF_CALL.replace("c.id", "a.id")}""",
+    f"count({_BEFORE}), coalesce(sum({_BEFORE}), 0)",
+)
+
+_ADD_SUMS = """
+    INSERT INTO {table} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (run, model, day, session) DO UPDATE SET
+           calls = calls + excluded.calls,
+           unpriced = unpriced + excluded.unpriced,
+           after = after + excluded.after,
+           unpriced_before = unpriced_before + excluded.unpriced_before,
+           before = before + excluded.before
+"""
+
+
+class Group(NamedTuple):
+    """Sums over calls of one model, day and session, in nano-USD; session is empty where it is not asked for."""
+
+    provider: str
+    model: str
+    day: int
+    session: str
+    calls: int
+    unpriced: int
+    after: int
+    unpriced_at_call: int
+    at_call: int
+    unpriced_before: int
+    before: int
+
+
+class Sums(TypedDict):
+    """The fields of a report that are sums."""
+
+    calls: int
+    unpriced: int
+    unpriced_before: int
+    sum_before_nano_usd: int
+    sum_after_nano_usd: int
+    models: tuple[ModelReprice, ...]
+    days: tuple[DayReprice, ...]
+    sessions: tuple[SessionReprice, ...]
+
+
+def compared(statements: Statements, pricer: Pricer, low: int, high: int) -> list[Group]:
+    """The sums of the calls that were priced last: those from `low`, exclusive, to `high`."""
+    ((versions,),) = statements.run("SELECT count(*) FROM current_version")
+    if not versions:
+        return compared_at_call(statements, pricer)
+    if versions == 1:
+        # Mostly all of a chunk was repriced before or nothing; then it needn't be looked for call by call.
+        groups = _grouped(statements, pricer, _UNDER_VERSION, (low, high))
+        ((calls,),) = statements.run("SELECT count(*) FROM temp.reprice_cost")
+        if sum(group.calls for group in groups) == calls:
+            return groups
+    return _grouped(statements, pricer, _ANYWHERE)
+
+
+def compared_at_call(statements: Statements, pricer: Pricer) -> list[Group]:
+    """The same, where the costs before are those at call time."""
+    return _grouped(statements, pricer, _AT_CALL)
+
+
+def _grouped(
+    statements: Statements, pricer: Pricer, before: tuple[str, str], values: tuple[int, ...] = ()
+) -> list[Group]:
+    source, sums = before
+    session, also = ("a.session", ", a.session") if pricer.by_session else ("''", "")
+    sql = _SUMS.format(source=source, before=sums, session=session, also=also)
+    groups = []
+    for place, session_id, calls, priced, after, *old in statements.run(sql, values):
+        priced_at_call, at_call, priced_before, before_nano = old
+        groups.append(
+            Group(
+                *(*pricer.model_and_day(place), session_id, calls, calls - priced, after),
+                *(calls - priced_at_call, at_call, calls - priced_before, before_nano),
+            )
+        )
+    return groups
+
+
+def add_to_sums(statements: Statements, table: str, run_id: int, groups: Iterable[Group]) -> None:
+    """Add groups to those of a run."""
+    rows: list[list[SqlValue]] = [
+        [run_id, of.model, of.day, of.session, of.calls, of.unpriced, of.after, of.unpriced_before, of.before]
+        for of in groups
+    ]
+    statements.run_many(_ADD_SUMS.format(table=table), rows)
+
+
+async def sums_of(database: Database, table: Literal["main.reprice_sum", "temp.reprice_sum"], run_id: int) -> Sums:
+    """What a run has added up."""
+    columns = "sum(calls), sum(unpriced), sum(before), sum(after), sum(unpriced_before)"
+
+    async def by(column: str, order: str) -> list[tuple[str, int, int, int, int, int]]:
+        rows = await database.read(
+            f"SELECT {column}, {columns} FROM {table} WHERE run = ? GROUP BY {column} ORDER BY {order}", (run_id,)
+        )
+        return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
+
+    models = [ModelReprice(*row) for row in await by("model", "sum(after) DESC, model")]
+    days = [DayReprice(iso_day(int(day)), *numbers) for day, *numbers in await by("day", "day")]
+    sessions = [SessionReprice(*row) for row in await by("session", "sum(after) DESC, session")]
+    return {
+        "calls": sum(row.calls for row in models),
+        "unpriced": sum(row.unpriced for row in models),
+        "unpriced_before": sum(row.unpriced_before for row in models),
+        "sum_before_nano_usd": sum(row.before_nano_usd for row in models),
+        "sum_after_nano_usd": sum(row.after_nano_usd for row in models),
+        "models": tuple(models),
+        "days": tuple(days),
+        "sessions": () if [row.session_id for row in sessions] in ([], [""]) else tuple(sessions),
+    }
