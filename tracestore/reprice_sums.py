@@ -13,10 +13,9 @@ from .database import Database, Statements
 from .dimensions import iso_day
 from .insert import SqlValue
 from .price_sql import Pricer
-from .queries import CURRENT_VERSION_OF_CALL
 from .reprice_runs import DayReprice, ModelReprice, SessionReprice
 
-MAKE_TEMPORARY_SUMS = (
+TEMPORARY_TABLES = (
     """
     CREATE TEMP TABLE IF NOT EXISTS reprice_sum (
         run              INTEGER NOT NULL,
@@ -32,6 +31,7 @@ MAKE_TEMPORARY_SUMS = (
     ) WITHOUT ROWID
     """,
     "DELETE FROM temp.reprice_sum",
+    "CREATE TEMP TABLE IF NOT EXISTS reprice_before (id INTEGER PRIMARY KEY, nano)",
 )
 
 # Of each group: calls, those with a cost and its sum; the same of the costs at call time, and of those before.
@@ -43,21 +43,20 @@ _SUMS = """
      GROUP BY a.place{also}
 """
 
-# Where the costs before are: with the calls; under one version, for all of these calls; or to be looked for.
+# Where the costs before are: with the calls, or in a table of those that have another one now. To copy these from
+# one stretch of `call_cost` takes less than to look for each in the whole of it.
 _AT_CALL = ("temp.reprice_cost AS a", "count(a.at_call), coalesce(sum(a.at_call), 0)")
-_UNDER_VERSION = (
-    """(SELECT k.call_id, k.cost_nano FROM call_cost AS k
-         WHERE k.price_version = (SELECT version FROM current_version) AND k.call_id > ? AND k.call_id <= ?) AS k
-       CROSS JOIN temp.reprice_cost AS a ON a.id = k.call_id""",
-    "count(k.cost_nano), coalesce(sum(k.cost_nano), 0)",
-)
-_BEFORE = "CASE WHEN k.call_id IS NULL THEN a.at_call ELSE k.cost_nano END"
-_ANYWHERE = (
-    f"""temp.reprice_cost AS a
-        LEFT JOIN call_cost AS k
-          ON k.call_id = a.id AND k.price_version = {CURRENT_VERSION_OF_CALL.replace("c.id", "a.id")}""",
+_BEFORE = "CASE WHEN b.id IS NULL THEN a.at_call ELSE b.nano END"
+_CURRENT = (
+    "temp.reprice_cost AS a LEFT JOIN temp.reprice_before AS b ON b.id = a.id",
     f"count({_BEFORE}), coalesce(sum({_BEFORE}), 0)",
 )
+_COPY_BEFORE = """
+    INSERT OR IGNORE INTO temp.reprice_before (id, nano)
+    SELECT k.call_id, k.cost_nano
+      FROM call_cost AS k
+     WHERE k.price_version = ? AND k.call_id > ? AND k.call_id <= ?
+"""
 
 _ADD_SUMS = """
     INSERT INTO {table} (run, model, day, session, calls, unpriced, after, unpriced_before, before)
@@ -101,32 +100,26 @@ class Sums(TypedDict):
 
 
 def compared(statements: Statements, pricer: Pricer, low: int, high: int) -> list[Group]:
-    """The sums of the calls that were priced last: those from `low`, exclusive, to `high`."""
-    ((versions,),) = statements.run("SELECT count(*) FROM current_version")
+    """The sums of the calls that were priced last, of those from `low`, exclusive, to `high`."""
+    versions = statements.run("SELECT version FROM current_version ORDER BY position")
     if not versions:
         return compared_at_call(statements, pricer)
-    if versions == 1:
-        # Mostly all of a chunk was repriced before or nothing; then it needn't be looked for call by call.
-        groups = _grouped(statements, pricer, _UNDER_VERSION, (low, high))
-        ((calls,),) = statements.run("SELECT count(*) FROM temp.reprice_cost")
-        if sum(group.calls for group in groups) == calls:
-            return groups
-    return _grouped(statements, pricer, _ANYWHERE)
+    statements.run("DELETE FROM temp.reprice_before")
+    for (version,) in versions:
+        statements.run(_COPY_BEFORE, (version, low, high))
+    return _grouped(statements, pricer, *_CURRENT)
 
 
 def compared_at_call(statements: Statements, pricer: Pricer) -> list[Group]:
     """The same, where the costs before are those at call time."""
-    return _grouped(statements, pricer, _AT_CALL)
+    return _grouped(statements, pricer, *_AT_CALL)
 
 
-def _grouped(
-    statements: Statements, pricer: Pricer, before: tuple[str, str], values: tuple[int, ...] = ()
-) -> list[Group]:
-    source, sums = before
+def _grouped(statements: Statements, pricer: Pricer, source: str, before: str) -> list[Group]:
     session, also = ("a.session", ", a.session") if pricer.by_session else ("''", "")
-    sql = _SUMS.format(source=source, before=sums, session=session, also=also)
+    sql = _SUMS.format(source=source, before=before, session=session, also=also)
     groups = []
-    for place, session_id, calls, priced, after, *old in statements.run(sql, values):
+    for place, session_id, calls, priced, after, *old in statements.run(sql):
         priced_at_call, at_call, priced_before, before_nano = old
         groups.append(
             Group(

@@ -30,7 +30,7 @@ from .price_sql import Pricer
 from .prices import PriceTable
 from .queries import CallFilter
 from .reprice_runs import RepriceReport, RepriceRun, begin, finish, note_progress
-from .reprice_sums import MAKE_TEMPORARY_SUMS, Group, add_to_sums, compared, compared_at_call, sums_of
+from .reprice_sums import TEMPORARY_TABLES, Group, add_to_sums, compared, compared_at_call, sums_of
 from .stored_prices import current_version, save_table
 
 CHUNK = 10_000
@@ -119,7 +119,7 @@ class Repricing:
 
     def _prepare(self, statements: Statements) -> None:
         self._pricer.prepare(statements)
-        for sql in MAKE_TEMPORARY_SUMS:
+        for sql in TEMPORARY_TABLES:
             statements.run(sql)
 
     async def _begin(self, last: int) -> int:
