@@ -27,6 +27,7 @@ from bus.errors import StoreError
 from .call_sums import CALL_SUMS
 from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
+from .reprice_sums import REPRICE_BASE
 
 _M001_INITIAL = (
     """
@@ -310,6 +311,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("session names", ("ALTER TABLE sessions ADD COLUMN name TEXT",)),
     ("call sums", CALL_SUMS),
     ("operations", _OPERATIONS),
+    ("repricing base", REPRICE_BASE),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -2,6 +2,11 @@
 
 `reprice_sum` has the sums of each run: one in the file, which the transactions of the costs themselves add to, and
 one of this connection, for runs that are only tried.
+
+What calls cost before is looked up with them. A run of all calls over one current version, its base, needn't do
+that: the file knows by how much the costs under that version differ from those at call time (`repriced_sums`). The
+sums of such a run begin with that difference, of all calls at once, and it adds what they cost at call time. If a
+call goes, or changes, before its turn, triggers change the sums with it.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypedDict
 
+from .call_sums import repriced_summands
 from .database import Database, Statements
 from .dimensions import iso_day
 from .insert import SqlValue
@@ -70,6 +76,59 @@ _ADD_SUMS = """
 """
 
 
+_START_FROM_BASE = """
+    INSERT INTO main.reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+    SELECT r.id, d.model, d.day, '', 0, 0, 0, sum(d.unpriced), sum(d.cost_nano)
+      FROM reprice_run AS r
+      JOIN repriced_sums AS d ON d.price_version = r.base
+     WHERE r.id = ?
+     GROUP BY d.model, d.day
+"""
+
+
+def _of_runs_to_come(of: str, call: str, cost: str, sign: str) -> str:
+    """Add or, with a sign, take the difference of one call's costs: of runs over that version, yet to come to it.
+
+    of: joins the run `r` with the rows called `call` and `cost`, and ends with a condition.
+    """
+    _, nano, unpriced = repriced_summands(cost, call)
+    return f"""
+        INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
+        SELECT r.id, {call}.model, {call}.day, '', 0, 0, 0, {sign}{unpriced}, {sign}{nano}
+          FROM reprice_run AS r
+          {of}
+           AND r.finished_us IS NULL AND {cost}.call_id > r.done AND {cost}.call_id <= r.last_call
+            ON CONFLICT (run, model, day, session) DO UPDATE SET
+               unpriced_before = unpriced_before + excluded.unpriced_before,
+               before = before + excluded.before
+    """
+
+
+_OF_COST = "JOIN calls AS c ON c.id = OLD.call_id WHERE r.base = OLD.price_version"
+_OF_CALL = "JOIN call_cost AS k ON k.price_version = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL"
+
+REPRICE_BASE = (
+    "ALTER TABLE reprice_run ADD COLUMN base TEXT",  # the version; NULL: the run has none
+    "CREATE INDEX reprice_run_by_base ON reprice_run (base) WHERE finished_us IS NULL AND base IS NOT NULL",
+    f"""
+    CREATE TRIGGER call_to_reprice_goes AFTER DELETE ON call_cost
+    BEGIN {_of_runs_to_come(_OF_COST, "c", "OLD", "-")}; END
+    """,
+    f"""
+    CREATE TRIGGER call_to_reprice_changes
+    AFTER UPDATE OF day, model, usage_source, cost_nano ON calls
+    WHEN OLD.usage_source IS NOT NULL
+     AND (OLD.day, OLD.model, OLD.usage_source, OLD.cost_nano)
+         IS NOT (NEW.day, NEW.model, NEW.usage_source, NEW.cost_nano)
+    BEGIN
+        {_of_runs_to_come(_OF_CALL, "OLD", "k", "-")};
+        {_of_runs_to_come(_OF_CALL, "NEW", "k", "")};
+    END
+    """,
+)
+"""A run's base, and what keeps the sums right that begin with it."""
+
+
 class Group(NamedTuple):
     """Sums over calls of one model, day and session, in nano-USD; session is empty where it is not asked for."""
 
@@ -99,9 +158,27 @@ class Sums(TypedDict):
     sessions: tuple[SessionReprice, ...]
 
 
-def compared(statements: Statements, pricer: Pricer, low: int, high: int) -> list[Group]:
-    """The sums of the calls that were priced last, of those from `low`, exclusive, to `high`."""
-    versions = statements.run("SELECT version FROM current_version ORDER BY position")
+def start_from_base(statements: Statements, run_id: int) -> None:
+    """Let a run of all calls have a base, if one version is current; to be called as it begins."""
+    versions = statements.run("SELECT version FROM current_version")
+    if len(versions) == 1:
+        statements.run("UPDATE reprice_run SET base = ? WHERE id = ?", (versions[0][0], run_id))
+        statements.run(_START_FROM_BASE, (run_id,))
+
+
+def compared(statements: Statements, pricer: Pricer, run_id: int, low: int, high: int) -> list[Group]:
+    """The sums of the calls that were priced last, of those from `low`, exclusive, to `high`.
+
+    The costs before are those that are current now; of a run with a base those at call time, see above.
+    """
+    versions = statements.run(
+        """
+        SELECT version FROM current_version
+         WHERE NOT EXISTS (SELECT 1 FROM reprice_run WHERE id = ? AND base IS NOT NULL)
+         ORDER BY position
+        """,
+        (run_id,),
+    )
     if not versions:
         return compared_at_call(statements, pricer)
     statements.run("DELETE FROM temp.reprice_before")
@@ -144,9 +221,8 @@ async def sums_of(database: Database, table: Literal["main.reprice_sum", "temp.r
     columns = "sum(calls), sum(unpriced), sum(before), sum(after), sum(unpriced_before)"
 
     async def by(column: str, order: str) -> list[tuple[str, int, int, int, int, int]]:
-        rows = await database.read(
-            f"SELECT {column}, {columns} FROM {table} WHERE run = ? GROUP BY {column} ORDER BY {order}", (run_id,)
-        )
+        groups = f"GROUP BY {column} HAVING sum(calls) > 0 ORDER BY {order}"
+        rows = await database.read(f"SELECT {column}, {columns} FROM {table} WHERE run = ? {groups}", (run_id,))
         return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
 
     models = [ModelReprice(*row) for row in await by("model", "sum(after) DESC, model")]

@@ -30,7 +30,15 @@ from .price_sql import Pricer
 from .prices import PriceTable
 from .queries import CallFilter
 from .reprice_runs import RepriceReport, RepriceRun, begin, finish, note_progress
-from .reprice_sums import TEMPORARY_TABLES, Group, add_to_sums, compared, compared_at_call, sums_of
+from .reprice_sums import (
+    TEMPORARY_TABLES,
+    Group,
+    add_to_sums,
+    compared,
+    compared_at_call,
+    start_from_base,
+    sums_of,
+)
 from .stored_prices import current_version, save_table
 
 CHUNK = 10_000
@@ -127,7 +135,10 @@ class Repricing:
 
         def work(statements: Statements) -> int:
             save_table(statements, table, now)
-            return begin(statements, table.version, where, now, last, by_session=self._by_session)
+            run_id = begin(statements, table.version, where, now, last, by_session=self._by_session)
+            if where == CallFilter() and not self._by_session:
+                start_from_base(statements, run_id)
+            return run_id
 
         return await self._database.write(work)
 
@@ -136,7 +147,7 @@ class Repricing:
     ) -> list[Group]:
         """Work out the costs of one chunk, and add to the sums what its calls cost now and what they would."""
         self._pricer.price(statements, low, high)
-        groups = compared(statements, self._pricer, low, high)
+        groups = compared(statements, self._pricer, run_id, low, high)
         add_to_sums(statements, f"{kept}reprice_sum", run_id, groups)
         return groups
 
