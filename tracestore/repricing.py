@@ -3,8 +3,8 @@
 1. Every distinct (provider, model, served model) among the calls is resolved once, in Python, into segments:
    boxes of time and size with one price row each (`price_sql`). They go into a temporary table.
 2. 10,000 calls at a time are joined with segments; their costs, or the reasons why there are none, go into a
-   temporary table and from there into the file, and are added up on the way: the calls themselves, whose rows are
-   large, are read once. Between two of these transactions other writers get their turn.
+   temporary table and from there into the file, and are added up on the way (`reprice_sums`): the calls
+   themselves, whose rows are large, are read once. Between two of these transactions other writers get their turn.
 3. Only when all are written does the version become the current one. A repricing that dies half-way has changed
    nothing that anyone sees. The file says how far it came, in the transaction of the costs themselves, so that
    `resume` goes on from there and ends with the same report (`reprice_runs` keeps that book).
@@ -19,7 +19,7 @@ A repricing of *some* calls puts its version in front of the current one: the ot
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from bus.clock import Clock
 from bus.errors import StoreError
@@ -41,13 +41,14 @@ from .reprice_sums import (
 )
 from .stored_prices import current_version, save_table
 
+_T = TypeVar("_T")
+
 CHUNK = 10_000
 """Calls per transaction, which takes some 30 ms: so few that what is worked on stays in the processor's cache."""
 
 OnProgress: TypeAlias = Callable[[int, int], None]
 """Told the number of the last call that is done and of the last there is, between chunks. What it raises stops
 the repricing there, as a kill would: it can be resumed."""
-
 
 _KEEP = """
     INSERT INTO call_cost (price_version, call_id, cost_nano, reason)
@@ -85,8 +86,7 @@ class Repricing:
     async def run(self, *, dry: bool) -> RepriceReport:
         """Price all calls up to now; with `dry` nothing is written."""
         previous = await current_version(self._database)
-        last = await self._last_call()
-        run_id = 0 if dry else await self._begin(last)
+        run_id, last = await self._either(dry, lambda statements: self._begin(statements, dry))
         return await self._go_on(run_id, 0, last, dry, previous)
 
     async def resume(self, run: RepriceRun) -> RepriceReport:
@@ -118,29 +118,25 @@ class Repricing:
             await finish(self._database, run_id, report, self._where, self._clock.now_us())
         return report
 
-    async def _either(self, dry: bool, work: Callable[[Statements], None]) -> None:
-        await (self._database.look(work) if dry else self._database.write(work))
-
-    async def _last_call(self) -> int:
-        ((last,),) = await self._database.read("SELECT coalesce(max(id), 0) FROM calls")
-        return int(last)
+    async def _either(self, dry: bool, work: Callable[[Statements], _T]) -> _T:
+        return await (self._database.look(work) if dry else self._database.write(work))
 
     def _prepare(self, statements: Statements) -> None:
         self._pricer.prepare(statements)
         for sql in TEMPORARY_TABLES:
             statements.run(sql)
 
-    async def _begin(self, last: int) -> int:
+    def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
+        """The number of the run, 0 if it is only tried, and that of the last call that it is to price."""
+        ((last,),) = statements.run("SELECT coalesce(max(id), 0) FROM calls")
+        if dry:
+            return 0, last
         table, where, now = self._table, self._where, self._clock.now_us()
-
-        def work(statements: Statements) -> int:
-            save_table(statements, table, now)
-            run_id = begin(statements, table.version, where, now, last, by_session=self._by_session)
-            if where == CallFilter() and not self._by_session:
-                start_from_base(statements, run_id)
-            return run_id
-
-        return await self._database.write(work)
+        save_table(statements, table, now)
+        run_id = begin(statements, table.version, where, now, last, by_session=self._by_session)
+        if where == CallFilter() and not self._by_session:
+            start_from_base(statements, run_id)
+        return run_id, last
 
     def _measure(
         self, statements: Statements, run_id: int, low: int, high: int, kept: str = "temp."
