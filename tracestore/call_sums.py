@@ -57,7 +57,7 @@ def _count(tokens: str) -> str:
 _REPRICED = ("calls", "cost_nano", "unpriced")
 
 
-def _repriced_summands(cost: str, call: str) -> tuple[str, ...]:
+def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
     """What one row of `call_cost` adds to each of `_REPRICED`."""
     return (
         "1",
@@ -143,7 +143,7 @@ CALL_SUMS = (
     _added(
         *("repriced_sums", _REPRICED_KEY, _REPRICED),
         f"""
-        SELECT k.price_version, {_keys("c")}, {_sums(_repriced_summands("k", "c"))}
+        SELECT k.price_version, {_keys("c")}, {_sums(repriced_summands("k", "c"))}
           FROM call_cost AS k
           JOIN calls AS c ON c.id = k.call_id
          GROUP BY k.price_version, {_keys("c")}
@@ -168,14 +168,14 @@ CALL_SUMS = (
     AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
     WHEN {_SAID_BEFORE} IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
     BEGIN
-        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, _repriced_summands("k", "OLD"), "-")}
+        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, repriced_summands("k", "OLD"), "-")}
           FROM call_cost AS k
          WHERE k.price_version = repriced_sums.price_version AND k.call_id = OLD.id
            AND ({_keys("repriced_sums")}) = ({_keys("OLD")});
         {
         _added(
             *("repriced_sums", _REPRICED_KEY, _REPRICED),
-            f"SELECT k.price_version, {_keys('NEW')}, {', '.join(_repriced_summands('k', 'NEW'))}"
+            f"SELECT k.price_version, {_keys('NEW')}, {', '.join(repriced_summands('k', 'NEW'))}"
             f"  FROM call_cost AS k WHERE k.price_version IN {_EVERY_VERSION} AND k.call_id = NEW.id",
         )
     };
@@ -185,7 +185,7 @@ CALL_SUMS = (
     f"""
     CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
     BEGIN
-        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, _repriced_summands("OLD", "c"), "-")}
+        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, repriced_summands("OLD", "c"), "-")}
           FROM calls AS c
          WHERE c.id = OLD.call_id AND repriced_sums.price_version = OLD.price_version
            AND ({_keys("repriced_sums")}) = ({_keys("c")});

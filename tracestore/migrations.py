@@ -28,6 +28,7 @@ from .call_sums import CALL_SUMS
 from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
 from .jobs import JOBS
+from .reprice_sums import REPRICE_BASE
 
 _M001_INITIAL = (
     """
@@ -312,6 +313,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("call sums", CALL_SUMS),
     ("operations", _OPERATIONS),
     ("jobs", JOBS),
+    ("repricing base", REPRICE_BASE),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

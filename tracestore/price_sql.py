@@ -90,13 +90,15 @@ _TEMPORARY_TABLES = (
     ) WITHOUT ROWID
     """,
     """
+    -- Without a key and without types, each of which costs as much as another column: rows are appended in the
+    -- order of the calls, and walked.
     CREATE TEMP TABLE IF NOT EXISTS reprice_cost (
-        id       INTEGER PRIMARY KEY,
-        place    INTEGER,             -- key of `reprice_model` and day in one, see `key_and_day`
-        nano     INTEGER,
-        at_call  INTEGER,             -- the cost at call time, in nano-USD
-        session  TEXT,                -- NULL unless it is asked for
-        reason   TEXT
+        id,       -- of the call
+        place,    -- key of `reprice_model` and day in one, see `_DAYS`
+        nano,
+        at_call,  -- the cost at call time, in nano-USD
+        session,  -- NULL unless it is asked for
+        reason
     )
     """,
     "DELETE FROM reprice_model",
@@ -118,13 +120,8 @@ _NOT_KNOWN = MAX_INT64
 """A rate that isn't known, among those that `_PLAIN` multiplies with: one such token is beyond `MOST_PICO`."""
 
 _DAYS = 1 << 32
-"""Far more than 64 bits have microseconds for, before and after the epoch."""
-
-
-def key_and_day(place: int) -> tuple[int, int]:
-    """The two that `reprice_cost.place` stands for: sorting by one number is quicker than by two."""
-    key, day = divmod(place + _DAYS // 2, _DAYS)
-    return key, day - _DAYS // 2
+"""Far more than 64 bits have microseconds for, before and after the epoch. `place` is the key times this, and the
+day: sorting by one number is quicker than by two."""
 
 
 _PRICED = f"(a.nano < {MOST_PICO // 1000} OR a.reason IS NOT NULL)"
@@ -181,10 +178,9 @@ _RATED = f"{_DETAILS} LEFT JOIN temp.reprice_rate AS x ON x.segment = m.segment 
 # The buckets of a call, then the rates of its segment, then the reason or the pico-USD. An integer product that
 # leaves 64 bits becomes a REAL in SQLite, which typeof() gives away.
 _ANY = f"""
-    INSERT OR REPLACE INTO temp.reprice_cost (id, place, at_call, session, nano, reason)
     WITH counted AS (
-        SELECT c.id, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us, c.provider, c.usage_details,
-               c.day, a.session, a.at_call,
+        SELECT a.rowid AS number, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us, c.provider,
+               c.usage_details, c.day,
                coalesce(c.input_tokens, 0) - {_part_of("input")} AS n_input,
                coalesce(c.output_tokens, 0) - coalesce(c.reasoning_tokens, 0) - {_part_of("output")} AS n_output,
                coalesce(c.reasoning_tokens, 0) AS n_reasoning,
@@ -217,8 +213,8 @@ _ANY = f"""
            AND n.n_total > s.above AND (n.n_total <= s.up_to OR s.up_to = {MAX_INT64})
            AND n.ts_us % 86400000000 >= s.daily_from AND n.ts_us % 86400000000 < s.daily_to
     ),
-    summed AS (
-        SELECT m.id, m.key, m.day, m.session, m.at_call,
+    summed AS MATERIALIZED (  -- or each value would be worked out wherever it is named
+        SELECT m.number, m.key, m.day,
                CASE
                    WHEN min(n_input, n_output, n_reasoning, n_cache_read, n_cache_write_5m, n_cache_write_1h) < 0
                        THEN '{INCONSISTENT}'
@@ -255,14 +251,17 @@ _ANY = f"""
                      END AS pico
           FROM matched AS m
     )
-    SELECT id, key * {_DAYS} + day, at_call, session,
-           CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO}
-                THEN (pico + 500) / 1000
-           END,
-           CASE WHEN missing IS NULL AND (typeof(pico) <> 'integer' OR pico > {MOST_PICO}) THEN '{TOO_LARGE}'
-                ELSE missing
-           END
-      FROM summed
+    UPDATE temp.reprice_cost
+       SET place = s.key * {_DAYS} + s.day,
+           nano = CASE WHEN missing IS NULL AND typeof(pico) = 'integer' AND pico <= {MOST_PICO}
+                       THEN (pico + 500) / 1000
+                  END,
+           reason = CASE WHEN missing IS NULL AND (typeof(pico) <> 'integer' OR pico > {MOST_PICO})
+                         THEN '{TOO_LARGE}'
+                         ELSE missing
+                    END
+      FROM summed AS s
+     WHERE reprice_cost.rowid = s.number
 """
 
 _LEFT = f"SELECT 1 FROM temp.reprice_cost AS a WHERE {_PRICED} IS NOT TRUE LIMIT 1"
@@ -298,12 +297,12 @@ class Pricer:
         self._table = table
         self._values = values
         self._as_model = as_model
+        self.by_session = by_session
         session = "coalesce(c.session_id, '')" if by_session else "NULL"
         self._plain = _PLAIN.format(session=session, condition=condition)
         self._rows: list[PriceRow] = []  # of the segments, by their numbers
         self._details: list[str] = []
-        self.models: list[tuple[str, str]] = []
-        """Provider and model of each key, see `key_and_day`."""
+        self._models: list[tuple[str, str]] = []  # provider and model of each key
 
     def prepare(self, statements: Statements) -> None:
         """Make the temporary tables, or empty them."""
@@ -320,6 +319,11 @@ class Pricer:
         self._learn_details(statements)
         statements.run(_ANY)
 
+    def model_and_day(self, place: int) -> tuple[str, str, int]:
+        """Provider, model and day of a `reprice_cost.place`."""
+        key, day = divmod(place + _DAYS // 2, _DAYS)
+        return *self._models[key], day - _DAYS // 2
+
     def _price_plain(self, statements: Statements, low: int, high: int) -> None:
         statements.run("DELETE FROM temp.reprice_cost")
         statements.run(self._plain, [low, high, *self._values])
@@ -333,8 +337,8 @@ class Pricer:
 
     def _add_model(self, statements: Statements, names: Row) -> None:
         provider, model, served, priced_as, tier = names
-        key = len(self.models)
-        self.models.append((provider, model))
+        key = len(self._models)
+        self._models.append((provider, model))
         name = self._as_model or model
         statements.run(_INSERT_MODEL, [key, *names, name, name + tier_words(tier)])
         served_as, published = (None, None) if self._as_model else (served or None, priced_as or None)

@@ -6,14 +6,13 @@ one. Between the two it says how far it has come; one that never finished was in
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal
 
 import msgspec
 
 from bus.errors import StoreError
 
 from .database import Database, Statements
-from .dimensions import iso_day
 from .queries import CallFilter
 
 
@@ -143,19 +142,6 @@ class CurrentPrices(msgspec.Struct, frozen=True):
         return self.run.id if self.run is not None else 0
 
 
-class Sums(TypedDict):
-    """The fields of a report that are sums."""
-
-    calls: int
-    unpriced: int
-    unpriced_before: int
-    sum_before_nano_usd: int
-    sum_after_nano_usd: int
-    models: tuple[ModelReprice, ...]
-    days: tuple[DayReprice, ...]
-    sessions: tuple[SessionReprice, ...]
-
-
 def begin(
     statements: Statements, version: str, where: CallFilter, now_us: int, last_call: int, *, by_session: bool
 ) -> int:
@@ -178,31 +164,6 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
         (high, run_id, low),
     ):
         raise StoreError(f"repricing {run_id} is being carried on by somebody else; nothing was changed here")
-
-
-async def sums_of(database: Database, table: Literal["main.reprice_sum", "temp.reprice_sum"], run_id: int) -> Sums:
-    """What a run has added up."""
-    columns = "sum(calls), sum(unpriced), sum(before), sum(after), sum(unpriced_before)"
-
-    async def by(column: str, order: str) -> list[tuple[str, int, int, int, int, int]]:
-        rows = await database.read(
-            f"SELECT {column}, {columns} FROM {table} WHERE run = ? GROUP BY {column} ORDER BY {order}", (run_id,)
-        )
-        return [(row[0], row[1], row[2], row[3], row[4], row[5]) for row in rows]
-
-    models = [ModelReprice(*row) for row in await by("model", "sum(after) DESC, model")]
-    days = [DayReprice(iso_day(int(day)), *numbers) for day, *numbers in await by("day", "day")]
-    sessions = [SessionReprice(*row) for row in await by("session", "sum(after) DESC, session")]
-    return {
-        "calls": sum(row.calls for row in models),
-        "unpriced": sum(row.unpriced for row in models),
-        "unpriced_before": sum(row.unpriced_before for row in models),
-        "sum_before_nano_usd": sum(row.before_nano_usd for row in models),
-        "sum_after_nano_usd": sum(row.after_nano_usd for row in models),
-        "models": tuple(models),
-        "days": tuple(days),
-        "sessions": () if [row.session_id for row in sessions] in ([], [""]) else tuple(sessions),
-    }
 
 
 async def finish(database: Database, run_id: int, report: RepriceReport, where: CallFilter, now_us: int) -> None:

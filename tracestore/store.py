@@ -19,7 +19,7 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events import Envelope
 from bus.messages import Message
 
-from . import reprice_runs, repricing
+from . import reprice_runs, repricing, stored_prices
 from .condition import StoreCondition, condition
 from .content import SavedSession, load_session
 from .costs import CostRow, costs
@@ -412,7 +412,7 @@ class TraceStore:
         Raises StoreError, also for a version that this file doesn't know.
         """
         if isinstance(table, str):
-            table = await repricing.stored_table(self._database, table)
+            table = await stored_prices.stored_table(self._database, table)
         run = repricing.Repricing(
             *(self._database, self._clock, table, where or CallFilter(), as_model),
             by_session=by_session,
@@ -431,7 +431,7 @@ class TraceStore:
         """
         async with self._repricing:
             begun = await reprice_runs.interrupted(self._database, run_id)
-            table = await repricing.stored_table(self._database, begun.version)
+            table = await stored_prices.stored_table(self._database, begun.version)
             run = repricing.Repricing(
                 *(self._database, self._clock, table, begun.where, None),
                 by_session=begun.by_session,
@@ -450,7 +450,7 @@ class TraceStore:
 
         Raises StoreError for a version that this file doesn't know.
         """
-        await repricing.use_prices(self._database, version)
+        await stored_prices.use_prices(self._database, version)
 
     async def current_prices(self) -> CurrentPrices:
         """Which costs are the current ones, and the latest repricing; changed when anyone changed them."""
@@ -458,11 +458,11 @@ class TraceStore:
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if they are those at call time."""
-        return await repricing.current_version(self._database)
+        return await stored_prices.current_version(self._database)
 
     async def price_tables(self) -> list[PriceTable]:
         """The price tables that this file knows, in the order in which they came."""
-        return await repricing.stored_tables(self._database)
+        return await stored_prices.stored_tables(self._database)
 
     async def reprice_runs(self) -> list[RepriceRun]:
         """The history of repricings, the newest first."""

@@ -30,32 +30,36 @@ def die(done, last):
 
 async def main():
     async with TraceStore(Path(sys.argv[1])) as store:
-        await store.reprice(SECOND, by_session=True, progress=die)
+        await store.reprice(SECOND, by_session=sys.argv[3] == "sessions", progress=die)
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("dies_at", [3, 9])
+@pytest.mark.parametrize(
+    ("dies_at", "over", "by"), [(3, None, "sessions"), (9, FIRST, "sessions"), (6, FIRST, "all")]
+)
 async def test_a_killed_repricing_is_resumed_to_the_same_result(
-    tmp_path: Path, make: Maker, monkeypatch: pytest.MonkeyPatch, dies_at: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: int, over: PriceTable | None, by: str
 ) -> None:
     """After kill -9 nothing has changed; resumed, rows and report are those of one that was never interrupted."""
     for name in ("whole.db", "killed.db"):
         async with TraceStore(tmp_path / name) as store:
             await fill(store, Maker(), 10)
-    command = [sys.executable, "-c", DIES, str(tmp_path / "killed.db"), str(dies_at)]
+            if over is not None:
+                await store.reprice(over)
+    command = [sys.executable, "-c", DIES, str(tmp_path / "killed.db"), str(dies_at), by]
     died = await anyio.run_process(command, check=False)
     assert died.returncode == -9
     monkeypatch.setattr(repricing, "CHUNK", 3)
     async with TraceStore(tmp_path / "whole.db") as whole, TraceStore(tmp_path / "killed.db") as killed:
-        (run,) = await killed.reprice_runs()
+        run, *_ = await killed.reprice_runs()
         assert (run.state, run.done, run.last_call) == ("interrupted", dies_at, 11)
-        assert await killed.current_version() is None
+        assert await killed.current_version() == (over and over.version)
         seen: list[tuple[int, int]] = []
         resumed = await killed.resume_reprice(progress=lambda *at: seen.append(at))
         assert seen[0] == (dies_at + 3 if dies_at + 3 < 11 else 11, 11), "what was done is not done again"
-        assert resumed == await whole.reprice(SECOND, by_session=True)
+        assert resumed == await whole.reprice(SECOND, by_session=by == "sessions")
         assert await killed.calls() == await whole.calls()
         with pytest.raises(StoreError, match="no interrupted repricing"):
             await killed.resume_reprice()
