@@ -23,10 +23,20 @@ from .session_state import SessionState
 from .sessions import exported, fork_of
 from .tools import Answer, Tool, open_calls, require_distinct
 from .turn import Turn, own
-from .turn_options import TurnArguments, TurnOptions
+from .turn_options import TurnArguments, options_among
 
 if TYPE_CHECKING:
     from .engine import Engine
+
+_ADVICE = {
+    "timeout": "it is called timeout_seconds=",
+    "system": "it is the session's: session.system_prompt = '...'",
+    "system_prompt": "it is the session's: session.system_prompt = '...'",
+    "tools": "they are the session's: session.tools = [...]",
+    "messages": "a session has its own history; engine.generate(messages=[...]) takes any",
+    "schema": "use engine.generate_object(); output_schema= asks for JSON text",
+    "response_format": "use engine.generate_object(); output_schema= asks for JSON text",
+}
 
 
 class Session:
@@ -200,7 +210,7 @@ class Session:
             state=self._state,
             new=(Message.user(content),),
             model=model,
-            options=TurnOptions(**options),
+            options=options_among(options, advice=_ADVICE),
             streamed=streamed,
         )
 
@@ -212,7 +222,7 @@ class Session:
             state=self._state,
             new=(),
             model=model,
-            options=TurnOptions(**options),
+            options=options_among(options, advice=_ADVICE),
             streamed=streamed,
             answers=dict(answers),
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias, TypedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 import msgspec
 
@@ -13,6 +13,7 @@ from bus.json_types import Json, JsonObject
 from .abort import AbortSignal
 from .choice import Requirements
 from .context import ContextPolicy
+from .nearest import nearest
 from .results import StepResult
 from .schema_means import SchemaMode
 from .tools import Approve, RepairToolCall
@@ -70,6 +71,35 @@ class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
     requires: Requirements | None = None
     context: ContextPolicy | None = None
     signal: AbortSignal | None = None
+
+
+_ADVICE = {
+    "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
+    "max_tokens": "it is called max_output_tokens=",
+    "stop": "it is called stop_sequences=",
+    "abort_signal": "it is called signal=",
+}
+
+
+def options_among(
+    given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
+) -> TurnOptions:
+    """The options among the arguments. others: names of arguments that are none. advice: on names that there
+    aren't, besides those of other libraries. Raises TypeError for such a name.
+    """
+    fields = TurnOptions.__struct_fields__
+    known = {*fields, *others} - advice.keys()
+    for name in given:
+        if name not in known:
+            raise TypeError(f"{name}= is not an argument: {_hint(name, known, advice)}")
+    return TurnOptions(**{name: value for name, value in given.items() if name in fields})
+
+
+def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
+    if said := advice.get(name) or _ADVICE.get(name):
+        return said
+    near = nearest(name, known)
+    return f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
 
 
 class TurnArguments(TypedDict, total=False):

@@ -12,12 +12,11 @@ from bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
 from ..choice import Model, ModelChoice
-from ..nearest import nearest
 from ..registry import ModelRegistry
 from ..session_state import SessionState
 from ..tools import Tool
 from ..turn import Turn
-from ..turn_options import TurnArguments, TurnOptions
+from ..turn_options import TurnArguments, TurnOptions, options_among
 
 if TYPE_CHECKING:
     from ..engine import Engine
@@ -50,13 +49,9 @@ class Arguments(TurnArguments, total=False):
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnArguments.__annotations__)
 
 _ADVICE = {
-    "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
     "timeout_seconds": "say timeout=",
     "call_timeout_seconds": "say timeout=TimeoutConfig(per_step=...)",
-    "max_tokens": "it is called max_output_tokens=",
     "system": "it is called system_prompt=",
-    "stop": "it is called stop_sequences=",
-    "abort_signal": "it is called signal=",
     "client": "it is called engine=",
     "schema": "use generate_object() or stream_object(); output_schema= asks for JSON text",
     "response_format": "use generate_object() or stream_object(); output_schema= asks for JSON text",
@@ -140,15 +135,7 @@ def conversation(
 def options_of(arguments: Arguments) -> TurnOptions:
     """The options among the arguments. Raises TypeError for a name that there isn't, with advice."""
     given = cast("Mapping[str, Any]", arguments)
-    fields = TurnOptions.__struct_fields__
-    for name in given:
-        if name in _ADVICE and (name not in fields or name.endswith("timeout_seconds")):
-            raise TypeError(f"{name}= is not an argument: {_ADVICE[name]}")
-        if name not in fields and name not in _OWN:
-            near = nearest(name, (*fields, *_OWN))
-            hint = f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
-            raise TypeError(f"{name}= is not an argument: {hint}")
-    options = TurnOptions(**{name: value for name, value in given.items() if name in fields})
+    options = options_among(given, others=_OWN, advice=_ADVICE)
     timeout = given.get("timeout")
     if timeout is None:
         return options

@@ -261,6 +261,24 @@ async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: 
 
 
 @pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("max_tokens", "max_output_tokens="),
+        ("timeout", "timeout_seconds="),
+        ("system_prompt", r"session\.system_prompt ="),
+        ("temprature", "did you mean temperature="),
+    ],
+)
+async def test_an_argument_that_a_session_has_not_is_a_type_error(name: str, advice: str) -> None:
+    """Before anything begins: the turn is not counted, and the next one runs."""
+    async with running() as (engine, _):
+        session = engine.session("s:m")
+        with pytest.raises(TypeError, match=advice):
+            await session.send("Hi", **{name: 2})  # type: ignore[arg-type]
+        assert session.messages == ()
+
+
+@pytest.mark.parametrize(
     ("arguments", "advice"),
     [
         ({"messages": [{"role": "user", "content": "Hi"}]}, r"not dict: Message.user\('...'\) makes one"),
