@@ -12,6 +12,7 @@ no times:
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -27,6 +28,9 @@ hypothesis.settings.load_profile("callboard")
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "local: needs the local model")
+    # In the background of a script SIGINT is ignored, and the commands that tests interrupt would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "row(number, of): proves a row of the definition of done; see its folder")
 
 
