@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import NoneType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bus.json_types import Json, JsonObject
 
-Accepts: TypeAlias = Callable[[Json], bool]
+Accepts: TypeAlias = Callable[[Any], bool]
+"""Any: it is asked about values of one type, that of its place in a table by types."""
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -69,7 +70,7 @@ def _of_kind(kind: str, schema: JsonObject) -> dict[type, Accepts] | None:
         case "boolean":
             return {bool: _anything}
         case "string":
-            return {str: _sized(schema.get("minLength"), schema.get("maxLength"))}
+            return {str: _sized(_bound(schema, "minLength"), _bound(schema, "maxLength"))}
         case "integer":
             within = _number(schema)
             return {int: within, float: lambda value: value.is_integer() and within(value)}
@@ -103,38 +104,46 @@ def _narrow(by_type: dict[type, Accepts], schema: JsonObject) -> bool:
 
 
 def _number(schema: JsonObject) -> Accepts:
-    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    low, above = _bound(schema, "minimum"), _bound(schema, "exclusiveMinimum")
+    high, below = _bound(schema, "maximum"), _bound(schema, "exclusiveMaximum")
     if low is above is high is below is None:
         return _anything
 
-    def within(value: Json) -> bool:
+    def within(value: float) -> bool:
         return (
-            (low is None or value >= low)  # type: ignore[operator]
-            and (above is None or value > above)  # type: ignore[operator]
-            and (high is None or value <= high)  # type: ignore[operator]
-            and (below is None or value < below)  # type: ignore[operator]
+            (low is None or value >= low)
+            and (above is None or value > above)
+            and (high is None or value <= high)
+            and (below is None or value < below)
         )
 
     return within
 
 
-def _sized(least: Json, most: Json) -> Accepts:
+def _bound(schema: JsonObject, name: str) -> float | None:
+    value = schema.get(name)
+    return value if isinstance(value, int | float) else None
+
+
+def _sized(least: float | None, most: float | None) -> Accepts:
     if least is most is None:
         return _anything
 
-    def fits(value: Json) -> bool:
-        size = len(value)  # type: ignore[arg-type]
-        return (least is None or size >= least) and (most is None or size <= most)  # type: ignore[operator]
+    def fits(value: str | list[Json]) -> bool:
+        size = len(value)
+        return (least is None or size >= least) and (most is None or size <= most)
 
     return fits
 
 
 def _array(schema: JsonObject) -> Accepts | None:
-    fits, item = _sized(schema.get("minItems"), schema.get("maxItems")), accepting(schema.get("items", True))
+    fits, item = (
+        _sized(_bound(schema, "minItems"), _bound(schema, "maxItems")),
+        accepting(schema.get("items", True)),
+    )
     if item is None:
         return None
-    return lambda value: fits(value) and all(map(item, value))  # type: ignore[arg-type]
+    return lambda value: fits(value) and all(map(item, value))
 
 
 def _object(schema: JsonObject) -> Accepts | None:
@@ -151,8 +160,7 @@ def _object(schema: JsonObject) -> Accepts | None:
         fields[name] = made
     find, needed = fields.get, tuple(required)
 
-    def accepts(value: Json) -> bool:
-        assert isinstance(value, dict)
+    def accepts(value: dict[str, Json]) -> bool:
         for name in needed:
             if name not in value:
                 return False
