@@ -101,6 +101,7 @@ class WriterCore:
         self._reason: str | None = None
         self._lost = 0
         self._lost_told = 0
+        self._told_at_close = 0  # events; of a second close only what has come since is told
         self._lost_seqs: tuple[int, int] | None = None
         self._work = anyio.Lock()
         self._hurry = anyio.Event()
@@ -213,8 +214,10 @@ class WriterCore:
                 await self._attempt()  # what was taken in meanwhile, to be weighed
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
-            if self._pending:
-                _log.error("lost_at_close", events=len(self._pending), reason=self._reason)
+            if len(self._pending) > self._told_at_close:
+                more = len(self._pending) - self._told_at_close
+                _log.error("lost_at_close", events=more, reason=self._reason)
+                self._told_at_close += more
             if self._spill is not None:
                 await anyio.to_thread.run_sync(self._spill.close)
 

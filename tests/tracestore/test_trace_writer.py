@@ -18,6 +18,7 @@ from bus.content import ImageBlock, TextBlock
 from bus.errors import StoreError
 from bus.event_bus import Bus
 from bus.events import ActorStarted, Envelope, SessionMessageAppended, StoreStateChanged
+from bus.log import Log
 from bus.messages import Message
 from bus.restart import RestartPolicy
 from bus.supervisor import ChildSpec, Supervisor
@@ -346,6 +347,18 @@ async def test_closing_with_a_broken_store_spills(rig: Rig) -> None:
     await rig.core.close()
     assert rig.sink.seqs == [1, 2, 3]
     assert not rig.spill.exists()
+
+
+async def test_what_is_lost_at_the_end_is_told_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer is closed again when more has come while everything else stopped: then only that is told."""
+    told: list[object] = []
+    monkeypatch.setattr(Log, "error", lambda self, event, **fields: told.append((event, fields["events"])))
+    rig.sink.failure = DISK_FULL
+    rig.spill.mkdir()  # so that nothing can be spilled either
+    for count in (3, 2):
+        rig.publish(count)
+        await rig.core.close()
+    assert told == [("lost_at_close", 3), ("lost_at_close", 2)]
 
 
 async def test_a_spill_file_that_is_taken_away_is_a_loss(rig: Rig) -> None:
