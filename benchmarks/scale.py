@@ -24,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bus import TextDelta
+from bus import MessageComplete, StreamReset, TextBlock, TextDelta
+from bus.stream_events import TurnEvent
 from engine import Engine
 
 from .hosts import RawClients, engine_on, settle
@@ -41,7 +42,25 @@ BODY = {
 
 
 async def text_of(engine: Engine, stream_id: str) -> str:
-    return "".join([event.text async for event in engine.attach(stream_id) if isinstance(event, TextDelta)])
+    """What a reader gets. One that is behind at the end gets a snapshot, for nothing is kept then."""
+    pieces: list[str] = []
+    async for event in engine.attach(stream_id):
+        if isinstance(event, TextDelta):
+            pieces.append(event.text)
+        elif isinstance(event, StreamReset):
+            pieces = [text for part in event.snapshot for text in texts_in(part)]
+    return "".join(pieces)
+
+
+def texts_in(event: TurnEvent) -> list[str]:
+    """The text of an event of a snapshot."""
+    match event:
+        case TextDelta():
+            return [event.text]
+        case MessageComplete():
+            return [block.text for block in event.final_content if isinstance(block, TextBlock)]
+        case _:
+            return []
 
 
 async def one_stream(engine: Engine, wanted: str) -> bool:

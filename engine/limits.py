@@ -12,7 +12,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it, before AdmissionError.
     retain_streams_seconds, retain_streams_bytes: for how long, and in how much memory together, the streams of
     turns that are over can still be attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream
-    outlives its turn and its readers.
+    outlives its turn and its readers, and one that is behind at the end gets the rest as a `StreamReset`.
     """
 
     calls_per_provider: int = 256
