@@ -24,6 +24,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from bus.event_bus import Bus
 from bus.events import LlmCallCompleted, LlmCallStarted
 from tracestore import TraceStore, WriterCore, WriterOptions
@@ -131,14 +133,23 @@ async def _timed(work: Callable[[], Awaitable[object]]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
-async def _rows(quick: bool) -> list[Row]:
-    calls, rounds = (200, 1) if quick else (8000, 5)
+class _Measured(msgspec.Struct):
+    """In seconds. ours, floor: wall and CPU of each round, the first of which warms up. late, idle, busy: how late
+    the loop was while it ingested, did nothing, and worked without writing. stretches: CPU between two looks at
+    the clock.
+    """
+
     ours: list[tuple[float, float]] = []
     floor: list[tuple[float, float]] = []
     late: list[float] = []
     idle: list[float] = []
     busy: list[float] = []
     stretches: list[float] = []
+
+
+async def _measure(calls: int, rounds: int, *, pause: float) -> _Measured:
+    """pause: seconds for which the loop is watched idle, and busy, before each round."""
+    found = _Measured()
     with tempfile.TemporaryDirectory(prefix="callboard-bench-") as folder:
         seqs = count(1)
         async with TraceStore(Path(folder) / "rows.db") as scratch:
@@ -160,25 +171,35 @@ async def _rows(quick: bool) -> list[Row]:
             core = WriterCore.for_bus(store, bus)
             pump = asyncio.create_task(core.run())
             for left in range(rounds + 1, 0, -1):  # the first round warms up
-                floor.append(await _timed(execute_many))
+                found.floor.append(await _timed(execute_many))
                 published = call_events(calls)
                 gc.collect()
                 gc.freeze()  # or the collector would look through all that is prepared here, again and again
-                await _idle(idle, 0.05 if quick else 1.0)
-                await _busy(busy, 0.05 if quick else 1.0)
-                watcher = asyncio.create_task(_watch(late if left <= rounds else []))
-                with _stretches(stretches):
-                    ours.append(await _timed(lambda: _ingest(published, bus, core)))  # noqa: B023 (awaited here)
+                await _idle(found.idle, pause)
+                await _busy(found.busy, pause)
+                watcher = asyncio.create_task(_watch(found.late if left <= rounds else []))
+                with _stretches(found.stretches):
+                    found.ours.append(await _timed(lambda: _ingest(published, bus, core)))  # noqa: B023 (awaited here)
                 await _ended(watcher)
             bus.close()
             await pump
         bare.close()
     gc.unfreeze()
+    return found
+
+
+def _least(rounds: list[tuple[float, float]]) -> tuple[float, float]:
+    """Wall and CPU, each of the round that took least of it."""
+    return min(wall for wall, _ in rounds[1:]), min(cpu for _, cpu in rounds[1:])
+
+
+def rows(quick: bool) -> list[Row]:
+    calls, rounds, pause = (200, 1, 0.05) if quick else (8000, 5, 1.0)
+    found = run(_measure(calls, rounds, pause=pause))
     events = 2 * calls
-    wall, cpu = (min(times[1:], key=lambda one: one[kind])[kind] for kind, times in ((0, ours), (1, ours)))
-    bare_wall, bare_cpu = (
-        min(times[1:], key=lambda one: one[kind])[kind] for kind, times in ((0, floor), (1, floor))
-    )
+    wall, cpu = _least(found.ours)
+    bare_wall, bare_cpu = _least(found.floor)
+    late, idle = found.late, found.idle
     p99, idle_p99 = percentile(late, 0.99), percentile(idle, 0.99)
     return [
         Row(
@@ -200,13 +221,9 @@ async def _rows(quick: bool) -> list[Row]:
         ),
         Row("the same, p50", micros(percentile(late, 0.5)), micros(percentile(idle, 0.5))),
         Row("the same, most", micros(max(late)), micros(max(idle))),
-        Row("p99 of a loop and a thread as busy that write nothing", micros(percentile(busy, 0.99))),
+        Row("p99 of a loop and a thread as busy that write nothing", micros(percentile(found.busy, 0.99))),
         Row(
             "CPU between two looks at the clock, p99 and most",
-            f"{micros(percentile(stretches, 0.99))}, {micros(max(stretches))}",
+            f"{micros(percentile(found.stretches, 0.99))}, {micros(max(found.stretches))}",
         ),
     ]
-
-
-def rows(quick: bool) -> list[Row]:
-    return run(_rows(quick))

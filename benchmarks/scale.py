@@ -24,9 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bus import MessageComplete, StreamReset, TextBlock, TextDelta
-from bus.stream_events import TurnEvent
-from engine import Engine
+from bus import StreamReset, TextDelta
+from engine import Engine, StreamAccumulator
 
 from .hosts import RawClients, engine_on, settle
 from .reply_server import ROOT, Chat, reply_server, words
@@ -48,19 +47,10 @@ async def text_of(engine: Engine, stream_id: str) -> str:
         if isinstance(event, TextDelta):
             pieces.append(event.text)
         elif isinstance(event, StreamReset):
-            pieces = [text for part in event.snapshot for text in texts_in(part)]
+            so_far = StreamAccumulator()
+            so_far.process(event)
+            pieces = [so_far.response().text]
     return "".join(pieces)
-
-
-def texts_in(event: TurnEvent) -> list[str]:
-    """The text of an event of a snapshot."""
-    match event:
-        case TextDelta():
-            return [event.text]
-        case MessageComplete():
-            return [block.text for block in event.final_content if isinstance(block, TextBlock)]
-        case _:
-            return []
 
 
 async def one_stream(engine: Engine, wanted: str) -> bool:
