@@ -1,0 +1,88 @@
+"""What `pip install callboard` brings, without any extra, is all that a call ever looks for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from .support.provider_server import provider_server
+
+ROOT = Path(__file__).parent.parent
+
+REPLIES = {
+    "anthropic": b'{"type":"message","role":"assistant","model":"m","content":[{"type":"text","text":"Hi"}],'
+    b'"stop_reason":"end_turn","usage":{"input_tokens":1,"output_tokens":1}}',
+    "openai_compatible": b'{"model":"m","choices":[{"message":{"role":"assistant","content":"Hi"},'
+    b'"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}',
+}
+
+CALLS = """
+import asyncio, sys
+from collections import Counter
+
+installed, kind, url = set(sys.argv[1].split(",")), sys.argv[2], sys.argv[3]
+missed = Counter()
+
+class OnlyThese:
+    "Hides what a plain install has not."
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in installed and top not in sys.stdlib_module_names:
+            missed[name] += 1
+            raise ModuleNotFoundError(f"no module named {name!r} in a plain install", name=name)
+        return None
+
+sys.meta_path.insert(0, OnlyThese())
+
+from adapters import AdapterConfig, CanonicalRequest, create_adapter
+from bus.messages import Message
+
+async def main():
+    adapter = create_adapter(kind, AdapterConfig(api_key="k", base_url=url), name="x")
+    for call in range(3):
+        missed.clear()
+        message = Message.user("Hello")
+        request = CanonicalRequest(
+            request_id=f"req_{call}", messages=(message,), model="x:m", max_output_tokens=9
+        )
+        assert (await adapter.complete(request)).text == "Hi"
+    await adapter.close()
+    print(dict(missed))
+
+asyncio.run(main())
+"""
+
+
+def plain_modules() -> set[str]:
+    """The top-level modules of the required packages, and of what those require."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted, required = list(project["dependencies"]), set[str]()
+    while wanted:
+        requirement = Requirement(wanted.pop())
+        name = canonicalize_name(requirement.name)
+        if name not in required and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            required.add(name)
+            wanted += importlib.metadata.requires(name) or ()
+    distributions = importlib.metadata.packages_distributions()
+    modules = {module for module, names in distributions.items() if required & {*map(canonicalize_name, names)}}
+    return modules | {"bus", "adapters", "tracestore", "engine"}
+
+
+@pytest.mark.parametrize("kind", sorted(REPLIES))
+def test_a_call_looks_for_no_module_that_a_plain_install_has_not(kind: str) -> None:
+    """A search that fails is repeated by every call, and costs more than the call's own work."""
+    with provider_server(200, REPLIES[kind]) as server:
+        arguments = [",".join(sorted(plain_modules())), kind, server.url]
+        done = subprocess.run(
+            [sys.executable, "-c", CALLS, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=50
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.replace("'", '"')) == {}
