@@ -158,7 +158,7 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
     gave the figure (12 hex digits), if one did.
     reason: why there is no figure, or what is remarkable about it.
     computed_nano_usd: what the price table gives, beside the figure of a provider that names its own; with it
-    `pricing_version` is the table's, and `reason` says why the table has none.
+    `pricing_version` is the table's, and `reason` says why the table has none, or what is remarkable about it.
     """
 
     nano_usd: int | None

@@ -10,7 +10,8 @@ whole pico-USD per token). A file holds one table, or several dated ones:
           - model: "openai:gpt-5"          # provider:name, '*' stands for any text
             input: 1.25
             output: 10
-            cache_read: 0.125              # a rate left out is unknown: a call that needs it is unpriced
+            cache_read: 0.125              # left out: as input, and so are writes without any rate; any other rate
+                                           # left out is unknown: a call that needs it is unpriced
             cache_write_5m: 1.5625         # of any lifetime, where the provider knows only one
             cache_write_1h: 2.5
             reasoning: 10                  # left out: as output

@@ -20,6 +20,11 @@ _MAX_RATE = 10**15  # pico-USD: 1,000 USD for one; beyond that it is a mistake i
 BUCKETS = ("input", "output", "reasoning", "cache_read", "cache_write_5m", "cache_write_1h")
 """What is counted separately, in the order of `explain()`; also the names of the rates."""
 
+_WRITES = ("cache_write_5m", "cache_write_1h")
+
+NO_CACHE_RATE = "no cache rate: as input"
+"""The reason beside a cost that has tokens of a cache at the rate of input."""
+
 
 def tier_name(service_tier: str | None) -> str:
     """A service tier as rows name it: in lower case, and empty for each provider's word for the usual one."""
@@ -30,7 +35,10 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The rates of one model for a span of time, of sizes, and for one service tier.
 
     model: ``provider:name``; ``*`` stands for any text.
-    input, output, cache_read, cache_write_5m, cache_write_1h: pico-USD per token; None: not known.
+    input, output: pico-USD per token; None: not known.
+    cache_read: pico-USD per token read from a cache; None: as input.
+    cache_write_5m, cache_write_1h: pico-USD per token written to a cache; as input if both are None. Where only one
+    is, writes are billed apart, and that one is not known.
     reasoning: pico-USD per token; None: as output. per_request: pico-USD per call.
     extra: rates of what is counted in `TokenUsage.details`, in pico-USD per token or piece. Of `USAGE_PARTS`, what
     is not here is billed as the bucket that it is a part of; a piece that is not here has no price.
@@ -63,12 +71,10 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     def rate(self, name: str) -> int | None:
         """The rate for one of `BUCKETS` or of a usage's details, in pico-USD; None if it is not known."""
-        if name not in BUCKETS:
-            rate = self.extra.get(name)
-            return self.rate(USAGE_PARTS[name]) if rate is None and name in USAGE_PARTS else rate
-        if name == "reasoning" and self.reasoning is None:
-            return self.output
-        value: int | None = getattr(self, name)
+        billed = self.rate_name(name)
+        if billed not in BUCKETS:
+            return self.extra.get(billed)
+        value: int | None = getattr(self, billed)
         return value
 
     def per_million(self, name: str) -> Decimal | None:
@@ -77,10 +83,32 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
         return None if rate is None else Decimal(rate) / 10**6
 
     def rate_name(self, name: str) -> str:
-        """The name of the rate that `rate()` gives: another one, for what is billed as what it is a part of."""
-        if name in USAGE_PARTS and name not in self.extra:
-            return USAGE_PARTS[name]
-        return "output" if name == "reasoning" and self.reasoning is None else name
+        """The name of the rate that `rate()` gives: another one, for what is billed as something else is.
+
+        A part of a bucket without a rate of its own is billed as that bucket, reasoning as output, and what a
+        cache holds as if there were none: audio that was read from it as audio.
+        """
+        if name in self.extra:
+            return name
+        if name in USAGE_PARTS:
+            bucket = USAGE_PARTS[name]
+            if bucket == "cache_read" and self._cached_as_input(bucket):
+                return self.rate_name(name.replace("cache_read", "input"))
+            return self.rate_name(bucket)
+        if name == "reasoning" and self.reasoning is None:
+            return "output"
+        return "input" if self._cached_as_input(name) else name
+
+    def as_input(self, name: str) -> bool:
+        """Whether that is of a cache and billed as input, see `NO_CACHE_RATE`."""
+        return name not in self.extra and self._cached_as_input(USAGE_PARTS.get(name, name))
+
+    def _cached_as_input(self, bucket: str) -> bool:
+        if self.input is None:
+            return False
+        if bucket == "cache_read":
+            return self.cache_read is None
+        return bucket in _WRITES and self.cache_write_5m is None and self.cache_write_1h is None
 
     def covers(self, at_us: int, total_input_tokens: int) -> bool:
         """Whether the row is valid at that moment (`at_us`, microseconds UTC) and for a call of that size

@@ -16,7 +16,7 @@ from bus.usage import USAGE_PARTS
 
 from .database import Row, Statements
 from .insert import SqlValue
-from .price_rows import DAY_SECONDS, MAX_INT64, US_PER_SECOND, PriceRow
+from .price_rows import BUCKETS, DAY_SECONDS, MAX_INT64, NO_CACHE_RATE, US_PER_SECOND, PriceRow
 from .prices import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, Segment, tier_words
 
 _TEMPORARY_TABLES = (
@@ -49,15 +49,17 @@ _TEMPORARY_TABLES = (
         cache_read      INTEGER,
         cache_write_5m  INTEGER,
         cache_write_1h  INTEGER,
-        per_request     INTEGER NOT NULL
+        per_request     INTEGER NOT NULL,
+        as_input        INTEGER NOT NULL
     )
     """,
     "CREATE INDEX IF NOT EXISTS temp.reprice_segment_key ON reprice_segment (key, since)",
     """
     CREATE TEMP TABLE IF NOT EXISTS reprice_rate (
-        segment  INTEGER NOT NULL,
-        name     TEXT NOT NULL,
-        rate     INTEGER NOT NULL,
+        segment   INTEGER NOT NULL,
+        name      TEXT NOT NULL,
+        rate      INTEGER NOT NULL,
+        as_input  INTEGER NOT NULL,
         PRIMARY KEY (segment, name)
     ) WITHOUT ROWID
     """,
@@ -80,6 +82,7 @@ _TEMPORARY_TABLES = (
         cache_write_5m  INTEGER NOT NULL,
         cache_write_1h  INTEGER NOT NULL,
         per_request     INTEGER NOT NULL,
+        as_input        INTEGER NOT NULL,  -- 1: reads of a cache, 2: writes, 3: both
         since           INTEGER NOT NULL,
         until           INTEGER NOT NULL,
         above           INTEGER NOT NULL,
@@ -112,9 +115,9 @@ _INSERT_MODEL = """
     INSERT INTO reprice_model (key, provider, model, served, priced_as, tier, name, no_price)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
-_INSERT_SEGMENT = f"INSERT INTO reprice_segment VALUES ({', '.join('?' * 15)})"
-_INSERT_PLAIN = f"INSERT INTO reprice_plain VALUES ({', '.join('?' * 21)})"
-_INSERT_RATE = "INSERT OR IGNORE INTO reprice_rate (segment, name, rate) VALUES (?, ?, ?)"
+_INSERT_SEGMENT = f"INSERT INTO reprice_segment VALUES ({', '.join('?' * 16)})"
+_INSERT_PLAIN = f"INSERT INTO reprice_plain VALUES ({', '.join('?' * 22)})"
+_INSERT_RATE = "INSERT OR IGNORE INTO reprice_rate (segment, name, rate, as_input) VALUES (?, ?, ?, ?)"
 
 _NOT_KNOWN = MAX_INT64
 """A rate that isn't known, among those that `_PLAIN` multiplies with: one such token is beyond `MOST_PICO`."""
@@ -124,15 +127,16 @@ _DAYS = 1 << 32
 day: sorting by one number is quicker than by two."""
 
 
-_PRICED = f"(a.nano < {MOST_PICO // 1000} OR a.reason IS NOT NULL)"
-"""Of a row ``a`` of `reprice_cost`: whether it is surely finished. What leaves 64 bits is a REAL, and larger."""
+_PRICED = f"a.nano < {MOST_PICO // 1000}"
+"""Of a row ``a`` of `reprice_cost`, before `_ANY`: whether it is surely finished. What leaves 64 bits is a REAL,
+and larger."""
 
 _TOTAL = "c.input_tokens + c.cached_input_tokens + c.cache_creation_input_tokens"
 _1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
 
 # Counts that are missing or contradict each other make the sum NULL, and so leave the call to `_ANY`.
 _PLAIN = f"""
-    INSERT INTO temp.reprice_cost (id, place, nano, at_call, session)
+    INSERT INTO temp.reprice_cost (id, place, nano, at_call, session, reason)
     SELECT c.id, s.key * {_DAYS} + c.day,
            (CASE WHEN c.usage_details IS NULL AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
                 THEN c.input_tokens * s.input
@@ -149,7 +153,11 @@ _PLAIN = f"""
                      END
                    + s.per_request
            END + 500) / 1000,
-           c.cost_nano, {{session}}
+           c.cost_nano, {{session}},
+           CASE WHEN s.as_input > 0 AND ((s.as_input & 1 AND c.cached_input_tokens > 0)
+                                         OR (s.as_input & 2 AND c.cache_creation_input_tokens > 0))
+                THEN '{NO_CACHE_RATE}'
+           END
       FROM calls AS c
       LEFT JOIN temp.reprice_plain AS s
         ON s.served = coalesce(c.served_model, '') AND s.model = c.model AND s.provider = c.provider
@@ -198,11 +206,12 @@ _ANY = f"""
         SELECT n.*, m.key, m.name, m.no_price, s.id AS segment,
                s.input AS r_input,
                s.output AS r_output,
-               coalesce(s.reasoning, s.output) AS r_reasoning,
+               s.reasoning AS r_reasoning,
                s.cache_read AS r_cache_read,
                s.cache_write_5m AS r_cache_write_5m,
                s.cache_write_1h AS r_cache_write_1h,
-               s.per_request AS r_request
+               s.per_request AS r_request,
+               coalesce(s.as_input, 0) AS as_input
           FROM counted AS n
           JOIN temp.reprice_model AS m
             ON m.model = n.model AND m.provider = n.provider AND m.served = coalesce(n.served_model, '')
@@ -248,7 +257,11 @@ _ANY = f"""
                                             ELSE coalesce(sum(d.value * x.rate), 0)
                                        END
                                   FROM {_RATED})
-                     END AS pico
+                     END AS pico,
+               (as_input & 1 AND n_cache_read > 0)
+                   OR (as_input & 2 AND n_cache_write_5m + n_cache_write_1h > 0)
+                   OR (usage_details IS NOT NULL
+                       AND EXISTS (SELECT 1 FROM {_RATED} WHERE d.value > 0 AND x.as_input)) AS no_cache_rate
           FROM matched AS m
     )
     UPDATE temp.reprice_cost
@@ -258,6 +271,7 @@ _ANY = f"""
                   END,
            reason = CASE WHEN missing IS NULL AND (typeof(pico) <> 'integer' OR pico > {MOST_PICO})
                          THEN '{TOO_LARGE}'
+                         WHEN missing IS NULL AND no_cache_rate THEN '{NO_CACHE_RATE}'
                          ELSE missing
                     END
       FROM summed AS s
@@ -350,11 +364,11 @@ class Pricer:
         number, row = len(self._rows), part.row
         self._rows.append(row)
         box = (part.since, part.until, part.above, part.up_to, part.daily_from, part.daily_to)
-        rates = [row.input, row.output, row.reasoning, row.cache_read, row.cache_write_5m, row.cache_write_1h]
-        statements.run(_INSERT_SEGMENT, [number, key, *box, *rates, row.per_request])
-        rates[2] = row.rate("reasoning")
+        rates = [row.rate(bucket) for bucket in BUCKETS]
+        as_input = row.as_input("cache_read") + 2 * row.as_input("cache_write_5m")
+        statements.run(_INSERT_SEGMENT, [number, key, *box, *rates, row.per_request, as_input])
         known = [_NOT_KNOWN if rate is None else rate for rate in rates]
-        rated = [*known, row.per_request]
+        rated = [*known, row.per_request, as_input]
         statements.run(
             _INSERT_PLAIN,
             [
@@ -380,5 +394,8 @@ class Pricer:
             self._add_rates(statements, number, new)
 
     def _add_rates(self, statements: Statements, segment: int, names: list[str]) -> None:
-        rates = [(segment, name, rate) for name in names if (rate := self._rows[segment].rate(name)) is not None]
+        row = self._rows[segment]
+        rates = [
+            (segment, name, rate, row.as_input(name)) for name in names if (rate := row.rate(name)) is not None
+        ]
         statements.run_many(_INSERT_RATE, rates)

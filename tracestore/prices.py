@@ -14,6 +14,9 @@ its size, and for the service tier that the provider says it served.
 A row may begin above a number of input tokens (`above`): such tiers are cliffs. Once the total input, cached or
 not, is *greater* than the threshold, all tokens of the call pay the tier's rates.
 
+**Caches without a rate.** Tokens read from or written to a cache that has no rate are billed as input, and the
+cost's reason says so: what a provider names no price for is no discount and no surcharge.
+
 **Unknown is not zero.** No row, or no rate for a bucket that has tokens, or counts that contradict each other:
 the cost is None, with the reason.
 """
@@ -34,6 +37,7 @@ from .price_rows import (
     ANY_TIER,
     DAY_SECONDS,
     MAX_INT64,
+    NO_CACHE_RATE,
     US_PER_SECOND,
     PriceAlias,
     PriceRow,
@@ -241,7 +245,9 @@ class PriceTable:
         pico = sum(component.pico_usd for component in components)
         if pico > MOST_PICO:
             return self._unpriced(model, row, TOO_LARGE, rule)
-        cost = Cost(round_to_nano(pico), CostSource.COMPUTED, self.version)
+        as_input = any(count and row.as_input(name) for name, count in counts.items())
+        reason = NO_CACHE_RATE if as_input else None
+        cost = Cost(round_to_nano(pico), CostSource.COMPUTED, self.version, reason)
         return Explanation(model, row, tuple(components), pico, cost, rule)
 
     def segments(

@@ -56,7 +56,7 @@ _KEEP = """
 """
 _KEPT = "call_cost AS k WHERE k.price_version = ? AND k.call_id > ? AND k.call_id <= ?"
 _KEPT_DIFFERENTLY = f"""
-    SELECT 1 FROM temp.reprice_cost AS a, {_KEPT} AND k.call_id = a.id AND k.cost_nano IS NOT a.nano LIMIT 1
+    SELECT 1 FROM temp.reprice_cost AS a, {_KEPT} AND k.call_id = a.id AND k.cost_nano <> a.nano LIMIT 1
 """
 
 

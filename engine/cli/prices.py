@@ -131,6 +131,8 @@ def run_explain(arguments: argparse.Namespace) -> int:
     if bill.cost.usd is None:
         console.print(f"Unpriced: {bill.cost.reason}.", style="yellow", soft_wrap=True)
         return 1
+    if bill.cost.reason:
+        console.print(f"  ({bill.cost.reason})", highlight=False, markup=False)
     console.print(f"Together {bill.pico_usd} pico-USD, rounded once: ${bill.cost.usd:f}", style="bold")
     return 0
 

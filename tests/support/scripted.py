@@ -37,11 +37,12 @@ class Say:
         calls: Sequence[tuple[str, JsonObject]] = (),
         fails: Exception | None = None,
         pause: Callable[[], Awaitable[object]] | None = None,
+        usage: TokenUsage = TokenUsage(10, 5),
     ) -> None:
         self.reply = Reply(
             text=fragments,
             calls=tuple(Call(name, arguments) for name, arguments in calls),
-            usage=TokenUsage(10, 5),
+            usage=usage,
             raises=fails,
             pause=pause,
         )

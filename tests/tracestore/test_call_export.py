@@ -24,7 +24,7 @@ from .trace_making import Maker
 
 pytestmark = pytest.mark.anyio
 
-TABLE = PriceTable.from_rows([PriceRow(model="openai:*", input=3_000_000, output=7)], "second")
+TABLE = PriceTable.from_rows([PriceRow(model="openai:*", output=7)], "second")
 
 
 async def fill(store: TraceStore, make: Maker, calls: int = 3) -> None:
@@ -116,7 +116,7 @@ async def test_filters_and_price_versions_are_those_of_the_store(store: TraceSto
     await store.reprice(TABLE)
     (row,) = await as_objects(store, where=CallFilter(request_id="r0"))
     assert (row["cost_nano_usd"], row["cost_pricing_version"]) == (None, TABLE.version)
-    assert row["cost_reason"] == "no cache_read rate for openai:gpt-5"
+    assert row["cost_reason"] == "no input rate for openai:gpt-5"
     assert row["at_call_time_nano_usd"] == 123_456_789_012_345_678
     await store.use_prices(None)
     (row,) = await as_objects(store, where=CallFilter(request_id="r0"))

@@ -166,7 +166,7 @@ def test_a_price_holds_from_inclusive_to_exclusive() -> None:
     [
         (row("p:other"), TokenUsage(1), "no price for p:m"),
         (row(output=None), TokenUsage(1, 1), "no output rate for p:m"),
-        (row(cache_read=None), TokenUsage(1, 1, 1), "no cache_read rate for p:m"),
+        (row(input=None, cache_read=None), TokenUsage(0, 1, 1), "no cache_read rate for p:m"),
         (row(cache_write_1h=None), TokenUsage(0, 0, 0, 5, 1), "no cache_write_1h rate for p:m"),
         (row(), TokenUsage(1, 1, reasoning_tokens=2), "usage inconsistent"),
         (row(), TokenUsage(1, 1, 0, 1, 2), "usage inconsistent"),
@@ -185,6 +185,32 @@ def test_what_has_no_price_is_unpriced_with_a_reason(price: PriceRow, usage: Tok
 def test_a_missing_rate_for_no_tokens_is_harmless() -> None:
     """A call that used no cache needs no cache rate."""
     assert one(row(cache_read=None)).price("p:m", TokenUsage(1000), 0).nano_usd == 1
+
+
+@pytest.mark.parametrize(
+    ("price", "usage", "nano"),
+    [
+        (row(input=3000, cache_read=None), TokenUsage(10, 0, 90), 300),
+        (row(input=3000, cache_write_5m=None, cache_write_1h=None), TokenUsage(10, 0, 0, 90, 40), 300),
+        (row(input=3000, cache_read=None, cache_write_5m=None, cache_write_1h=None), TokenUsage(1, 0, 2, 3, 3), 18),
+        (
+            row(input=3000, cache_read=None, extra={"audio_input": 9000}),
+            TokenUsage(0, 0, 10, details={"audio_cache_read": 4}),
+            6 * 3 + 4 * 9,
+        ),
+        (row(input=0, cache_read=None), TokenUsage(5, 0, 5), 0),
+    ],
+)
+def test_a_cache_without_a_rate_is_billed_as_input(price: PriceRow, usage: TokenUsage, nano: int) -> None:
+    """Reads and writes, text and audio: computed, and the reason says how."""
+    cost = one(price).price("p:m", usage, 0)
+    assert (cost.nano_usd, cost.source, cost.reason) == (nano, CostSource.COMPUTED, "no cache rate: as input")
+
+
+def test_a_cache_rate_that_is_there_is_nothing_remarkable() -> None:
+    """No reason where the rate is known, or nothing was cached."""
+    assert one(row()).price("p:m", TokenUsage(1, 1, 1, 1), 0).reason is None
+    assert one(row(cache_read=None)).price("p:m", TokenUsage(1, 1), 0).reason is None
 
 
 def test_local_models_are_free_by_a_row_that_says_so() -> None:

@@ -192,7 +192,10 @@ async def test_writing_goes_on_between_chunks(
 
 counts = st.one_of(st.integers(0, 300_000), st.integers(50_000, 300_000), st.integers(0, 2**62))
 MODELS = ["a:x", "a:x-2025-08-06", "a:y", "b:x", "b:x-20250101"]
-DETAILS = st.sampled_from(["audio_input", "audio_output", "image_cache_read", "web_search", "audio_second"])
+DETAILS = st.sampled_from(
+    ["audio_input", "audio_output", "audio_cache_read", "image_cache_read", "web_search", "audio_second"]
+)
+EXTRA_RATES = ["audio_input", "image_input", "image_output", "audio_cache_read", "web_search"]
 PATTERNS = ["a:x", "a:*", "*:x", "a:x-*", "b:x", "*:*"]
 
 
@@ -206,7 +209,7 @@ def tables(draw: st.DrawFn) -> PriceTable:
         cuts = sorted(draw(st.sets(st.integers(0, 20), max_size=3)))
         spans = list(zip([None, *cuts], [*cuts, None], strict=True))
         hours = draw(st.sampled_from([(None, None), (None, None), (0, 48_002), (48_003, 86_400)]))
-        reference, names = draw(st.booleans()), st.sampled_from(["audio_input", "image_output", "web_search"])
+        reference, names = draw(st.booleans()), st.sampled_from(EXTRA_RATES)
         extra = draw(st.dictionaries(names, st.integers(0, 10**9), max_size=2))
         for above in draw(st.sets(st.sampled_from([0, 100, 100_000]), min_size=1)):
             for low, high in spans:
