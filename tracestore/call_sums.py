@@ -28,7 +28,7 @@ SUMMED = (
 )
 """The sums; costs are those at call time."""
 
-_KEY = ("day", "provider", "model")
+KEY = ("day", "provider", "model")
 _ABSURD = 1 << 53
 
 
@@ -54,11 +54,11 @@ def _count(tokens: str) -> str:
     )
 
 
-_REPRICED = ("calls", "cost_nano", "unpriced")
+REPRICED = ("calls", "cost_nano", "unpriced")
 
 
 def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
-    """What one row of `call_cost` adds to each of `_REPRICED`."""
+    """What one row of `call_cost` adds to each of `REPRICED`."""
     return (
         "1",
         f"(coalesce({cost}.cost_nano, 0) - coalesce({call}.cost_nano, 0))",
@@ -66,49 +66,49 @@ def repriced_summands(cost: str, call: str) -> tuple[str, ...]:
     )
 
 
-def _changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
+def changes(table: str, names: Iterable[str], by: Iterable[str], sign: str) -> str:
     return ", ".join(f"{name} = {table}.{name} {sign} {value}" for name, value in zip(names, by, strict=True))
 
 
-def _added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
+def added(table: str, key: Iterable[str], names: Iterable[str], select: str) -> str:
     """An INSERT of what a SELECT gives, added to what is there."""
-    more = _changes(table, names, (f"excluded.{name}" for name in names), "+")
+    more = changes(table, names, (f"excluded.{name}" for name in names), "+")
     columns, unique = ", ".join([*key, *names]), ", ".join(key)
     return f"INSERT INTO {table} ({columns}) {select} ON CONFLICT ({unique}) DO UPDATE SET {more}"
 
 
-def _sums(values: Iterable[str]) -> str:
+def sums(values: Iterable[str]) -> str:
     return ", ".join(f"sum({value})" for value in values)
 
 
-def _of(row: str) -> str:
-    return " AND ".join(f"{name} = {row}.{name}" for name in _KEY)
+def of_key(row: str) -> str:
+    return " AND ".join(f"{name} = {row}.{name}" for name in KEY)
 
 
-def _keys(row: str) -> str:
-    return ", ".join(f"{row}.{name}" for name in _KEY)
+def keys(row: str) -> str:
+    return ", ".join(f"{row}.{name}" for name in KEY)
 
 
 # Without an index: the one on days would be walked from end to end, so that nothing needs to be sorted.
-_SUM_UP = _added(
-    *("call_sums", _KEY, SUMMED),
+_SUM_UP = added(
+    *("call_sums", KEY, SUMMED),
     f"""
-    SELECT {_keys("c")}, {_sums(summands("c"))}
+    SELECT {keys("c")}, {sums(summands("c"))}
       FROM calls AS c NOT INDEXED
      WHERE c.id > (SELECT up_to FROM summed_calls)
-     GROUP BY {_keys("c")}
+     GROUP BY {keys("c")}
     """,
 )
 _SUMMED_UP = "UPDATE summed_calls SET up_to = max(up_to, (SELECT coalesce(max(id), 0) FROM calls))"
 
-_REPRICED_KEY = ("price_version", *_KEY)
-_ADD_REPRICED = _added(
-    "repriced_sums", _REPRICED_KEY, _REPRICED, f"VALUES ({', '.join('?' * len((*_REPRICED_KEY, *_REPRICED)))})"
+_REPRICED_KEY = ("price_version", *KEY)
+_ADD_REPRICED = added(
+    "repriced_sums", _REPRICED_KEY, REPRICED, f"VALUES ({', '.join('?' * len((*_REPRICED_KEY, *REPRICED)))})"
 )
 
 _OUT_OF_SUMS = f"""
-    UPDATE call_sums SET {_changes("call_sums", SUMMED, summands("OLD"), "-")} WHERE {_of("OLD")};
-    DELETE FROM call_sums WHERE {_of("OLD")} AND calls = 0;
+    UPDATE call_sums SET {changes("call_sums", SUMMED, summands("OLD"), "-")} WHERE {of_key("OLD")};
+    DELETE FROM call_sums WHERE {of_key("OLD")} AND calls = 0;
 """
 _EVERY_VERSION = "(SELECT version FROM price_version)"
 _SAID_BEFORE = (
@@ -134,19 +134,19 @@ CALL_SUMS = (
         day            INTEGER NOT NULL,
         provider       TEXT NOT NULL,
         model          TEXT NOT NULL,
-        {", ".join(f"{name} INTEGER NOT NULL" for name in _REPRICED)},
+        {", ".join(f"{name} INTEGER NOT NULL" for name in REPRICED)},
         PRIMARY KEY (price_version, day, provider, model)
     ) WITHOUT ROWID
     """,
     _SUM_UP,
     _SUMMED_UP,
-    _added(
-        *("repriced_sums", _REPRICED_KEY, _REPRICED),
+    added(
+        *("repriced_sums", _REPRICED_KEY, REPRICED),
         f"""
-        SELECT k.price_version, {_keys("c")}, {_sums(repriced_summands("k", "c"))}
+        SELECT k.price_version, {keys("c")}, {sums(repriced_summands("k", "c"))}
           FROM call_cost AS k
           JOIN calls AS c ON c.id = k.call_id
-         GROUP BY k.price_version, {_keys("c")}
+         GROUP BY k.price_version, {keys("c")}
         """,
     ),
     f"""
@@ -155,7 +155,7 @@ CALL_SUMS = (
     WHEN OLD.id <= (SELECT up_to FROM summed_calls)
     BEGIN
         {_OUT_OF_SUMS}
-        {_added("call_sums", _KEY, SUMMED, f"VALUES ({_keys('NEW')}, {', '.join(summands('NEW'))})")};
+        {added("call_sums", KEY, SUMMED, f"VALUES ({keys('NEW')}, {', '.join(summands('NEW'))})")};
     END
     """,
     f"""
@@ -168,27 +168,27 @@ CALL_SUMS = (
     AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
     WHEN {_SAID_BEFORE} IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
     BEGIN
-        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, repriced_summands("k", "OLD"), "-")}
+        UPDATE repriced_sums SET {changes("repriced_sums", REPRICED, repriced_summands("k", "OLD"), "-")}
           FROM call_cost AS k
          WHERE k.price_version = repriced_sums.price_version AND k.call_id = OLD.id
-           AND ({_keys("repriced_sums")}) = ({_keys("OLD")});
+           AND ({keys("repriced_sums")}) = ({keys("OLD")});
         {
-        _added(
-            *("repriced_sums", _REPRICED_KEY, _REPRICED),
-            f"SELECT k.price_version, {_keys('NEW')}, {', '.join(repriced_summands('k', 'NEW'))}"
+        added(
+            *("repriced_sums", _REPRICED_KEY, REPRICED),
+            f"SELECT k.price_version, {keys('NEW')}, {', '.join(repriced_summands('k', 'NEW'))}"
             f"  FROM call_cost AS k WHERE k.price_version IN {_EVERY_VERSION} AND k.call_id = NEW.id",
         )
     };
-        DELETE FROM repriced_sums WHERE {_of("OLD")} AND calls = 0;
+        DELETE FROM repriced_sums WHERE {of_key("OLD")} AND calls = 0;
     END
     """,
     f"""
     CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
     BEGIN
-        UPDATE repriced_sums SET {_changes("repriced_sums", _REPRICED, repriced_summands("OLD", "c"), "-")}
+        UPDATE repriced_sums SET {changes("repriced_sums", REPRICED, repriced_summands("OLD", "c"), "-")}
           FROM calls AS c
          WHERE c.id = OLD.call_id AND repriced_sums.price_version = OLD.price_version
-           AND ({_keys("repriced_sums")}) = ({_keys("c")});
+           AND ({keys("repriced_sums")}) = ({keys("c")});
         DELETE FROM repriced_sums WHERE price_version = OLD.price_version AND calls = 0;
     END
     """,
