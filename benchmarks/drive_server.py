@@ -26,7 +26,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import structlog
 
 from adapters import (
     AdapterConfig,
@@ -274,7 +273,7 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", default=(), choices=[*CHECKS, "cancelled"])
     parsed = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
     options = Options(parsed.url, parsed.model, parsed.key, parsed.options, parsed.only)
 
     async def everything() -> dict[str, dict[str, tuple[Outcome, Outcome | None]]]:

@@ -28,7 +28,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import structlog
 
 from benchmarks.faults.round import run_round
 
@@ -78,7 +77,7 @@ def _tls(stack: contextlib.ExitStack, folder: Path) -> ssl.SSLContext:
 
 def quiet() -> None:
     """Without the log of all that goes wrong on purpose."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

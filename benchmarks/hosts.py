@@ -12,7 +12,6 @@ from typing import Any
 
 import httpx
 import msgspec
-import structlog
 
 from adapters import AdapterConfig, Message, ToolDefinition
 from adapters.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
@@ -41,7 +40,7 @@ async def engine_on(
     url: str, headers: Mapping[str, str] | None = None, *, calls: int = 256, keep_streams: bool = True
 ) -> AsyncIterator[Engine]:
     """A whole engine, its trace in a file, and a quiet log."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    logging.getLogger("callboard").setLevel(logging.ERROR)
     keep = Limits(calls_per_provider=calls)
     limits = (
         keep

@@ -23,7 +23,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import structlog
 
 from benchmarks.kills.round import run_round
 from benchmarks.reply_server import reply_server
@@ -38,7 +37,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1, help="of the first round")
     options = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
     total, failed = play(options.seed, options.rounds)
     for what, count in sorted(total.items()):
         print(f"{count:10,}  {what}")

@@ -33,8 +33,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import itertools
 
-import structlog
-
 from adapters import AdapterConfig, AdapterError, CanonicalRequest, MessageComplete, create_adapter
 from adapters.http_adapter import HttpAdapter
 from adapters.transport import HttpReply, HttpRequest
@@ -309,7 +307,7 @@ def main() -> int:
     if folder is None or not Path(folder).is_dir():
         print(f"skipped: no folder of recorded traffic ({folder}); give one, or set CALLBOARD_RECORDED")
         return 0
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
     text, good = run(Path(folder))
     print(text)
     return 0 if good else 1

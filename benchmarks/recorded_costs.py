@@ -25,7 +25,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import structlog
 
 from benchmarks.recorded_agreement import play
 from bus.usage import TokenUsage
@@ -177,7 +176,7 @@ def main() -> int:
     if folder is None or not Path(folder).is_dir():
         print(f"skipped: no folder of recorded traffic ({folder}); give one, or set CALLBOARD_RECORDED")
         return 0
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
     table = PriceTable.default()
     text, good = report(list(read(Path(folder), table)))
     print(f"{table.label}\n{text}")

@@ -1,46 +1,78 @@
-"""Structured logging, imported when the first line is written.
+"""Log lines with fields, for the standard library's `logging`.
 
-Log lines are structlog events with fields; each module logs under its own name. Nothing on the path of a
-single delta logs.
+Every module logs under its own name below `callboard`. structlog puts the lines together; it is imported when the
+first line is written, and the host's own configuration of it neither has an effect here nor is changed. Nothing is
+written to a stream: without a handler of the host's, a line goes nowhere. Nothing on the path of a single delta
+logs.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+import logging
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from structlog.stdlib import BoundLogger
+
+ROOT = "callboard"
+"""The logger above all of ours, and the attribute of a `logging.LogRecord` with a line's event and fields."""
+
+LoggerCall: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
+
+_CALLER = 6  # the frame that logs, as `logging` counts: behind three of structlog and two of this module
+
+logging.getLogger(ROOT).addHandler(logging.NullHandler())  # else a warning that nobody wants goes to stderr
 
 
 class Log:
-    """A lazy structlog logger: `log = Log("adapters.retry")`, then `log.warning("event", field=1)`."""
+    """A lazy logger: `log = Log("adapters.retry")`, then `log.warning("event", field=1)`.
+
+    `raised` is an exception whose traceback belongs to the line.
+    """
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._logger: Any = None
+        self._logger = logging.getLogger(f"{ROOT}.{name}")
+        self._bound: BoundLogger | None = None
 
-    def _bound(self) -> Any:
-        if self._logger is None:
-            import structlog
-
-            self._logger = cast("Any", structlog.get_logger(self._name))
-        return self._logger
-
-    def debug(self, event: str, **fields: object) -> None:
+    def debug(self, event: str, /, **fields: object) -> None:
         """Of use to who looks for a fault."""
-        self._say("debug", event, fields)
+        self._say(logging.DEBUG, event, fields)
 
-    def info(self, event: str, **fields: object) -> None:
+    def info(self, event: str, /, **fields: object) -> None:
         """Of use to who runs it."""
-        self._say("info", event, fields)
+        self._say(logging.INFO, event, fields)
 
-    def warning(self, event: str, **fields: object) -> None:
+    def warning(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
         """Something is not as it should be, and was dealt with."""
-        self._say("warning", event, fields)
+        self._say(logging.WARNING, event, fields, raised)
 
-    def error(self, event: str, **fields: object) -> None:
+    def error(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
         """Something has failed."""
-        self._say("error", event, fields)
+        self._say(logging.ERROR, event, fields, raised)
 
-    def _say(self, level: str, event: str, fields: dict[str, object]) -> None:
+    def _say(
+        self, level: int, event: str, fields: Mapping[str, object], raised: BaseException | None = None
+    ) -> None:
         # a host's logging that fails must not take a supervisor or a call down with it
         with contextlib.suppress(Exception):
-            getattr(self._bound(), level)(event, **fields)
+            if self._logger.isEnabledFor(level):
+                if self._bound is None:
+                    self._bound = _bind(self._logger)
+                self._bound.bind(**fields, exc_info=raised).log(level, event)
+
+
+def _bind(logger: logging.Logger) -> BoundLogger:
+    """structlog over one logger of the standard library, whatever structlog is configured to do elsewhere."""
+    from structlog.stdlib import BoundLogger
+
+    return BoundLogger(logger, processors=[_for_logging], context={})
+
+
+def _for_logging(logger: logging.Logger, method: str, line: MutableMapping[str, Any]) -> LoggerCall:
+    """A line as the standard library takes it: words for people, and the fields beside them for programs."""
+    exc_info = line.pop("exc_info", None)
+    event = line["event"]
+    words = " ".join([str(event), *(f"{name}={value!r}" for name, value in line.items() if name != "event")])
+    return (words,), {"exc_info": exc_info, "stacklevel": _CALLER, "extra": {ROOT: dict(line)}}

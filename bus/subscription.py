@@ -183,7 +183,7 @@ class _NewestPerKey(_Losing):
             key = self._policy.key(envelope)
             items.pop(key, None)  # a dict keeps the place of a key that is set again; we want it at the end
         except Exception as error:
-            _log.warning("bus.key_failed", seq=envelope.seq, topic=envelope.topic, error=repr(error))
+            _log.warning("bus.key_failed", error, seq=envelope.seq, topic=envelope.topic, error=repr(error))
             key = (_NewestPerKey, envelope.seq)
         if len(items) >= self._policy.capacity:
             self._drop(items.pop(next(iter(items))))

@@ -109,7 +109,7 @@ class AbortSignal:
             try:
                 callback()
             except Exception as error:  # the others must hear of it, too
-                _log.error("abort.callback_failed", error=f"{type(error).__name__}: {error}")
+                _log.error("abort.callback_failed", error, error=f"{type(error).__name__}: {error}")
 
 
 class AbortController:

@@ -12,12 +12,12 @@ no times:
 from __future__ import annotations
 
 import gc
+import logging
 import signal
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
-import structlog
 
 from .support.virtual_time import Backend, FakeClock, backend
 
@@ -56,6 +56,6 @@ def clock() -> FakeClock:
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """A command that was run in this process has set up logging for itself; the next test knows nothing of it."""
-    configured, before = structlog.is_configured(), structlog.get_config()
     yield
-    structlog.configure(**before) if configured else structlog.reset_defaults()
+    root = logging.getLogger()
+    root.handlers[:] = [kept for kept in root.handlers if not type(kept).__module__.startswith("engine.cli.")]

@@ -69,7 +69,7 @@ class Runs:
                 calls = await self._close(run_id)
                 lock.remove()
             closed.append(run_id)
-            _log.warning("run_lost", run_id=run_id, calls=calls, file=str(path))
+            _log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
         await self._remove_strays()
         return closed
 

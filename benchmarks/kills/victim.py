@@ -20,7 +20,6 @@ import sys
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from benchmarks.faults.checks import stacks
 from benchmarks.hosts import PROTOCOLS, registry
@@ -120,5 +119,5 @@ async def _fill(engine: Engine, chance: random.Random) -> None:
 
 
 if __name__ == "__main__":
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.getLogger("callboard").setLevel(logging.CRITICAL)
     asyncio.run(live(sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]))

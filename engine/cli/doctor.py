@@ -18,8 +18,9 @@ from engine.health import check_store, report_of, unreadable
 from tracestore import TraceStore
 from tracestore.sqlite.library import sqlite_version
 
+from .harmless import harmless
 from .places import TRACE_NAME
-from .screen import clean, folded, make_console
+from .screen import folded, make_console
 
 FAILED = 1
 UNREADABLE = 2
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         terminal = console.is_terminal
         for line, style in lines_of(findings, signs=("✓", "✗") if terminal else ("ok", "FAIL")):
-            text = folded(clean(line), sys.stdout, indent=_NAME_WIDTH + 3)
+            text = folded(harmless(line), sys.stdout, indent=_NAME_WIDTH + 3)
             console.print(text, style=style, soft_wrap=True)
     if not readable:
         return UNREADABLE

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
+
+from .harmless import one_line
 
 Sink: TypeAlias = Callable[[str], None]
 
@@ -22,18 +24,10 @@ _sinks: list[Sink] = [_to_stderr]
 
 
 def configure() -> None:
-    """Set up structlog and the standard library's logging for this process."""
-    import structlog
-
-    structlog.configure(
-        processors=[structlog.processors.format_exc_info, _one_line],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=_Logger,
-    )
-    handler = logging.StreamHandler(_Stream())
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(name)s: %(message)s"))
-    handler.setLevel(logging.WARNING)
-    logging.getLogger().handlers[:] = [handler]
+    """Set up the logging of this process, which is the command's own."""
+    root = logging.getLogger()
+    if not any(isinstance(there, _Lines) for there in root.handlers):
+        root.addHandler(_Lines(logging.WARNING))
 
 
 @contextmanager
@@ -46,28 +40,12 @@ def shown_by(sink: Sink) -> Iterator[None]:
         _sinks.remove(sink)
 
 
-def _one_line(logger: Any, method: str, fields: MutableMapping[str, Any]) -> str:
-    event = fields.pop("event", "")
-    said = " ".join(f"{name}={value}" for name, value in fields.items())
-    return f"{method}: {logger.name}: {event} {said}".rstrip()
+class _Lines(logging.Handler):
+    """Shows each record in one line, without its traceback."""
 
-
-class _Logger:
-    """What structlog hands its finished lines to."""
-
-    def __init__(self, name: str = "callboard", *rest: object) -> None:
-        self.name = name
-
-    def msg(self, line: str) -> None:
-        _sinks[-1](line)
-
-    debug = info = warning = error = critical = exception = msg
-
-
-class _Stream:
-    def write(self, text: str) -> None:
-        if text.strip():
-            _sinks[-1](text.rstrip())
-
-    def flush(self) -> None:
-        pass
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
+            _sinks[-1](one_line(text))
+        except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
+            self.handleError(record)

@@ -22,8 +22,9 @@ from tracestore.price_home import price_table
 from ..nearest import nearest
 from .events import plural
 from .fitting import FittingTable
+from .harmless import harmless
 from .output import add_format, write
-from .screen import clean, make_console
+from .screen import make_console
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
 """What a table says of a capability."""
@@ -203,14 +204,14 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
     table.add_column("", folds=True)
     for line in lines:
         table.add_row(
-            clean(line.id),
+            harmless(line.id),
             _count(line.context_window),
             _count(line.max_output),
             _dollars(line.input_cost_per_million),
             _dollars(line.output_cost_per_million),
             ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-"),
-            clean(", ".join(line.aliases)),
-            clean(_standing(line)),
+            harmless(", ".join(line.aliases)),
+            harmless(_standing(line)),
         )
     console.print(table)
     console.print(
@@ -222,7 +223,7 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
 def _show(line: Line) -> None:
     console = make_console()
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
-    console.print(clean(title), style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(harmless(title), style="bold", highlight=False, markup=False, soft_wrap=True)
     can = _abilities(line)
     unknown = _unsaid(line)
     facts = {
@@ -237,7 +238,7 @@ def _show(line: Line) -> None:
     }
     for name, fact in facts.items():
         if fact:
-            console.print(f"  {name:<12}{clean(fact)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {name:<12}{harmless(fact)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _abilities(line: Line) -> list[str]:

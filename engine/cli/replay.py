@@ -15,7 +15,7 @@ from tracestore.codec import encode_line
 
 from .events import describe, plural
 from .filters import chosen_file, moment
-from .screen import clean
+from .harmless import harmless
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,7 +102,7 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        print(clean(line).rstrip(), flush=True)  # each when it comes, for whoever watches a paced replay
+        print(harmless(line).rstrip(), flush=True)  # each when it comes, for whoever watches a paced replay
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No such events"

@@ -20,6 +20,7 @@ import anyio
 
 from bus import ConfigurationError
 
+from .harmless import harmless
 from .logs import shown_by
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ T = TypeVar("T")
 
 LABEL_WIDTH = 17
 PIPE_WIDTH = 1000  # nothing that a program reads is broken
-_CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 
 
@@ -69,11 +69,6 @@ def folded(line: str, out: TextIO, indent: int = 0) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def clean(text: str) -> str:
-    """Text from a model or a server, without what could steer a terminal."""
-    return text.translate(_CONTROL)
 
 
 class Flow:
@@ -191,9 +186,9 @@ class Screen:
 
     def _print_line(self, text: str, style: str | None, whole: bool) -> None:
         if self.console.is_terminal and not whole:
-            self.console.print(clean(text), style=style, no_wrap=True, overflow="ellipsis")
+            self.console.print(harmless(text), style=style, no_wrap=True, overflow="ellipsis")
         else:
-            self.console.print(clean(text), style=style, soft_wrap=True)
+            self.console.print(harmless(text), style=style, soft_wrap=True)
 
     def _begin(self, label: str, style: str | None) -> None:
         self._end()
@@ -203,7 +198,7 @@ class Screen:
 
     def _write(self, piece: str) -> None:
         if self._flow is not None:
-            self._raw(self._flow.feed(clean(piece)))
+            self._raw(self._flow.feed(harmless(piece)))
 
     def _raw(self, text: str, style: str | None = None) -> None:
         if text:

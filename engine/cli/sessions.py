@@ -31,7 +31,8 @@ from tracestore.captured import encode, encode_metadata
 
 from .events import plural
 from .filters import chosen_file, positive
-from .screen import clean, make_console
+from .harmless import harmless
+from .screen import make_console
 from .tables import sessions_table, sum_text
 
 
@@ -135,7 +136,7 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
         said += [(_speaker(message), _words(message)) for message in saved.messages]
         for speaker, words in said:
             console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
-            console.print(clean(words), soft_wrap=True)
+            console.print(harmless(words), soft_wrap=True)
     for missing in saved.missing:
         print(f"callboard: {missing}", file=sys.stderr)
 

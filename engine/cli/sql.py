@@ -13,8 +13,9 @@ from tracestore import SqlResult, TraceStore
 from .events import plural
 from .filters import chosen_file, positive
 from .fitting import FittingTable
+from .harmless import harmless
 from .output import add_format, write_records
-from .screen import clean, make_console
+from .screen import make_console
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -55,9 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _show(found: SqlResult) -> None:
     table = FittingTable()
     for column in found.columns:
-        table.add_column(clean(column), folds=True)
+        table.add_column(harmless(column), folds=True)
     for row in found.rows:
-        table.add_row(*("NULL" if value is None else clean(str(value)) for value in row))
+        table.add_row(*("NULL" if value is None else harmless(str(value)) for value in row))
     console = make_console()
     console.print(table)
     console.print(f"\n{plural(len(found.rows), 'row')}", style="dim")

@@ -15,8 +15,9 @@ from .cost import add_by
 from .events import plural, seconds
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
+from .harmless import harmless
 from .output import add_format, write, write_records
-from .screen import clean, make_console
+from .screen import make_console
 from .tables import moment_text, rate
 
 
@@ -127,7 +128,7 @@ def run_errors(arguments: argparse.Namespace) -> int:
             f"{row.ended:,}",
             "-" if row.provider_status is None else str(row.provider_status),
             moment_text(row.last_us),
-            clean((row.error_message or "-").replace("\n", " "))[:120],
+            harmless((row.error_message or "-").replace("\n", " "))[:120],
         )
     console.print(table)
     ended = sum(row.ended for row in rows)

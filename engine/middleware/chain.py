@@ -175,7 +175,8 @@ class Chain:
             try:
                 layer.settle(call, end)
             except Exception as error:  # the call is over, and the others must hear of it, too
-                _log.error("settle_failed", layer=type(layer).__name__, error=f"{type(error).__name__}: {error}")
+                told = f"{type(error).__name__}: {error}"
+                _log.error("settle_failed", error, layer=type(layer).__name__, error=told)
 
     async def aclose(self) -> None:
         for layer in self._layers:

@@ -91,7 +91,7 @@ async def _repaired(
     try:
         return await _asked(scene.repair, call, error, tool)
     except Exception as failure:
-        _log.warning("repair_failed", tool=call.name, error=type(failure).__name__)
+        _log.warning("repair_failed", failure, tool=call.name, error=type(failure).__name__)
         return None
 
 
@@ -111,7 +111,7 @@ async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObjec
         try:
             approval = await _approval(request, tool, scene)
         except Exception as error:
-            _log.warning("approval_failed", tool=call.name, error=type(error).__name__)
+            _log.warning("approval_failed", error, tool=call.name, error=type(error).__name__)
             raise Refused("The call was not executed: asking for its approval failed.") from error
     match approval:
         case Approved():

@@ -132,7 +132,7 @@ async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, scene: ToolScene) -
         return ToolResultBlock(call.id, error.content, is_error=True)
     except Exception as error:
         done = True
-        _log.warning("tool_failed", tool=call.name, error=type(error).__name__)
+        _log.warning("tool_failed", error, tool=call.name, error=type(error).__name__)
         return ToolResultBlock(call.id, _told(error), is_error=True)
     finally:
         if context is not None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from bus.content import (
 )
 from bus.errors import CapabilityError
 from bus.messages import Message, Role
+from tests.support.logs import captured_logs
 
 PNG = ImageBlock(data=b"\x89PNG\r\n\x1a\n")
 HOME = Target(provider="home", replays_thinking=True)
@@ -118,7 +118,7 @@ def thinking(provider: str | None) -> ThinkingBlock:
 def test_foreign_reasoning_is_left_out_with_all_five_fields(block: ContentBlock) -> None:
     """One WARN each, which says where it was and why, and never what it said."""
     message = Message(Role.ASSISTANT, (block, TextBlock("so")), id="msg_7")
-    with structlog.testing.capture_logs() as lines:
+    with captured_logs() as lines:
         fitted = fit(USER, message)
         fitted.log()
     assert fitted.messages[1].content == (TextBlock("so"),)

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from bus import Cost
 from bus.usage import CostSource
+from engine.cli.harmless import harmless
 from engine.cli.money import cost_text, difference, percent, usd
-from engine.cli.screen import Flow, clean
+from engine.cli.screen import Flow
 
 
 @pytest.mark.parametrize(
@@ -74,4 +75,4 @@ def test_lines_of_whole_words_fit_the_width(parts: list[str], width: int) -> Non
 
 def test_control_characters_are_left_out() -> None:
     """Escape sequences lose their teeth; line breaks and tabs stay."""
-    assert clean("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"
+    assert harmless("a\x1b[31mb\x07\n\tc\r\x9b") == "a[31mb\n\tc"

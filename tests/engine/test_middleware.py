@@ -41,6 +41,7 @@ from engine.middleware import (
     TryModels,
 )
 from engine.middleware.caching import key_of
+from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tests.support.virtual_time import run_virtual
 from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
@@ -305,21 +306,19 @@ async def test_cancelling_a_turn_ends_a_layer_that_waits() -> None:
 # -- the five
 
 
-async def test_a_log_line_tells_of_each_call_and_never_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_log_line_tells_of_each_call_and_never_what_was_said() -> None:
     """Model, tokens and cost stand in it; a failure is a warning."""
-    async with around(LogCalls(), replies=[Say("secret"), Say(fails=ServerError("down"))]) as (engine, _):
-        session = engine.session("s:m")
-        await session.send("private")
-        with pytest.raises(ServerError):
+    with captured_logs() as lines:
+        async with around(LogCalls(), replies=[Say("secret"), Say(fails=ServerError("down"))]) as (engine, _):
+            session = engine.session("s:m")
             await session.send("private")
-    text = capsys.readouterr().out
-    done, failed = (line for line in text.splitlines() if "call_" in line)
-    assert "model=s:m" in done
-    assert "output_tokens=5" in done
-    assert "warning" in failed
-    assert "ServerError" in failed
-    assert "secret" not in text
-    assert "private" not in text
+            with pytest.raises(ServerError):
+                await session.send("private")
+    done, failed = (line for line in lines if "call_" in line["event"])
+    assert (done["log_level"], done["model"], done["output_tokens"]) == ("info", "s:m", 5)
+    assert (failed["log_level"], failed["error"]) == ("warning", "ServerError")
+    assert "secret" not in str(lines)
+    assert "private" not in str(lines)
 
 
 async def test_a_budget_of_tokens_ends_after_the_call_that_reached_it() -> None:

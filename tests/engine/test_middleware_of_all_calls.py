@@ -18,6 +18,7 @@ from adapters.video import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
 from adapters.video.usage import video_usage
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.middleware import Budget, BudgetExceededError, CallEnd, CallInfo, LogCalls, Middleware, RateLimit
+from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 from tracestore import PriceRow, PriceTable
 
@@ -162,22 +163,23 @@ async def test_all_calls_of_a_provider_keep_its_rate() -> None:
         assert anyio.current_time() - began == pytest.approx(4.0)
 
 
-async def test_a_log_line_names_the_operation(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_log_line_names_the_operation() -> None:
     """With tokens and cost, or with the error; a conversation has its one line as ever."""
-    async with around(LogCalls()) as engine:
-        await engine.embed("private", model="s:m")
-        await engine.generate("s:m", "private")
-        with pytest.raises(ServerError):
-            await engine.generate_image("fail", model="s:m")
-    lines = [line for line in capsys.readouterr().out.splitlines() if "call_" in line]
-    assert len(lines) == 3
-    assert "operation=embeddings" in lines[0]
-    assert "input_tokens=1000" in lines[0]
-    assert "cost_usd=1" in lines[0]
-    assert "operation" not in lines[1]
-    assert "operation=image" in lines[2]
-    assert "ServerError" in lines[2]
-    assert "private" not in "".join(lines)
+    with captured_logs() as logged:
+        async with around(LogCalls()) as engine:
+            await engine.embed("private", model="s:m")
+            await engine.generate("s:m", "private")
+            with pytest.raises(ServerError):
+                await engine.generate_image("fail", model="s:m")
+    embedded, asked, failed = (line for line in logged if "call_" in line["event"])
+    assert (embedded["operation"], embedded["input_tokens"], embedded["cost_usd"]) == (
+        "embeddings",
+        1000,
+        "1.000000000",
+    )
+    assert "operation" not in asked
+    assert (failed["operation"], failed["error"]) == ("image", "ServerError")
+    assert "private" not in str(logged)
 
 
 class Noting(Middleware):

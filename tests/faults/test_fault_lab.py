@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import subprocess
@@ -11,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import structlog
 
 from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
 from adapters.assembler import Assembler
@@ -36,10 +36,11 @@ CHECKOUT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """Thousands of lines about what goes wrong on purpose say nothing."""
-    before = structlog.get_config()
+    ours = logging.getLogger("callboard")
+    before = ours.level
     fault_lab.quiet()
     yield
-    structlog.configure(**before)
+    ours.setLevel(before)
 
 
 @pytest.mark.parametrize("seed", [1, 8, 21, 27])

@@ -6,7 +6,6 @@ import base64
 
 import msgspec
 import pytest
-import structlog.testing
 
 from adapters.anthropic.request import close_objects, write_request
 from adapters.contract import CanonicalRequest
@@ -27,6 +26,7 @@ from bus.content import (
 from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from tests.support.logs import captured_logs
 
 from ...support.fake_http import request
 
@@ -592,7 +592,7 @@ def test_a_reply_that_was_stopped_while_it_was_thinking_does_not_end_in_reasonin
         messages=(Message.user("Go"), Message(Role.ASSISTANT, blocks, id="msg_7"), Message.user("On")),
         session_id="ses_1",
     )
-    with structlog.testing.capture_logs() as lines:
+    with captured_logs() as lines:
         wire = write_request(asked, provider="anthropic", options={}, stream=False)
     assert messages_of(wire)[1] == assistant(says("a"))
     assert [(line["block_type"], line["message_id"], line["session_id"], line["adapter"]) for line in lines] == [

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import anyio
 import pytest
-from structlog.testing import capture_logs
 
 from adapters import ImageBlock, TextBlock, ToolAnnotations
 from bus import CallboardError, ConfigurationError, ToolProgress
 from engine import Tool, mcp_tools
+from tests.support.logs import captured_logs
 from tests.support.scripted import Say
 
 from ..engines import running
@@ -49,7 +49,7 @@ async def test_a_servers_tools_are_tools() -> None:
 async def test_a_name_that_models_do_not_take_is_changed_and_known_again() -> None:
     """The call goes to the original; the warning names both. Opening and closing may be apart."""
     connection = mcp_tools(COMMAND)
-    with capture_logs() as logged:
+    with captured_logs() as logged:
         tools = await connection.__aenter__()
     try:
         assert [(line["original"], line["name"]) for line in logged] == [

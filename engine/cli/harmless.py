@@ -1,0 +1,45 @@
+"""Foreign text without what could steer a terminal or turn a line's order around.
+
+Names, tags, errors, file names and what a model says come from elsewhere. Left out are control characters other
+than line feed and tab, and the invisible characters that change the direction of text, break its lines or hide in
+it. The joiners that scripts and emoji need stay. Halves of surrogate pairs, which no terminal can show, become
+U+FFFD.
+"""
+
+from __future__ import annotations
+
+_CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_INVISIBLE = (
+    *(0x200B, 0x2028, 0x2029, 0xFEFF),
+    *(*range(0x206A, 0x2070), *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0080)),
+)
+_SURROGATES = range(0xD800, 0xE000)
+
+_LEFT_OUT: dict[int, str | None] = dict.fromkeys((*_CONTROLS, *_DIRECTIONS, *_INVISIBLE))
+del _LEFT_OUT[0x09], _LEFT_OUT[0x0A]
+
+
+def _json_escape(code: int) -> str:
+    units = chr(code).encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+_HARMLESS = _LEFT_OUT | dict.fromkeys(_SURROGATES, "\ufffd")
+_ON_ONE_LINE = _HARMLESS | {0x09: " ", 0x0A: " "}
+_ESCAPED = {code: _json_escape(code) for code in _LEFT_OUT if code >= 0x7F}
+
+
+def harmless(text: str) -> str:
+    """The text as a terminal may have it, its line breaks and tabs kept."""
+    return text.translate(_HARMLESS)
+
+
+def one_line(text: str) -> str:
+    """The text as a terminal may have it, on one line."""
+    return text.translate(_ON_ONE_LINE)
+
+
+def harmless_json(text: str) -> str:
+    """JSON that means the same, with escapes in place of the characters that `harmless` leaves out."""
+    return text.translate(_ESCAPED)
