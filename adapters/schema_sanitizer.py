@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
+
 from bus.json_types import Json, JsonObject
 
 from .plain_text import as_text
@@ -116,3 +118,48 @@ def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
         return schema
     said = schema.get("description")
     return {**schema, "description": f"{said} ({added})" if isinstance(said, str) and said else added}
+
+
+def merge_all_of(schema: JsonObject) -> JsonObject:
+    """A schema with its allOf written out; what contradicts stays in it, to be told in words."""
+    parts = schema["allOf"]
+    merged = {name: value for name, value in schema.items() if name != "allOf"}
+    left: list[Json] = []
+    for part in parts if isinstance(parts, list) else [parts]:
+        inner = merge_all_of(part) if isinstance(part, dict) and "allOf" in part else part
+        if not isinstance(inner, dict) or not _join(merged, inner):
+            left.append(part)
+    return describe(merged, in_words({"allOf": left})) if left else merged
+
+
+def _join(merged: JsonObject, part: JsonObject) -> bool:
+    """Add a schema's constraints; False, and nothing added, if both say different things of one matter."""
+    joined: JsonObject = {}
+    for name, value in part.items():
+        before = merged.get(name)
+        if name not in merged or before == value:
+            joined[name] = value
+        elif name == "required" and isinstance(before, list) and isinstance(value, list):
+            joined[name] = [*before, *(entry for entry in value if entry not in before)]
+        elif (
+            name in ("properties", "$defs", "definitions") and isinstance(before, dict) and isinstance(value, dict)
+        ):
+            if any(before[key] != value[key] for key in before.keys() & value.keys()):
+                return False
+            joined[name] = {**before, **value}
+        elif name in ("title", "description"):
+            pass  # the outer one is nearer to the matter
+        else:
+            return False
+    merged.update(joined)
+    return True
+
+
+def instruction(schema: JsonObject, *, with_tools: bool) -> str:
+    """The words for a model that takes no schema, or not this one."""
+    when = "When you answer and call no tool, answer" if with_tools else "Answer"
+    text = msgspec.json.encode(schema).decode()
+    return (
+        f"{when} with one JSON object only, without a code fence or any other text. "
+        f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
+    )

@@ -22,6 +22,7 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
+from adapters.schema_sanitizer import instruction
 from bus.json_types import JsonObject
 
 from .compensation import Shape, joined
@@ -65,16 +66,6 @@ def _can_be_forced(capabilities: AdapterCapabilities) -> bool:
 
 def _warning(code: str, what: str) -> CallWarning:
     return CallWarning(code, f"the model takes no output schema; {what}")
-
-
-def instruction(schema: JsonObject, *, with_tools: bool) -> str:
-    """The words for a model that takes no schema."""
-    when = "When you answer and call no tool, answer" if with_tools else "Answer"
-    text = msgspec.json.encode(schema).decode()
-    return (
-        f"{when} with one JSON object only, without a code fence or any other text. "
-        f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
-    )
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:

@@ -15,6 +15,7 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.encoding import encode_json
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
+from adapters.schema_sanitizer import instruction
 from adapters.settings import check_tool_choice, own_options
 from bus.content import OpaqueBlock
 from bus.errors import InvalidRequestError
@@ -25,6 +26,7 @@ from . import wire
 from .caching import TTLS, mark
 from .data import find_model
 from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
+from .schema import fit_schema
 from .tuning import Tuning, check_choice, output_limit
 
 TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
@@ -69,6 +71,8 @@ class _Writer:
         self.target = target
         self.stream = stream
         self.history = fit_history(request, target)
+        schema = request.output_schema
+        self.held_to = None if schema is None else fit_schema(schema)
         self.losses: list[Loss] = []
         self.warnings: list[CallWarning] = []
 
@@ -128,8 +132,9 @@ class _Writer:
         choice = self._tool_choice(tools)
         if choice is not None:
             body["tool_choice"] = choice
-        if self.history.system is not None:
-            body["system"] = self.history.system
+        system = self._system()
+        if system is not None:
+            body["system"] = system
         body["messages"], self.losses = write_messages(self.history, errors_in_words=errors_in_words)
         container = open_container(self.history)
         if container is not None:
@@ -151,8 +156,19 @@ class _Writer:
         return body
 
     def _format(self) -> JsonObject:
+        if isinstance(self.held_to, dict):
+            return {"format": {"type": "json_schema", "schema": self.held_to}}
+        return {}
+
+    def _system(self) -> str | None:
+        """The system text, with the schema that the model can't be held to but can be told."""
         schema = self.request.output_schema
-        return {} if schema is None else {"format": {"type": "json_schema", "schema": close_objects(schema)}}
+        if schema is None or isinstance(self.held_to, dict):
+            return self.history.system
+        why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
+        self.warnings.append(CallWarning("schema_as_instruction", f"{self.target.provider}: {why}"))
+        told = instruction(schema, with_tools=bool(self.request.tools))
+        return "\n\n".join(text for text in (self.history.system, told) if text)
 
     def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
         choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
@@ -184,33 +200,17 @@ def _tool(tool: ToolDefinition) -> JsonObject:
     fields: JsonObject = {"name": tool.name}
     if tool.description:
         fields["description"] = tool.description
-    fields["input_schema"] = close_objects(tool.input_schema) if tool.strict else tool.input_schema
+    fields["input_schema"] = _strict_schema(tool) if tool.strict else tool.input_schema
     if tool.strict:
         fields["strict"] = True
     return fields
 
 
-def close_objects(schema: JsonObject) -> JsonObject:
-    """A copy of a JSON Schema with ``additionalProperties: false`` in every object that says nothing about it."""
-    closed: JsonObject = {}
-    for name, value in schema.items():
-        match name:
-            case "properties" | "$defs" | "definitions" if isinstance(value, dict):
-                closed[name] = {key: _closed(inner) for key, inner in value.items()}
-            case "items" | "anyOf" | "allOf" | "oneOf" | "prefixItems" | "not":
-                closed[name] = _closed(value)
-            case _:
-                closed[name] = value
-    kind = schema.get("type")
-    if kind == "object" or "properties" in schema or (isinstance(kind, list) and "object" in kind):
-        closed.setdefault("additionalProperties", False)
-    return closed
-
-
-def _closed(value: Json) -> Json:
-    if isinstance(value, list):
-        return [_closed(item) for item in value]
-    return close_objects(value) if isinstance(value, dict) else value
+def _strict_schema(tool: ToolDefinition) -> JsonObject:
+    fitted = fit_schema({"properties": {}, **tool.input_schema})  # without any, it takes no arguments
+    if isinstance(fitted, str):
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
+    return fitted
 
 
 def _object(value: Json) -> JsonObject:

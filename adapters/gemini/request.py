@@ -12,6 +12,7 @@ import msgspec
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.schema_sanitizer import instruction
 from adapters.settings import changed, check_tool_choice, dropped, own_options, write_settings
 from bus.errors import CapabilityError
 from bus.json_types import Json, JsonObject
@@ -163,8 +164,7 @@ class _Builder:
             return None
         if self.request.tools and not self.row.modern:
             self._warn("schema_as_instruction", f"{self.request.wire_model} takes no output schema beside tools")
-            text = msgspec.json.encode(schema).decode()
-            return f"When you answer and call no tool, answer with JSON only, following this JSON Schema: {text}"
+            return instruction(schema, with_tools=True)
         config["responseMimeType"] = "application/json"
         if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":
             config["responseJsonSchema"] = fit_schema(schema)

@@ -7,7 +7,7 @@ rewritten; of any other constraint the description tells the model. Nothing that
 from __future__ import annotations
 
 from adapters.schema_memory import remembered
-from adapters.schema_sanitizer import describe, in_words, normalise_schema
+from adapters.schema_sanitizer import describe, in_words, merge_all_of, normalise_schema
 from bus.json_types import Json, JsonObject
 
 _KEPT = frozenset(
@@ -50,7 +50,7 @@ class _Fitter:
 
     def fit(self, schema: JsonObject, *, at_root: bool = False) -> JsonObject:
         if "allOf" in schema:
-            schema = _merged(schema)
+            schema = merge_all_of(schema)
         if "$ref" in schema:
             fitted = self._reference(schema)
         else:
@@ -123,38 +123,3 @@ def _with_inclusive_bounds(schema: JsonObject) -> JsonObject:
             else:
                 bounded[bound] = nearest
     return bounded
-
-
-def _merged(schema: JsonObject) -> JsonObject:
-    """A schema with its allOf written out; what contradicts stays in it, to be told in words."""
-    parts = schema["allOf"]
-    merged = {name: value for name, value in schema.items() if name != "allOf"}
-    left: list[Json] = []
-    for part in parts if isinstance(parts, list) else [parts]:
-        inner = _merged(part) if isinstance(part, dict) and "allOf" in part else part
-        if not isinstance(inner, dict) or not _join(merged, inner):
-            left.append(part)
-    return describe(merged, in_words({"allOf": left})) if left else merged
-
-
-def _join(merged: JsonObject, part: JsonObject) -> bool:
-    """Add a schema's constraints; False, and nothing added, if both say different things of one matter."""
-    joined: JsonObject = {}
-    for name, value in part.items():
-        before = merged.get(name)
-        if name not in merged or before == value:
-            joined[name] = value
-        elif name == "required" and isinstance(before, list) and isinstance(value, list):
-            joined[name] = [*before, *(entry for entry in value if entry not in before)]
-        elif (
-            name in ("properties", "$defs", "definitions") and isinstance(before, dict) and isinstance(value, dict)
-        ):
-            if any(before[key] != value[key] for key in before.keys() & value.keys()):
-                return False
-            joined[name] = {**before, **value}
-        elif name in ("title", "description"):
-            pass  # the outer one is nearer to the matter
-        else:
-            return False
-    merged.update(joined)
-    return True

@@ -7,7 +7,7 @@ import base64
 import msgspec
 import pytest
 
-from adapters.anthropic.request import close_objects, write_request
+from adapters.anthropic.request import write_request
 from adapters.contract import CanonicalRequest
 from adapters.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
 from adapters.http_adapter import WireCall
@@ -395,42 +395,6 @@ def test_a_choice_among_no_tools() -> None:
             write(tool_choice=choice)
     with pytest.raises(UnsupportedToolChoiceError, match="'f'"):
         write(tools=(READ_FILE,), tool_choice=ToolChoice("named", "f"))
-
-
-def test_strict_tools_get_closed_schemas() -> None:
-    """A schema is enforced only if its objects say that they are closed."""
-    loose: JsonObject = {"type": "object", "properties": {"o": {"type": "object"}}}
-    tools = (ToolDefinition("a", "", loose, strict=True), ToolDefinition("b", "", loose, strict=False))
-    closed = {"type": "object", "additionalProperties": False}
-    assert written(write(tools=tools))["tools"] == [
-        {"name": "a", "strict": True, "input_schema": {**closed, "properties": {"o": closed}}},
-        {"name": "b", "input_schema": loose},
-    ]
-
-
-def test_every_open_object_of_a_schema_is_closed() -> None:
-    """Wherever it stands; what a schema says itself is left alone, and the caller's schema too."""
-    schema: JsonObject = {
-        "type": ["object", "null"],
-        "properties": {
-            "type": {"enum": ["object"]},
-            "list": {"type": "array", "items": {"properties": {}}},
-            "open": {"type": "object", "additionalProperties": {"type": "string"}},
-        },
-        "$defs": {"n": {"anyOf": [{"type": "object"}, {"type": "null"}]}},
-    }
-    before = msgspec.json.encode(schema)
-    assert close_objects(schema) == {
-        "type": ["object", "null"],
-        "additionalProperties": False,
-        "properties": {
-            "type": {"enum": ["object"]},
-            "list": {"type": "array", "items": {"properties": {}, "additionalProperties": False}},
-            "open": {"type": "object", "additionalProperties": {"type": "string"}},
-        },
-        "$defs": {"n": {"anyOf": [{"type": "object", "additionalProperties": False}, {"type": "null"}]}},
-    }
-    assert msgspec.json.encode(schema) == before
 
 
 def test_output_schema_and_effort_share_one_object() -> None:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from adapters.anthropic.request import close_objects
+from adapters.anthropic.schema import fit_schema as fit_for_anthropic
 from adapters.gemini.schema import fit_schema
 from adapters.schema_sanitizer import normalise_schema
 from adapters.strict_schema import NotStrict, to_strict
@@ -105,7 +105,9 @@ def test_every_provider_takes_the_schema_of_a_type(of: object) -> None:
     schema = json_schema(of)
     assert "$ref" not in schema
     assert normalise_schema(schema) == schema
-    for fitted in (fit_schema(schema), close_objects(schema)):
+    for fitted in (fit_schema(schema), fit_for_anthropic(schema)):
+        if isinstance(fitted, str):
+            continue  # a shape that one can't say is told in words
         text = msgspec.json.encode(fitted).decode()
         names = set((fitted.get("$defs") or {}).keys())  # type: ignore[union-attr]
         assert all(f'"#/$defs/{name}"' not in text or name in names for name in ("Address", "Folder", "Tree"))
