@@ -24,12 +24,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from bus.clock import Clock
-from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ToolUseBlock
+from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
 from bus.json_types import JsonObject
 from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
 from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.whole_calls import ended_well, with_whole_calls
 
 from .contract import CallWarning, CanonicalRequest
+from .failed_ends import failed_end
 from .reply_block import CleanInput, ReplyBlock
 
 Key: TypeAlias = Hashable
@@ -196,8 +198,15 @@ class Assembler:
     def finish(
         self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
     ) -> None:
-        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated."""
+        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated.
+
+        Raises AdapterError if the provider's word for the end says that there was none.
+        """
         usage = usage or self.usage
+        failure = failed_end(raw_stop_reason, self.provider)
+        if failure is not None:
+            self.usage, self.raw_stop_reason = usage, raw_stop_reason
+            raise failure
         if usage is None:
             usage = self._estimate_usage(self.partial_text())
             self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
@@ -232,18 +241,18 @@ class Assembler:
             return
         self._settle()
         while self._open is not None:
-            is_last = not self._held
-            self._close_open(cut_off=cut_off or (stop_reason is StopReason.MAX_TOKENS and is_last))
+            self._close_open(cut_off=cut_off or not ended_well(stop_reason))
             self._settle()
         self._begin()
-        content = [block.content for block in self._done if block.content is not None]
-        if stop_reason is StopReason.MAX_TOKENS and content and isinstance(content[-1], ToolUseBlock):
-            # the last call may lack its end even where what there is happens to parse
-            content[-1] = msgspec.structs.replace(content[-1], incomplete=True)
+        content = tuple(block.content for block in self._done if block.content is not None)
         self.stop_reason, self.raw_stop_reason, self.usage = stop_reason, raw, usage
-        self.final_content = tuple(content)
+        self.final_content = with_whole_calls(content, stop_reason)
         self.complete = True
         self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
+
+    def end_unsaid(self) -> None:
+        """Note that nothing says why the reply ended."""
+        self.warn("no_stop_reason", "the provider did not say why the reply ended")
 
     @property
     def has_tool_use(self) -> bool:

@@ -30,6 +30,7 @@ from bus.content import (
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.usage import StopReason
+from bus.whole_calls import ended_well
 
 from .contract import CallWarning, CanonicalRequest, CanonicalResponse
 from .json_object import parse_object
@@ -250,14 +251,14 @@ def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalRespons
         content = (*kept, TextBlock(decision.text)) if decision.text else kept
         return msgspec.structs.replace(response, content=content)
     broken = decision.kind == "broken_call"
+    well = ended_well(response.stop_reason)
     call = ToolUseBlock(
         id=clock.new_id("tu"),
         name=decision.tool,
         input=decision.arguments,
         raw_arguments=decision.text if broken else None,
-        incomplete=broken,
+        incomplete=broken or not well,
         provider_raw=ProviderRaw(response.provider, {"emulated": True}),
     )
-    whole = response.stop_reason in (StopReason.END_TURN, StopReason.PROVIDER_SPECIFIC)
-    stop = StopReason.TOOL_USE if whole or not broken else response.stop_reason
+    stop = StopReason.TOOL_USE if well else response.stop_reason
     return msgspec.structs.replace(response, content=(*kept, call), stop_reason=stop)

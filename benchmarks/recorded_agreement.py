@@ -6,9 +6,9 @@ FOLDER holds one JSON-lines file for each protocol: an exchange as it was record
 understands of it (its "oracle"). Every reliable exchange goes through the real adapter, over a transport that
 answers with the recorded body: whole, byte by byte (streams), and cut at random places, always the same ones.
 Compared are text, tool calls, reasoning, stop reason, the four buckets of usage and the class of an error; an
-exchange agrees if all of them do. The address of a call tells nothing about whose server it is. What is no
-reply of its protocol must raise. Anything raised that is no AdapterError, any broken stream invariant, and any
-stream whose events depend on the cuts is a failure of its own.
+exchange agrees if all of them do. Of whose server it is, an adapter is told no more than whether it is known never
+to give a finish reason. What is no reply of its protocol must raise. Anything raised that is no AdapterError, any
+broken stream invariant, and any stream whose events depend on the cuts is a failure of its own.
 
 Prints a table and each disagreement; exits with 1 below 98 % for a protocol, or at any failure. Says what it
 skips when there is no such folder or file.
@@ -35,8 +35,10 @@ import itertools
 
 from adapters import AdapterConfig, AdapterError, CanonicalRequest, MessageComplete, create_adapter
 from adapters.http_adapter import HttpAdapter
+from adapters.openai_compatible.quirks import choose_quirks
 from adapters.transport import HttpReply, HttpRequest
 from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.json_types import Json
 from bus.messages import Message
 from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
@@ -134,7 +136,13 @@ def fragments(body: bytes, mode: str) -> list[bytes]:
 
 
 def make_adapter(kind: str, case: Mapping[str, Any], chunks: Sequence[bytes]) -> HttpAdapter:
-    config = AdapterConfig(api_key="recorded-traffic-key", base_url="http://127.0.0.1:1", max_retries=0)
+    options: dict[str, Json] = {}
+    if kind == "openai_compatible":
+        reasons = choose_quirks({}, f"https://{case['provider_host']}").finish_reasons
+        options["quirks"] = {"finish_reasons": reasons}
+    config = AdapterConfig(
+        api_key="recorded-traffic-key", base_url="http://127.0.0.1:1", max_retries=0, options=options
+    )
     adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
     assert isinstance(adapter, HttpAdapter)
     adapter._transport = Recording(case, chunks)

@@ -147,7 +147,8 @@ class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
 
     id: our own id, ``tu_<ulid>``; the issuing provider's id is in `provider_raw`. name: of the tool.
     input: the arguments. raw_arguments: the text the model sent, kept when it is no JSON object.
-    incomplete: the call was cut off or cancelled, or its arguments don't parse; it must never be executed.
+    incomplete: the call was cut off or cancelled, its reply did not end well, or its arguments don't parse; it
+    must never be executed.
     """
 
     id: str

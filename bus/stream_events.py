@@ -106,6 +106,9 @@ class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_inp
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
     """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed.
 
+    A whole call may be run only if the reply ends well, and that is not known yet: `MessageComplete` has the call
+    as incomplete if it doesn't.
+
     final_input: all its arguments, as far as they are an object. content_block_index, message_id: as in
     `TextDelta`.
     """

@@ -21,6 +21,7 @@ from bus.stream_events import (
     TurnEvent,
 )
 from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.whole_calls import with_whole_calls
 
 from .view_events import Finish, ProviderEvent, ViewEvent
 
@@ -93,7 +94,11 @@ class StreamAccumulator:
         if not self.started:
             raise CallboardError("no message has begun yet, so there is no response")
         complete = self.complete or MessageComplete(
-            self.content, StopReason.CANCELLED, None, TokenUsage(source=UsageSource.PARTIAL), self.message_id
+            with_whole_calls(self.content, StopReason.CANCELLED),
+            StopReason.CANCELLED,
+            None,
+            TokenUsage(source=UsageSource.PARTIAL),
+            self.message_id,
         )
         return CanonicalResponse(
             request_id=self._request_id,
@@ -149,7 +154,8 @@ class StreamAccumulator:
         events: list[StreamEvent] = []
         if isinstance(start := self._open, ToolUseStart):
             events.append(ToolUseEnd(start.tool_use_id, {}, True, start.content_block_index, self.message_id))
-        events.append(MessageComplete(self.content, stop_reason, None, usage, self.message_id))
+        content = with_whole_calls(self.content, stop_reason)
+        events.append(MessageComplete(content, stop_reason, None, usage, self.message_id))
         return events
 
 

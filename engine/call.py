@@ -37,6 +37,7 @@ from bus import (
 from bus.errors import CancelledError
 from bus.stream_events import TurnEvent
 from bus.usage import UsageSource
+from bus.whole_calls import with_whole_calls
 
 from .accumulator import StreamAccumulator, whole_reply_events
 from .call_events import CallEvents, EventScene
@@ -225,4 +226,4 @@ class Call(CallEvents):
         for event in accumulator.closing_events(reason, usage):
             self.scene.log.append(event)
         if not error.content or self.scene.filter is not None:
-            error.content = accumulator.content
+            error.content = with_whole_calls(accumulator.content, reason)

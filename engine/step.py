@@ -24,6 +24,7 @@ from adapters import (
 from bus import CallboardError, ConfigurationError, Cost, CostSource
 from bus.errors import CancelledError
 from bus.log import Log
+from bus.whole_calls import with_whole_calls
 
 from .accumulator import whole_reply_events
 from .call import Call, CallOutcome, CallScene
@@ -185,6 +186,7 @@ class Step:
                 outcome = CallOutcome(response=response, cost=outcome.cost)
         else:
             outcome = await self._send(request, route)
+        outcome = _settled(outcome)
         if self._journey.log.next_seq == self._first_seq:  # nothing has been streamed
             self._journey.log.extend(whole_reply_events(self._message_id, outcome.response))
         return self._assemble(request, self._sent or route, outcome), outcome
@@ -344,6 +346,15 @@ class Step:
             request_id=request.request_id,
         )
         self.partial = Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
+
+
+def _settled(outcome: CallOutcome) -> CallOutcome:
+    """The same, where no call can be run whose reply did not end well; whoever made it: adapter or middleware."""
+    response = outcome.response
+    content = with_whole_calls(response.content, response.stop_reason)
+    if content is response.content:
+        return outcome
+    return CallOutcome(response=msgspec.structs.replace(response, content=content), cost=outcome.cost)
 
 
 def carried_over(

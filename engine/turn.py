@@ -229,14 +229,17 @@ class Turn:
             response = outcome.response
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
-            if response.stop_reason is StopReason.PAUSE_TURN and pauses < self._max_pauses:
+            paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
+            if paused and pauses < self._max_pauses:
                 pauses += 1
                 self._finish_step()
                 continue
             if self._scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
                 tools.leave(message.tool_uses)
                 raise CancelledError("the turn was cancelled; its tools were not run")
-            status = tools.ends_before(message)
+            status = tools.ends_before(message, response.stop_reason)
+            if status == "completed":
+                tools.leave(message.tool_uses)
             if status is None:
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self._scope.cancelled:  # by one of them, say

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
 from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.stream_events import TurnEvent
+from bus.whole_calls import ended_well
 
 from .results import StepResult
 from .tools import Answer, ToolRound, ToolScene, answers_to, open_calls
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from .turn_options import TurnOptions
 
 Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
-
-_WHOLE = (StopReason.TOOL_USE, StopReason.END_TURN)
-"""How a reply ends whose calls are as the model meant them."""
 
 
 class TurnTools:
@@ -47,10 +45,16 @@ class TurnTools:
         self._keep = keep
         self._rounds = 0
 
-    def ends_before(self, reply: Message) -> str | None:
-        """How the turn ends if none of the reply's calls is run; None if there is a round to run."""
+    def ends_before(self, reply: Message, stop_reason: StopReason) -> str | None:
+        """How the turn ends if none of the reply's calls is run; None if there is a round to run.
+
+        After a reply that did not end well there is none: its calls are no calls. Only where all its tokens were
+        used the model is told so, and may call again.
+        """
         calls = reply.tool_uses
         if not calls:
+            return "completed"
+        if not ended_well(stop_reason) and stop_reason is not StopReason.MAX_TOKENS:
             return "completed"
         passive = {tool.name for tool in self._state.tools if tool.handler is None}
         if all(call.name in passive and not call.incomplete for call in calls):
@@ -60,7 +64,7 @@ class TurnTools:
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         """Run what may be run. history: with the reply."""
         self._rounds += 1
-        return await self._round(reply.tool_uses, history, self._keep, cut_off=stop_reason not in _WHOLE)
+        return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
         """Run none of these, for the turn is over: each has a result that says so."""

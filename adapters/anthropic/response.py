@@ -172,7 +172,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
     """End the reply. A stop reason that is missing or unknown is never taken for a regular end."""
     raw = stop_reason if isinstance(stop_reason, str) else None
     if raw is None:
-        assembler.warn("no_stop_reason", "the provider did not say why the reply ended")
+        assembler.end_unsaid()
     reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
     if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
         said = (stop_details.get(name) for name in ("category", "explanation"))

@@ -29,7 +29,8 @@ from bus.stream_events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import StopReason, TokenUsage
+from bus.usage import TokenUsage
+from bus.whole_calls import ended_well
 
 
 def require(condition: object, message: str) -> None:
@@ -82,10 +83,8 @@ def check_blocks(events: Sequence[StreamEvent]) -> None:
     inner = [event for event in events if _index(event) is not None]
     blocks = {index: list(block) for index, block in itertools.groupby(inner, _index)}
     for index, content in enumerate(last.final_content):
-        is_last = index == len(last.final_content) - 1
-        cut = is_last and last.stop_reason is StopReason.MAX_TOKENS
         try:
-            _check_block(blocks.get(index, []), content, cut=cut)
+            _check_block(blocks.get(index, []), content, well=ended_well(last.stop_reason))
         except AssertionError as error:
             raise AssertionError(f"block {index} ({type(content).__name__}): {error}") from None
     ids = [block.id for block in last.final_content if isinstance(block, ToolUseBlock)]
@@ -112,7 +111,7 @@ def _index(event: StreamEvent) -> int | None:
     return None if isinstance(event, MessageStart | MessageComplete) else event.content_block_index
 
 
-def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, cut: bool) -> None:
+def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, well: bool) -> None:
     match content:
         case TextBlock():
             texts = [event.text for event in events if isinstance(event, TextDelta)]
@@ -130,7 +129,7 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, cut: b
             signature = deltas[-1].signature if deltas else None
             require(signature == content.signature, f"signed {signature!r}, kept as {content.signature!r}")
         case ToolUseBlock():
-            _check_tool(events, content, cut=cut)
+            _check_tool(events, content, well=well)
         case OpaqueBlock() | RedactedThinkingBlock():
             match list(events):
                 case [ProviderBlock(raw=raw)] if content.provider_raw is not None:
@@ -141,7 +140,7 @@ def _check_block(events: Sequence[StreamEvent], content: ContentBlock, *, cut: b
             raise AssertionError(f"no model makes {content!r}")
 
 
-def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, cut: bool) -> None:
+def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, well: bool) -> None:
     match list(events):
         case [ToolUseStart() as start, *middle, ToolUseEnd() as end]:
             pass
@@ -159,9 +158,11 @@ def _check_tool(events: Sequence[StreamEvent], content: ToolUseBlock, *, cut: bo
     require(isinstance(end.final_input, dict), f"final_input is no object: {end.final_input!r}")
     require(end.final_input == content.input, f"ended with {end.final_input}, kept as {content.input}")
     msgspec.json.encode(end.final_input)  # it can be sent back
-    if not cut:  # what ends at the token limit may be found to be cut only after its own end
+    if well:
         agree = end.incomplete == content.incomplete
         require(agree, f"incomplete is {end.incomplete} at its end and {content.incomplete} in the final content")
+    else:
+        require(content.incomplete, "the reply did not end well, and a call of it is not incomplete")
     if content.raw_arguments is not None:
         _same_text("its fragments", "".join(fragments), content.raw_arguments)
         require(content.incomplete, "arguments that are no object make the call incomplete")

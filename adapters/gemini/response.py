@@ -47,7 +47,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "IMAGE_OTHER": StopReason.CONTENT_FILTER,
 }
 """All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, CONTINUATION, what is to come) are
-provider_specific: the reply did not end well, and not for a reason that other providers have, too."""
+provider_specific: the reply did not end well, and not for a reason that other providers have, too. They are no
+errors, for the model spoke, was paid for it, and may speak the same again."""
 
 _UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
 
@@ -152,7 +153,7 @@ class ReplyReader:
             reason = StopReason.CONTENT_FILTER
         else:
             reason = StopReason.PROVIDER_SPECIFIC
-            assembler.warn("no_stop_reason", "the provider did not say why the reply ended")
+            assembler.end_unsaid()
         if self._finish_message and reason in (StopReason.CONTENT_FILTER, StopReason.PROVIDER_SPECIFIC):
             assembler.warn("finish_message", f"{raw}: {self._finish_message[:1000]}")
         assembler.finish(reason, raw, self._usage.total(final=True))

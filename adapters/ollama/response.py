@@ -25,7 +25,8 @@ from .errors import error_in_reply
 from .wire import METRICS, WireReply, WireToolCall, decode_reply
 
 STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
-"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload`` of an empty request."""
+"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload``, after which nothing was
+said: they answer an empty request."""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -79,9 +80,7 @@ class ReplyReader:
             stop = StopReason.MAX_TOKENS if self._reached_limit(reply) else StopReason.END_TURN
         else:
             stop = STOP_REASONS.get(reason, StopReason.PROVIDER_SPECIFIC)
-        if self.assembler.has_tool_use and stop is not StopReason.MAX_TOKENS:
-            return StopReason.TOOL_USE
-        return stop
+        return StopReason.TOOL_USE if stop is StopReason.END_TURN and self.assembler.has_tool_use else stop
 
     def _reached_limit(self, reply: WireReply) -> bool:
         request, generated = self.assembler.request, positive_count(reply.eval_count)

@@ -106,14 +106,17 @@ class Reply:
                 return StopReason.MAX_TOKENS, raw
             case "content_filter":
                 return StopReason.CONTENT_FILTER, raw
-            case "completed" | None if self._at_limit():
+            case "completed" if self._at_limit():
                 return StopReason.MAX_TOKENS, raw
-            case "completed" | None if self.assembler.has_tool_use or self.host_calls:
+            case "completed" if self.assembler.has_tool_use or self.host_calls:
                 return StopReason.TOOL_USE, raw
-            case "completed" | None if self.refused:
+            case "completed" if self.refused:
                 return StopReason.REFUSAL, raw
-            case "completed" | None:
+            case "completed":
                 return StopReason.END_TURN, raw
+            case None:
+                self.assembler.end_unsaid()
+                return StopReason.PROVIDER_SPECIFIC, raw
             case _:
                 return StopReason.PROVIDER_SPECIFIC, raw
 

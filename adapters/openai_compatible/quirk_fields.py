@@ -75,6 +75,10 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What the server enforces of an output schema. With ``json_object`` the schema is in the system text; with
     ``json_value`` it is the format's `value`."""
 
+    finish_reasons: bool = True
+    """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
+    limit of output tokens was reached."""
+
     stream_usage: bool = True
     """`stream_options.include_usage` is known; the others report usage unasked, or never."""
 

@@ -128,6 +128,7 @@ QUIRKS: Mapping[str, Quirks] = {
         empty_error_is_overflow=True,
         settings=settings("temperature", "top_p", "seed", "user"),
     ),
+    "snowflake": Quirks(path="/api/v2/cortex/v1/chat/completions", effort="openrouter", finish_reasons=False),
     "gemini": Quirks(
         path="/v1beta/openai/chat/completions",
         parallel_tool_calls=False,
@@ -158,6 +159,7 @@ HOSTS: Mapping[str, str] = {
     "open.bigmodel.cn": "zai",
     "api.cerebras.ai": "cerebras",
     "router.huggingface.co": "huggingface",
+    "snowflakecomputing.com": "snowflake",
     "generativelanguage.googleapis.com": "gemini",
     "localhost:11434": "ollama",
     "127.0.0.1:11434": "ollama",

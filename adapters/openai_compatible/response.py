@@ -6,7 +6,7 @@ doesn't state:
 
 * Reasoning that stands in two fields at once is read from one of them.
 * The last usage that was seen counts, wherever it stood.
-* A reply with tool calls stops for them, whatever its finish reason says, unless it was cut off at a limit.
+* A reply with tool calls that ends regularly stops for them, whichever word it has for that.
 
 Text, reasoning and calls may close each other (`implicit_end`): this protocol has no end marks for blocks.
 """
@@ -45,7 +45,8 @@ STOP_REASONS: Mapping[str, StopReason] = {
     "sensitive": StopReason.CONTENT_FILTER,
     "refusal": StopReason.REFUSAL,
 }
-"""Finish reasons by their lower-case name; any other is ``provider_specific``."""
+"""Finish reasons by their lower-case name; any other is ``provider_specific``, but for those that are failures:
+`adapters.failed_ends`."""
 
 _TEXT = "text"
 _THINKING = "thinking"
@@ -58,6 +59,7 @@ class ReplyReader:
         self.assembler = assembler
         self.finish_reason: str | None = None
         self.saw_choice = False
+        self._quirks = quirks
         self._model_known = False
         self._refused = False
         self._choice_index: Json = None
@@ -125,12 +127,24 @@ class ReplyReader:
         return error
 
     def _stop_reason(self) -> StopReason:
-        reason = STOP_REASONS.get((self.finish_reason or "").lower(), StopReason.PROVIDER_SPECIFIC)
-        if reason is StopReason.MAX_TOKENS:
+        reason = self._said_reason()
+        if reason is not StopReason.END_TURN:
             return reason
         if self.assembler.has_tool_use:
             return StopReason.TOOL_USE
-        return StopReason.REFUSAL if self._refused and reason is StopReason.END_TURN else reason
+        return StopReason.REFUSAL if self._refused else reason
+
+    def _said_reason(self) -> StopReason:
+        if self.finish_reason:
+            return STOP_REASONS.get(self.finish_reason.lower(), StopReason.PROVIDER_SPECIFIC)
+        if self._quirks.finish_reasons:
+            self.assembler.end_unsaid()
+            return StopReason.PROVIDER_SPECIFIC
+        return StopReason.MAX_TOKENS if self._at_limit() else StopReason.END_TURN
+
+    def _at_limit(self) -> bool:
+        request, usage = self.assembler.request, self.assembler.usage
+        return request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens
 
     # -- a message or a delta, in the order in which a model speaks
 

@@ -15,13 +15,14 @@ from .wire import decode_reply
 class ChatNormaliser(SseNormaliser):
     """Reads on after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
 
-    The end of the body is as good as `[DONE]` once a finish reason was seen, and `[DONE]` is as good as a finish
-    reason once there was a choice: servers leave out either.
+    The end of the body is as good as `[DONE]`. Neither is as good as a finish reason, without which the reply
+    broke off; but for `[DONE]` of servers that never give a reason.
     """
 
     def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
         super().__init__(assembler)
         self._reader = ReplyReader(assembler, quirks)
+        self._reasons = quirks.finish_reasons
 
     def on_event(self, name: bytes, data: bytes) -> None:
         if data.startswith(b"[DONE]") or data.strip() == b"[DONE]":
@@ -35,13 +36,15 @@ class ChatNormaliser(SseNormaliser):
         self._reader.chunk(reply)
 
     def on_end(self) -> None:
-        if self._reader.finish_reason is None:
+        if not self._reader.finish_reason:
             raise StreamError(f"{self.assembler.provider}: the stream ended before the reply was complete")
         self._finish()
 
     def _done(self) -> None:
         if not self._reader.saw_choice:
             raise StreamError(f"{self.assembler.provider}: the stream held no reply")
+        if self._reasons and not self._reader.finish_reason:
+            raise StreamError(f"{self.assembler.provider}: the stream ended without saying why the reply did")
         self._finish()
 
     def _finish(self) -> None:

@@ -82,6 +82,8 @@ class ReplyReader:
         stop_reason = STOP_REASONS.get(reason or "", StopReason.PROVIDER_SPECIFIC)
         if stop is not None:
             stop_reason = StopReason.END_TURN if stop in self.template.stop else StopReason.STOP_SEQUENCE
+        elif reason is None:
+            self.assembler.end_unsaid()
         self.assembler.finish(stop_reason, reason, self._usage(details))
 
     def _usage(self, details: WireDetails | None) -> TokenUsage | None:

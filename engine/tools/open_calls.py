@@ -11,8 +11,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from adapters import Message, Role, StopReason, ToolResultBlock, ToolUseBlock
+from adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
+from bus.whole_calls import ended_well
 
 from .approval import Approved, Denied, denial
 from .function_tool import Tool
@@ -45,9 +46,9 @@ def last_reply(messages: Sequence[Message]) -> Message:
 
 
 def was_cut_off(message: Message) -> bool:
-    """Whether a reply was cancelled, or broke off."""
+    """Whether a reply was cancelled, broke off, or did not end well in any other way."""
     ended = message.metadata.stop_reason if message.metadata is not None else None
-    return ended in (StopReason.CANCELLED, StopReason.ERROR)
+    return ended is not None and not ended_well(ended)
 
 
 class Answers(msgspec.Struct, frozen=True):

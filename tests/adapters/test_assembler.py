@@ -323,8 +323,8 @@ def test_the_providers_own_input_stands_over_the_fragments() -> None:
     assert block.raw_arguments is None
 
 
-def test_the_token_limit_makes_the_last_call_incomplete() -> None:
-    """Also when what arrived happens to parse, and in the event as well as in the block."""
+def test_the_token_limit_makes_every_call_incomplete() -> None:
+    """Also when what arrived happens to parse. A call that ended before that had an end that knew no better."""
     assembler = make()
     assembler.tool_start(0, "read")
     assembler.tool_arguments(0, "{}")
@@ -334,7 +334,7 @@ def test_the_token_limit_makes_the_last_call_incomplete() -> None:
     assembler.finish(StopReason.MAX_TOKENS, "length", TokenUsage(1, 1))
     events = assembler.take()
     last = check_stream(events)
-    assert [block.incomplete for block in last.final_content if isinstance(block, ToolUseBlock)] == [False, True]
+    assert [block.incomplete for block in last.final_content if isinstance(block, ToolUseBlock)] == [True, True]
     assert [event.incomplete for event in events if isinstance(event, ToolUseEnd)] == [False, True]
 
 

@@ -324,9 +324,9 @@ def test_a_malformed_call_is_told() -> None:
 
 
 def test_an_unexpected_call_is_no_regular_call_for_tools() -> None:
-    """The call is there, and why the reply ended is not `tool_use`."""
+    """The call is there, is never executed, and why the reply ended is not `tool_use`."""
     reading = read(chunk(call("nobody", args={}), finish="UNEXPECTED_TOOL_CALL", usage=USAGE))
-    assert reading.calls == [("nobody", {}, False)]
+    assert reading.calls == [("nobody", {}, True)]
     assert reading.complete.stop_reason is StopReason.PROVIDER_SPECIFIC
 
 

@@ -80,7 +80,7 @@ def test_raw_reasoning_is_shown_where_there_is_no_summary() -> None:
     ("fields", "reason", "raw"),
     [
         ({}, StopReason.END_TURN, "completed"),
-        ({"status": None}, StopReason.END_TURN, None),
+        ({"status": None}, StopReason.PROVIDER_SPECIFIC, None),
         ({"status": "complete"}, StopReason.PROVIDER_SPECIFIC, "complete"),
         (
             {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},

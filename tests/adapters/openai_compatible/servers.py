@@ -472,6 +472,14 @@ SERVERS = (
         thinking="Hm",
     ),
     Server(
+        name="snowflake",
+        base_url="https://org-account.snowflakecomputing.com",
+        url="https://org-account.snowflakecomputing.com/api/v2/cortex/v1/chat/completions",
+        lacks=("reasoning_effort",),
+        has={"reasoning": {"effort": "high"}},
+        reply=body([chunk("", content="Well."), tools(WHOLE_CALL), usage_chunk(), DONE]),
+    ),
+    Server(
         name="gemini",
         base_url="https://generativelanguage.googleapis.com/v1beta/openai/",
         url="https://generativelanguage.googleapis.com/v1beta/openai/chat/completions",

@@ -57,13 +57,35 @@ def test_comments_and_empty_events_are_nothing() -> None:
     assert read(raw=raw).text == "Hello ☃"
 
 
-def test_done_without_a_finish_reason_is_an_end() -> None:
-    """Some gateways never say why they stopped; the reply is whole, and nothing is made up."""
-    outcome = read(*HELLO, DONE)
+@pytest.mark.parametrize("events", [(), (chunk(""),), (USAGE_ALONE,)], ids=["none", "empty", "usage"])
+def test_done_without_a_finish_reason_is_a_broken_stream(events: tuple[JsonObject, ...]) -> None:
+    """A server that ends a stream in order says why; this one lost its model, or its patience."""
+    outcome = read(*HELLO, *events, DONE)
+    assert isinstance(outcome.error, StreamError)
+    assert outcome.error.retryable
+    assert outcome.complete is None
+
+
+@pytest.mark.parametrize(
+    ("events", "reason"),
+    [
+        (HELLO, StopReason.END_TURN),
+        ((*HELLO, chunk("")), StopReason.END_TURN),
+        ((tools(tool(arguments="{}")),), StopReason.TOOL_USE),
+        ((*HELLO, {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 64}}), StopReason.MAX_TOKENS),
+    ],
+    ids=["text", "empty reason", "call", "limit"],
+)
+def test_a_server_that_never_gives_a_reason_ends_with_done(
+    events: tuple[JsonObject, ...], reason: StopReason
+) -> None:
+    """Its quirk says so; what it used tells whether the limit was reached."""
+    outcome = read(*events, DONE, quirks=QUIRKS["snowflake"])
     assert outcome.error is None
     assert outcome.complete is not None
-    assert outcome.complete.stop_reason is StopReason.PROVIDER_SPECIFIC
-    assert outcome.complete.raw_stop_reason is None
+    assert outcome.complete.stop_reason is reason
+    assert not outcome.complete.raw_stop_reason
+    assert [block.incomplete for block in outcome.content if isinstance(block, ToolUseBlock)] in ([], [False])
 
 
 def test_finish_reason_without_done_is_an_end() -> None:
@@ -437,9 +459,9 @@ def test_the_older_function_call_is_a_tool_call() -> None:
     assert outcome.calls == [("", "look", {"at": 1})]
 
 
-@pytest.mark.parametrize("finish", ["stop", "tool_calls", None, "", "end_turn"])
+@pytest.mark.parametrize("finish", ["stop", "tool_calls", "eos_token", "end_turn"])
 def test_calls_decide_the_stop_reason(finish: Json) -> None:
-    """A reply with calls stops for them, whatever the finish reason says; without calls it does not."""
+    """A reply with calls that ends well stops for them, whichever word says so; without calls it does not."""
     with_call = read(tools(tool(arguments="{}")), chunk(finish), DONE).complete
     assert with_call is not None
     assert with_call.stop_reason is StopReason.TOOL_USE

@@ -121,7 +121,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def read_pieces(chunks: Sequence[bytes], quirks: Quirks = DEFAULT) -> Outcome:
     """Read a streamed body in those pieces, and check the invariants of what comes out."""
-    into = assembler()
+    into = assembler(ask())
     normaliser = ChatNormaliser(into, quirks)
     events = feed_all(normaliser, chunks)
     complete = check_stream(events) if into.complete else None

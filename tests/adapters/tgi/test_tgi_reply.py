@@ -81,7 +81,7 @@ def test_without_details_no_reason_is_made_up() -> None:
     outcome = read(token("Hi"), end("Hi", None))
     assert (outcome.end.stop_reason, outcome.end.raw_stop_reason) == (StopReason.PROVIDER_SPECIFIC, None)
     assert outcome.end.usage.source is UsageSource.ESTIMATED
-    assert outcome.warnings == ["usage_estimated"]
+    assert outcome.warnings == ["no_stop_reason", "usage_estimated"]
     assert read_reply({"generated_text": "Hi\nUser:"}).end.stop_reason is StopReason.END_TURN
 
 

@@ -36,7 +36,7 @@ class AnthropicWire(Wire):
         for number in range(calls):
             name, given = CALLS[number]
             content.append({"type": "tool_use", "id": f"toolu_0{number}", "name": name, "input": given})
-        return {**self._message(), "content": content, "stop_reason": self._stops[stop], "usage": {
+        return {**self._message(), "content": content, "stop_reason": self._word(stop), "usage": {
             **self._usage, "output_tokens": 7}}  # fmt: skip
 
     def _message(self) -> JsonObject:
@@ -85,7 +85,7 @@ class AnthropicWire(Wire):
                 yield event("content_block_delta", index=index, delta=delta)
             yield event("content_block_stop", index=index)
             index += 1
-        yield event("message_delta", delta={"stop_reason": self._stops[stop]}, usage={"output_tokens": 7})
+        yield event("message_delta", delta={"stop_reason": self._word(stop)}, usage={"output_tokens": 7})
         yield event("message_stop")
 
     def error_body(self, condition: str) -> tuple[int, Json]:

@@ -45,7 +45,7 @@ class ChatWire(Wire):
                 }
                 for number in range(calls)
             ]
-        choice = {"index": 0, "message": message, "finish_reason": self._stops[stop]}
+        choice = {"index": 0, "message": message, "finish_reason": self._word(stop)}
         return {
             "id": "chatcmpl-1",
             "object": "chat.completion",
@@ -74,7 +74,7 @@ class ChatWire(Wire):
             yield chunk({"tool_calls": [start]})
             for half in halves(arguments(number)):
                 yield chunk({"tool_calls": [{"index": number, "function": {"arguments": half}}]})
-        yield chunk({}, self._stops[stop])
+        yield chunk({}, self._word(stop))
         yield "", {**head, "choices": [], "usage": self._usage}
         yield "", "[DONE]"  # type: ignore[misc]
 

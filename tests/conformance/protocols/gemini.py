@@ -33,8 +33,8 @@ class GeminiWire(Wire):
 
     def _chunk(self, *parts: JsonObject, stop: str | None = None, usage: Json = None) -> JsonObject:
         candidate: JsonObject = {"content": {"parts": list(parts), "role": "model"}, "index": 0}
-        if stop is not None:
-            candidate["finishReason"] = self._stops[stop]
+        if stop:
+            candidate["finishReason"] = self._word(stop)
         counted = usage or {"promptTokenCount": 10, "totalTokenCount": 10}
         return {"candidates": [candidate], "usageMetadata": counted, **self._identity()}
 

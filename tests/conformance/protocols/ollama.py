@@ -48,7 +48,7 @@ class OllamaWire(Wire):
         return {
             **self._line(**fields),
             "done": True,
-            "done_reason": self._stops[stop],
+            "done_reason": self._word(stop),
             "total_duration": 5_000_000,
             "prompt_eval_count": 12,
             "eval_count": 7,

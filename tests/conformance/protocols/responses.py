@@ -14,6 +14,14 @@ from ...support.judges import responses_faults
 from ...support.wire_history import history_faults
 from .wire import Wire, openai_error
 
+_INCOMPLETE = {
+    "length": "max_output_tokens",
+    "max_output_tokens": "max_output_tokens",
+    "content_filter": "content_filter",
+    "steered": "steered",
+}
+"""Why a reply stopped that is not complete."""
+
 
 class ResponsesWire(Wire):
     name = "openai"
@@ -21,6 +29,7 @@ class ResponsesWire(Wire):
     base_url = "https://api.openai.com"
     history = "input"
     secrets = ("ZW5jcnlwdGVk",)
+    _stops = {"end": "completed", "tools": "completed"}  # noqa: RUF012
     _usage = {  # noqa: RUF012
         "input_tokens": 12,
         "input_tokens_details": {"cached_tokens": 4},
@@ -55,12 +64,13 @@ class ResponsesWire(Wire):
         return items
 
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
+        why = _INCOMPLETE.get(stop)
         return {
             "id": "resp_1",
             "object": "response",
             "model": "gpt-served",
-            "status": "incomplete" if stop == "length" else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if stop == "length" else None,
+            "status": "incomplete" if why else self._word(stop),
+            "incomplete_details": {"reason": why} if why else None,
             "error": None,
             "output": self._items(text, calls, thought),
             "usage": self._usage,
@@ -101,7 +111,8 @@ class ResponsesWire(Wire):
                     yield event("response.function_call_arguments.delta", **place, delta=half)
                 yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
             yield event("response.output_item.done", output_index=index, item=item)
-        yield event("response.incomplete" if stop == "length" else "response.completed", response=done)
+        kind = done["status"] if done["status"] in ("incomplete", "failed", "cancelled") else "completed"
+        yield event(f"response.{kind}", response=done)
 
     def error_body(self, condition: str) -> tuple[int, Json]:
         return openai_error(condition)

@@ -29,7 +29,7 @@ class TGIWire(Wire):
     _stops = {"end": "eos_token", "tools": "eos_token", "length": "length"}  # noqa: RUF012
 
     def _details(self, stop: str) -> JsonObject:
-        return {"finish_reason": self._stops[stop], "generated_tokens": 7, "input_length": 12, "seed": None}
+        return {"finish_reason": self._word(stop), "generated_tokens": 7, "input_length": 12, "seed": None}
 
     def _token(self, text: str, *, special: bool = False) -> JsonObject:
         token: JsonObject = {"id": 1, "text": text, "logprob": -0.5, "special": special}

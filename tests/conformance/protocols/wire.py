@@ -24,6 +24,8 @@ class Wire(HttpKit):
     begin with a thought. calls_tools: whether it does that itself (emulated calls are tested with its adapter).
     has_response_ids: whether its replies have an id of their own. fetches: whether it takes images by address.
     knows: what the provider answers to the questions that its adapter asks by itself.
+
+    Why a reply stopped may be one of the provider's own words as well, or empty, and then nothing says it.
     """
 
     adapter: type[HttpAdapter]
@@ -34,6 +36,7 @@ class Wire(HttpKit):
     calls_tools = True
     has_response_ids = True
     knows: ClassVar[Mapping[str, Json]] = {}
+    _stops: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
@@ -42,6 +45,10 @@ class Wire(HttpKit):
     @abstractmethod
     def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:
         """As in the kit; it may begin with a thought, in two pieces."""
+
+    def _word(self, stop: str) -> str | None:
+        """The provider's word for why a reply stopped."""
+        return self._stops.get(stop, stop) or None
 
     def thinking_body(self, thought: str, text: str) -> JsonObject | None:
         return self.body(text, 0, "end", thought) if self.reasons else None

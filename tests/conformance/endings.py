@@ -1,0 +1,111 @@
+"""Every word with which a reply can end, on every wire, and what it means: the table behind `test_endings`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from bus.errors import AdapterError, OverloadedError, ServerError, StreamError
+from bus.usage import StopReason
+
+END, TOOLS, PAUSE = StopReason.END_TURN, StopReason.TOOL_USE, StopReason.PAUSE_TURN
+LIMIT, STOP, FILTER = StopReason.MAX_TOKENS, StopReason.STOP_SEQUENCE, StopReason.CONTENT_FILTER
+REFUSAL, OTHER = StopReason.REFUSAL, StopReason.PROVIDER_SPECIFIC
+
+Ending: TypeAlias = StopReason | type[AdapterError]
+"""Why a reply stopped; or the failure that its end is."""
+
+NOTHING = ""
+"""The reply is over, and no word says why."""
+
+ENDINGS: Mapping[str, Mapping[str, Ending]] = {
+    "anthropic": {
+        "end_turn": END,
+        "tool_use": TOOLS,
+        "pause_turn": PAUSE,
+        "max_tokens": LIMIT,
+        "model_context_window_exceeded": LIMIT,
+        "stop_sequence": STOP,
+        "refusal": REFUSAL,
+        "error": ServerError,
+        "abort": ServerError,
+        "unheard_of": OTHER,
+        NOTHING: OTHER,
+    },
+    "openai": {
+        "completed": END,
+        "max_output_tokens": LIMIT,
+        "content_filter": FILTER,
+        "steered": OTHER,
+        "cancelled": ServerError,
+        "failed": ServerError,
+        "unheard_of": OTHER,
+        NOTHING: OTHER,
+    },
+    "openai_compatible": {
+        "stop": END,
+        "tool_calls": END,
+        "function_call": END,
+        "end_turn": END,
+        "eos_token": END,
+        "length": LIMIT,
+        "model_length": LIMIT,
+        "model_context_window_exceeded": LIMIT,
+        "stop_sequence": STOP,
+        "content_filter": FILTER,
+        "sensitive": FILTER,
+        "refusal": REFUSAL,
+        "error": ServerError,
+        "abort": ServerError,
+        "network_error": ServerError,
+        "insufficient_system_resource": OverloadedError,
+        "unheard_of": OTHER,
+        NOTHING: OTHER,
+    },
+    "gemini": {
+        "STOP": END,
+        "MAX_TOKENS": LIMIT,
+        "SAFETY": FILTER,
+        "RECITATION": FILTER,
+        "PROHIBITED_CONTENT": FILTER,
+        "MODEL_ARMOR": FILTER,
+        "MALFORMED_FUNCTION_CALL": OTHER,
+        "UNEXPECTED_TOOL_CALL": OTHER,
+        "OTHER": OTHER,
+        NOTHING: OTHER,
+    },
+    "ollama": {
+        "stop": END,
+        "length": LIMIT,
+        "error": ServerError,
+        "load": OTHER,
+        "unload": OTHER,
+        "unheard_of": OTHER,
+        NOTHING: END,  # older servers give no reason; that it is done they all say
+    },
+    "tgi": {
+        "eos_token": END,
+        "length": LIMIT,
+        "stop_sequence": STOP,
+        "error": ServerError,
+        "unheard_of": OTHER,
+        NOTHING: OTHER,
+    },
+}
+"""By the wire's name and its word. Regular ends are `END`, whichever word has them: calls make them `TOOLS`."""
+
+STREAMED: Mapping[tuple[str, str], Ending] = {
+    ("openai", NOTHING): END,  # the event that ends the stream says how
+    ("openai_compatible", NOTHING): StreamError,
+    ("gemini", NOTHING): StreamError,
+}
+"""Where a stream differs from a whole reply: what a body of JSON shows to be over, a stream must say."""
+
+
+def ending(wire: str, word: str, *, streamed: bool, calls: int) -> Ending:
+    """What that word means there."""
+    meant = ENDINGS[wire][word]
+    if streamed:
+        meant = STREAMED.get((wire, word), meant)
+    has_a_word_for_calls = wire == "anthropic"
+    return TOOLS if calls and meant is END and not has_a_word_for_calls else meant
