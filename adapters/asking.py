@@ -70,7 +70,7 @@ class AskingAdapter(HttpAdapter):
         read: Callable[[bytes, Mapping[str, str]], T],
     ) -> tuple[T, Answer]:
         """Send, and what `read` makes of the answer. Raises AdapterError: what an error means, or of no answer."""
-        http = self.http_request(wire, accept="application/json")
+        http = self.http_request(wire, accept="application/json", on_resend=attempts.resend_observer())
         try:
             reply, body = await attempts.wait(lambda: exchange(self._transport, http), what="the reply")
             if reply.status >= 300:

@@ -214,6 +214,15 @@ class AttemptStarted(msgspec.Struct, frozen=True):
     reason: Literal["first", "retry", "repair"] = "first"
 
 
+class AttemptResent(msgspec.Struct, frozen=True):
+    """An attempt's request was sent once more, within the attempt and over another connection.
+
+    The server had let go of one that was kept alive, before a byte of a reply. It may have read the request.
+    """
+
+    attempt: int
+
+
 class AttemptFirstEvent(msgspec.Struct, frozen=True):
     """The first content of an attempt's reply has arrived."""
 
@@ -228,7 +237,7 @@ class AttemptFailed(msgspec.Struct, frozen=True):
     delay_seconds: float
 
 
-AttemptReport: TypeAlias = AttemptStarted | AttemptFirstEvent | AttemptFailed
+AttemptReport: TypeAlias = AttemptStarted | AttemptResent | AttemptFirstEvent | AttemptFailed
 """What an adapter tells of each attempt."""
 AttemptObserver: TypeAlias = Callable[[AttemptReport], None]
 """Who is told; must return at once."""

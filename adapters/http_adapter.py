@@ -8,7 +8,7 @@ is written, how a reply is read (whole and streamed), how an error is classified
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from weakref import WeakValueDictionary
 
 import anyio
@@ -41,14 +41,13 @@ from .normaliser import StreamNormaliser
 from .repair import Repair, RepairRules, edited, find_repair
 from .surrogates import mend_json
 from .transport import (
-    ERROR_BODY_BYTES,
     HttpReply,
     HttpRequest,
     HttpxTransport,
     Transport,
     close_reply,
     exchange,
-    read_body,
+    read_error_body,
 )
 
 HEALTH_SECONDS = 5.0
@@ -259,15 +258,16 @@ class HttpAdapter(ABC):
         if reply.status < 300:
             return wire, reply
         try:
-            body = await call.wait(lambda: read_body(reply, ERROR_BODY_BYTES), limit, what="the error's body")
+            body = await call.wait(lambda: read_error_body(reply), limit, what="the error's body")
         finally:
             await close_reply(reply)
         raise self._error(body, reply, call.request.request_id)
 
     def _request(self, call: HttpCall, wire: WireCall) -> HttpRequest:
-        return self.http_request(wire, accept="text/event-stream" if call.streamed else "application/json")
+        accept = "text/event-stream" if call.streamed else "application/json"
+        return self.http_request(wire, accept=accept, on_resend=call.resend_observer())
 
-    def http_request(self, wire: WireCall, *, accept: str) -> HttpRequest:
+    def http_request(self, wire: WireCall, *, accept: str, on_resend: Callable[[], object] | None) -> HttpRequest:
         """The request with the headers that all of this adapter's have."""
         return HttpRequest(
             wire.method,
@@ -283,6 +283,7 @@ class HttpAdapter(ABC):
             wire.body,
             self.config.connect_timeout,
             wire.once,
+            on_resend,
         )
 
     async def _written(self, call: HttpCall) -> WireCall:

@@ -21,6 +21,7 @@ from .contract import (
     AttemptFirstEvent,
     AttemptObserver,
     AttemptReport,
+    AttemptResent,
     AttemptStarted,
     RetryPolicy,
 )
@@ -91,6 +92,11 @@ class HttpAttempts:
         self._first_event_told = False
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason))
+
+    def resend_observer(self) -> Callable[[], object] | None:
+        """Who is told that the current attempt's request is sent once more; it keeps nothing of the call alive."""
+        observer, report = self._on_attempt, AttemptResent(self.attempt)
+        return None if observer is None else lambda: observer(report)
 
     def prepare_attempt(self) -> None:
         """Forget what an earlier attempt had begun to read."""

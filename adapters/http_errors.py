@@ -37,8 +37,6 @@ def translate(error: Exception, url: str = "") -> AdapterError:
         ):
             reason = "base_url, api_key or extra_headers can't be sent as they are"
             return InvalidRequestError(f"{reason} ({type(error).__name__})")
-        case httpx.DecodingError():
-            return StreamError(f"the reply's compression is broken: {said}")
         case (
             httpx.TransportError()
             | httpx.StreamError()
@@ -74,19 +72,3 @@ def harmless(error: Exception) -> Exception | None:
 
     quoting = httpx.LocalProtocolError | httpcore.LocalProtocolError | UnicodeError | ValueError
     return None if isinstance(error, quoting) else error
-
-
-def is_drop(error: Exception) -> bool:
-    """Whether the server let go of a connection before it replied."""
-    import httpcore
-    import httpx
-
-    return isinstance(
-        error,
-        httpx.RemoteProtocolError
-        | httpx.ReadError
-        | httpx.WriteError
-        | httpcore.RemoteProtocolError
-        | httpcore.ReadError
-        | httpcore.WriteError,
-    )

@@ -7,11 +7,10 @@ a character may be cut between two pieces of the body: nothing here looks at tex
 
 from __future__ import annotations
 
-from bus.errors import StreamError
-
+from .reply_size import MAX_REPLY_BYTES, too_large
 from .sse import SseEvent
 
-MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_LINE_BYTES = MAX_REPLY_BYTES
 """The longest line that is accepted; a longer one ends the stream in a StreamError."""
 
 
@@ -43,7 +42,7 @@ class NdjsonDecoder:
             self._pieces.append(piece)
             self._size += len(piece)
             if self._size > MAX_LINE_BYTES:
-                raise StreamError(f"the provider sent a line of more than {MAX_LINE_BYTES} bytes")
+                raise too_large(MAX_LINE_BYTES, "a line of the reply")
 
     def _take(self) -> bytes:
         line = b"".join(self._pieces)

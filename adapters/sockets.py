@@ -1,4 +1,4 @@
-"""Sockets on asyncio itself, for httpcore's connection pool.
+"""Sockets on asyncio itself, for the pools of `connections`.
 
 On asyncio httpcore reads and writes through anyio's streams. What those add to each read
 (cancel scopes, locks, checkpoints) is a third of what a token costs when it comes alone; we scope our reads
@@ -21,8 +21,6 @@ import anyio
 import httpcore
 from anyio.abc import SocketAttribute
 
-from bus.backend import on_asyncio
-
 if TYPE_CHECKING:
     from httpcore import SOCKET_OPTION
 
@@ -32,77 +30,18 @@ HIGH_WATER_BYTES = 256 * 1024
 CORK_BYTES = 64 * 1024
 """So much is held back for a write that may follow."""
 
-KEPT_SECONDS = 5.0
-"""How long an idle connection is kept for later."""
 
+class Line:
+    """What is known of one connection. heard: whether a byte came since that was last set to False."""
 
-def connection_pool(context: ssl.SSLContext | None, idle: int) -> httpcore.AsyncConnectionPool:
-    """A pool without a limit for connections at once. context: None if it is never for https. idle: so many are
-    kept for later."""
-    if on_asyncio():
-        return _AsyncioPool(context, idle)
-    return httpcore.AsyncConnectionPool(
-        ssl_context=context,
-        max_connections=None,
-        max_keepalive_connections=idle,
-        keepalive_expiry=KEPT_SECONDS,
-    )
-
-
-class _AsyncioPool(httpcore.AsyncConnectionPool):
-    """A pool of our own connections, over our own sockets."""
-
-    def __init__(self, context: ssl.SSLContext | None, idle: int) -> None:
-        self._context = context
-        self._sockets = AsyncioSockets()
-        super().__init__(
-            ssl_context=context,
-            max_connections=None,
-            max_keepalive_connections=idle,
-            keepalive_expiry=KEPT_SECONDS,
-            network_backend=self._sockets,
-        )
-
-    def create_connection(self, origin: httpcore.Origin) -> _AsyncioConnection:
-        return _AsyncioConnection(
-            origin, self._context, keepalive_expiry=KEPT_SECONDS, network_backend=self._sockets
-        )
-
-
-class _NoLock:
-    """A lock that is always free."""
-
-    async def __aenter__(self) -> None:
-        pass
-
-    async def __aexit__(self, *_: object) -> None:
-        pass
-
-
-class _AsyncioConnection(httpcore.AsyncHTTPConnection):
-    """A connection whose second and later requests wait for no lock.
-
-    httpcore takes three on the way of every request, each with a cancel scope and a turn of the event loop: 30 µs,
-    a thirtieth of a whole call. One guards the connecting, which is over by then. The two others guard a change of
-    state without an `await`, which on one event loop nothing can come between; what they decide is still checked.
-    """
-
-    _open: httpcore.AsyncHTTP11Connection | None = None
-
-    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
-        if self._open is not None:
-            return await self._open.handle_async_request(request)
-        response = await super().handle_async_request(request)
-        # Both names are httpcore's own. Where a version has others, its locks stay.
-        made = getattr(self, "_connection", None)
-        if isinstance(made, httpcore.AsyncHTTP11Connection) and hasattr(made, "_state_lock"):
-            made._state_lock = _NoLock()  # type: ignore[assignment]  # all that is asked of it is `async with`
-            self._open = made
-        return response
+    heard = False
 
 
 class AsyncioSockets(httpcore.AsyncNetworkBackend):
-    """Opens TCP connections, to whichever of a host's addresses answers first."""
+    """Opens TCP connections, to whichever of a host's addresses answers first. line: is told what is heard."""
+
+    def __init__(self, line: Line | None = None) -> None:
+        self._line = line or Line()
 
     async def connect_tcp(
         self,
@@ -116,7 +55,7 @@ class AsyncioSockets(httpcore.AsyncNetworkBackend):
         async with _within(timeout, httpcore.ConnectTimeout, httpcore.ConnectError):
             connected = await _connected(host, port, local_address)
             try:
-                _, stream = await loop.create_connection(AsyncioStream, sock=connected)
+                _, stream = await loop.create_connection(lambda: AsyncioStream(self._line), sock=connected)
             except BaseException:
                 connected.close()
                 raise
@@ -131,7 +70,8 @@ class AsyncioSockets(httpcore.AsyncNetworkBackend):
 class AsyncioStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
     """One connection, read by one task at a time. The event loop calls the methods of `asyncio.Protocol`."""
 
-    def __init__(self) -> None:
+    def __init__(self, line: Line) -> None:
+        self._line = line
         self._transport: asyncio.Transport
         self._received: list[bytes] = []
         self._size = 0
@@ -148,6 +88,7 @@ class AsyncioStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
+        self._line.heard = True
         self._received.append(data)
         self._size += len(data)
         if self._size > HIGH_WATER_BYTES:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from bus.errors import StreamError
+from .reply_size import MAX_REPLY_BYTES, too_large
 
-MAX_EVENT_BYTES = 64 * 1024 * 1024
+MAX_EVENT_BYTES = MAX_REPLY_BYTES
 """The largest event that is accepted; a longer one ends the stream in a StreamError."""
 
 MAX_STRAY_BYTES = 64 * 1024
@@ -103,7 +103,7 @@ class SseDecoder:
             self._pieces.append(piece)
             self._size += len(piece)
             if self._size > MAX_EVENT_BYTES:
-                raise StreamError(f"the provider sent a line of more than {MAX_EVENT_BYTES} bytes")
+                raise too_large(MAX_EVENT_BYTES, "a line of the reply")
 
     def _read(self, lines: list[bytes]) -> list[SseEvent]:
         events: list[SseEvent] = []
@@ -128,5 +128,5 @@ class SseDecoder:
                 self._stray.append(line[:MAX_STRAY_BYTES])
                 self._stray_size += len(line)
         if self._data_size > MAX_EVENT_BYTES:
-            raise StreamError(f"the provider sent an event of more than {MAX_EVENT_BYTES} bytes")
+            raise too_large(MAX_EVENT_BYTES, "an event of the reply")
         return events

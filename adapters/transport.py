@@ -11,17 +11,20 @@ A transport knows no endpoint. Time limits other than the connection's are the c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
-from bus.errors import NetworkError, StreamError
+from bus.errors import NetworkError
 
-from .http_errors import harmless, is_drop, translate
+from .http_errors import harmless, translate
+from .reply_size import MAX_REPLY_BYTES, too_large
+from .unpacking import unpacked
 
 if TYPE_CHECKING:
     import ssl
@@ -37,18 +40,18 @@ IDLE_PER_CLIENT = 20
 
 _ACCEPTED = {"accept-encoding": "gzip, deflate"}
 
-MAX_BODY_BYTES = 256 * 1024 * 1024
-"""The largest whole reply that is read into memory."""
-
 ERROR_BODY_BYTES = 1024 * 1024
-"""The same, of an error."""
+"""So much of an error's body is read; the rest of a longer one is left."""
+
+_LONG_READ_BYTES = 1024 * 1024
+"""After so much of a body everybody else has a turn, though the next piece may be there already."""
 
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds.
 
     once: it must not arrive twice. It goes over a connection of its own, for only on one that was kept alive can
-    a transport take a break for the connection's age, and send again.
+    a transport take a break for the connection's age, and send again. on_resend: told when it does.
     """
 
     method: str
@@ -57,6 +60,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes
     connect_timeout: float = 10.0
     once: bool = False
+    on_resend: Callable[[], object] | None = None
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
@@ -80,8 +84,8 @@ class HttpReply(Protocol):
 class TransportStatistics(msgspec.Struct, frozen=True):
     """clients: connection pools that are open. in_use: connections with a request or a reply on them.
 
-    Not counted are connections kept alive for later, at most IDLE_PER_CLIENT in each pool, and the second try
-    after one of those turned out to be dead.
+    Not counted are connections kept alive for later, at most IDLE_PER_CLIENT in each pool, and a request that is
+    sent again because one of those turned out to be dead.
     """
 
     clients: int
@@ -99,23 +103,37 @@ class Transport(Protocol):
 
 
 async def exchange(transport: Transport, request: HttpRequest) -> tuple[HttpReply, bytes]:
-    """Send, read the whole reply, and close it. Raises AdapterError; an error's body has a lower limit."""
+    """Send, read the whole reply, and close it. Raises AdapterError."""
     reply = await transport.send(request)
     try:
-        return reply, await read_body(reply, MAX_BODY_BYTES if reply.status < 300 else ERROR_BODY_BYTES)
+        return reply, await (read_body(reply) if reply.status < 300 else read_error_body(reply))
     finally:
         await close_reply(reply)
 
 
-async def read_body(reply: HttpReply, limit: int = MAX_BODY_BYTES) -> bytes:
+async def read_body(reply: HttpReply, limit: int = MAX_REPLY_BYTES) -> bytes:
     """The whole body. Raises StreamError if it is larger than `limit` bytes."""
+    body = await _read(reply, limit)
+    if len(body) > limit:
+        raise too_large(limit)
+    return body
+
+
+async def read_error_body(reply: HttpReply) -> bytes:
+    """The body of an error, or the beginning of one that is larger than an error should be."""
+    return (await _read(reply, ERROR_BODY_BYTES))[:ERROR_BODY_BYTES]
+
+
+async def _read(reply: HttpReply, limit: int) -> bytes:
+    """The body as far as the piece that goes beyond the limit."""
     parts: list[bytes] = []
-    size = 0
-    while (chunk := await reply.chunk()) is not None:
+    size, pause = 0, _LONG_READ_BYTES
+    while size <= limit and (chunk := await reply.chunk()) is not None:
         parts.append(chunk)
         size += len(chunk)
-        if size > limit:
-            raise StreamError(f"the reply is larger than {limit} bytes", retryable=False)
+        if size > pause:
+            pause = size + _LONG_READ_BYTES
+            await anyio.lowlevel.checkpoint()
     return b"".join(parts)
 
 
@@ -191,17 +209,24 @@ class HttpxTransport:
             kind = _kind_of(request.url)
             if request.once:
                 return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
-            try:
-                return await self._send_on(self._pick(kind), request)
-            except Exception as error:
-                if not is_drop(error):
-                    raise
-                # The server dropped a kept-alive connection before a byte of the reply came: once more, on a
-                # connection of its own, because the pool may hold several that are just as dead.
-                return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
+            return await self._send_or_resend(kind, request)
         except Exception as error:
             failure, cause = translate(error, request.url), harmless(error)
         raise failure from cause  # out here, or the original would stay attached as its context
+
+    async def _send_or_resend(self, kind: _Kind, request: HttpRequest) -> HttpReply:
+        """Send; and once more if the server had let go of a connection that was kept alive.
+
+        That goes over a connection of its own, because the pool may hold several that are just as dead.
+        """
+        from .connections import AgedConnectionError
+
+        try:
+            return await self._send_on(self._pick(kind), request)
+        except AgedConnectionError:
+            if request.on_resend is not None:
+                request.on_resend()
+        return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
 
     async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
         import httpx
@@ -259,7 +284,7 @@ class HttpxTransport:
 
         import httpx
 
-        from .sockets import connection_pool
+        from .connections import ConnectionPool
 
         if kind.secure and self._context is None:
             self._context = httpx.create_ssl_context()
@@ -267,7 +292,7 @@ class HttpxTransport:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_PER_CLIENT)
             verify = self._context if kind.secure and self._context is not None else False
             return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
-        return connection_pool(self._context if kind.secure else None, IDLE_PER_CLIENT)
+        return ConnectionPool(self._context if kind.secure else None, IDLE_PER_CLIENT)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -299,7 +324,6 @@ class _Reply:
     ) -> None:
         self.status = status
         self.headers: Mapping[str, str] = _as_dict(headers)
-        self._raw_headers = headers
         self._stream = cast("AsyncIterable[bytes]", stream)
         self._response = response
         self._home = home
@@ -309,8 +333,8 @@ class _Reply:
     async def chunk(self) -> bytes | None:
         try:
             if self._body is None:
-                encoded = "content-encoding" in self.headers
-                self._body = _decompressed(self._raw_headers, self._stream) if encoded else aiter(self._stream)
+                coding = self.headers.get("content-encoding")
+                self._body = aiter(self._stream) if coding is None else unpacked(coding, self._stream)
             data = await anext(self._body, None)
         except Exception as error:
             raise translate(error) from error
@@ -326,16 +350,6 @@ class _Reply:
                     await self._response.aclose()
             finally:
                 await _release(self._home)
-
-
-def _decompressed(headers: Sequence[tuple[bytes, bytes]], stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    import httpx
-
-    class Body(httpx.AsyncByteStream):
-        def __aiter__(self) -> AsyncIterator[bytes]:
-            return aiter(stream)
-
-    return httpx.Response(200, headers=list(headers), stream=Body()).aiter_bytes()
 
 
 def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:

@@ -69,7 +69,7 @@ class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed
     usage: of the call. cost: at the prices of the attempt's start, or what the provider says. first_token_ms,
     latency_ms: milliseconds from the call's begin to its first content and to its end; waiting for a slot and
     earlier attempts are in them. response_id, provider_request_id: the provider's, for its support. warnings: the
-    codes of `CallWarning`.
+    codes of `CallWarning`. resent: the attempt's request was sent twice, see `AttemptResent`.
     """
 
     provider: str
@@ -84,6 +84,7 @@ class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed
     response_id: str | None = None
     provider_request_id: str | None = None
     warnings: tuple[str, ...] = ()
+    resent: bool = False
 
 
 class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
@@ -92,7 +93,7 @@ class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
     error_class: a value of `ErrorClass`. error_type: the exception's class. message: its text, at most 2000
     characters. retry_count: retries before this attempt. provider_status: the HTTP status. provider_code: the
     provider's own code. retry_after_seconds: its hint. usage, cost: what had been used all the same; None if that
-    is not known. first_token_ms, latency_ms: as in `LlmCallCompleted`.
+    is not known. first_token_ms, latency_ms, resent: as in `LlmCallCompleted`.
     """
 
     provider: str
@@ -111,6 +112,7 @@ class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
     cost: Cost | None = None
     latency_ms: int = 0
     first_token_ms: int | None = None
+    resent: bool = False
 
 
 # -- actor.*: the life of actors under their supervisors.

@@ -15,6 +15,7 @@ from adapters import (
     AttemptFailed,
     AttemptFirstEvent,
     AttemptReport,
+    AttemptResent,
     AttemptStarted,
     CallWarning,
     StopReason,
@@ -95,6 +96,7 @@ class CallEvents:
         self._message_id = message_id
         self._attempt = 0
         self._attempt_open = False
+        self._resent = False
         self._started_ns = 0
         self._attempt_us = 0
         self._first_token_ms: int | None = None
@@ -113,10 +115,12 @@ class CallEvents:
     def _note_attempt(self, report: AttemptReport) -> None:
         match report:
             case AttemptStarted():
-                self._attempt, self._attempt_open = report.attempt, True
+                self._attempt, self._attempt_open, self._resent = report.attempt, True, False
                 self._attempt_us = self._events.clock.now_us()
                 self._prices = self._events.prices()
                 self._publish(self._started(report))
+            case AttemptResent():
+                self._resent = True
             case AttemptFirstEvent():
                 if self._first_token_ms is None:
                     self._first_token_ms = self._elapsed_ms()
@@ -192,6 +196,7 @@ class CallEvents:
             response_id=response.response_id,
             provider_request_id=response.provider_request_id,
             warnings=tuple(warning.code for warning in response.warnings),
+            resent=self._resent,
         )
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
@@ -216,6 +221,7 @@ class CallEvents:
             cost=cost,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self._first_token_ms,
+            resent=self._resent,
         )
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:

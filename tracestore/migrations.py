@@ -302,6 +302,11 @@ _OPERATIONS = (
     "ALTER TABLE calls ADD COLUMN operation TEXT",
 )
 
+_RESENT = (
+    # 1 where the attempt's request was sent twice, else NULL.
+    "ALTER TABLE calls ADD COLUMN resent INTEGER",
+)
+
 MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("initial", _M001_INITIAL),
     ("price dimensions", _PRICE_DIMENSIONS),
@@ -314,6 +319,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("operations", _OPERATIONS),
     ("jobs", JOBS),
     ("repricing base", REPRICE_BASE),
+    ("resent", _RESENT),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -64,7 +64,7 @@ _STARTED = (
     *("priced_as", "operation"),
 )
 _ENDED = (
-    *("finished_us", "first_token_ms", "latency_ms", "provider_request_id", "retry_count"),
+    *("finished_us", "first_token_ms", "latency_ms", "provider_request_id", "retry_count", "resent"),
     *("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
     *("cache_creation_1h_input_tokens", "reasoning_tokens", "usage_source", "usage_raw", "usage_details"),
     *("service_tier", "cost_nano", "cost_source", "cost_version", "cost_reason", "cost_computed_nano"),
@@ -274,7 +274,7 @@ class Batch:
                 self._completed.append(
                     [
                         *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
-                        *(attempt - 1, *_used(event.usage, event.cost), event.served_model),
+                        *(attempt - 1, event.resent or None, *_used(event.usage, event.cost), event.served_model),
                         *(str(event.stop_reason), event.raw_stop_reason, event.response_id),
                         _json(event.warnings) if event.warnings else None,
                     ]
@@ -285,7 +285,8 @@ class Batch:
                 self._failed.append(
                     [
                         *(*shared, ts_us, event.first_token_ms, event.latency_ms, event.provider_request_id),
-                        *(event.retry_count, *_used(event.usage, event.cost), str(event.error_class)),
+                        *(event.retry_count, event.resent or None, *_used(event.usage, event.cost)),
+                        str(event.error_class),
                         *(event.error_type, event.message, event.provider_status, event.provider_code),
                         *(int(event.will_retry), event.delay_seconds, event.retry_after_seconds),
                     ]

@@ -113,7 +113,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     operation: ``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``. caused_by: the request before
     it, see `Envelope`. reason: ``first``, ``retry`` or ``repair``. estimated_input_tokens: our estimate before it
     was sent. warnings: codes. error_class, error_type, error_message: of a failed one. provider_status: of HTTP.
-    retry_count: retries before this attempt. will_retry, delay_seconds: whether another followed, and after how
+    retry_count: retries before this attempt. resent: its request was sent twice, for the server had let go of a
+    connection that was kept alive. will_retry, delay_seconds: whether another attempt followed, and after how
     long. retry_after_seconds: the provider's hint. usage: None if none is known.
     at_call_time: the cost when it was called; None while the call runs and if it ended without one.
     cost: under the current price version, or the one that was asked for; calls that it doesn't cover keep the
@@ -155,6 +156,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     provider_status: int | None = None
     provider_code: str | None = None
     retry_count: int = 0
+    resent: bool = False
     will_retry: bool | None = None
     delay_seconds: float | None = None
     retry_after_seconds: float | None = None
@@ -204,7 +206,7 @@ _CALL_COLUMNS = """
     started_us finished_us first_token_ms latency_ms reason requested_model served_model streamed
     routing estimated_input_tokens stop_reason raw_stop_reason warnings response_id
     provider_request_id error_class error_type error_message provider_status provider_code
-    retry_count will_retry delay_seconds retry_after_seconds input_tokens output_tokens
+    retry_count resent will_retry delay_seconds retry_after_seconds input_tokens output_tokens
     cached_input_tokens cache_creation_input_tokens cache_creation_1h_input_tokens reasoning_tokens
     usage_source usage_raw usage_details service_tier priced_as operation cost_nano cost_source cost_version
     cost_reason cost_computed_nano now_nano now_source now_version now_reason now_computed_nano
@@ -258,6 +260,7 @@ def call_row(row: Row) -> CallRow:
         streamed=_flag(named.pop("streamed")),
         will_retry=_flag(named.pop("will_retry")),
         retry_count=named.pop("retry_count") or 0,
+        resent=bool(named.pop("resent")),
         operation=named.pop("operation") or "chat",
         **named,
     )

@@ -17,7 +17,7 @@ from adapters.data_url import read_data_url
 from adapters.http_adapter import WireCall
 from adapters.http_attempts import HttpAttempts
 from adapters.retry import backoff_delay
-from adapters.transport import ERROR_BODY_BYTES, HttpReply, HttpRequest, Transport, close_reply, read_body
+from adapters.transport import HttpReply, HttpRequest, Transport, close_reply, read_error_body
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import (
     AdapterError,
@@ -225,7 +225,7 @@ class MakesVideosOverHttp(AskingAdapter):
                             f"{self.name}: a download leads to {urlsplit(url).scheme}", retryable=False
                         )
                     continue
-                raise self._error(await self._within(read_body(reply, ERROR_BODY_BYTES)), reply, "")
+                raise self._error(await self._within(read_error_body(reply)), reply, "")
             finally:
                 await close_reply(reply)
         raise StreamError(f"{self.name}: a download leads in circles", retryable=False)

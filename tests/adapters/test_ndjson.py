@@ -82,6 +82,6 @@ def test_a_line_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ndjson, "MAX_LINE_BYTES", 1000)
     decoder = NdjsonDecoder()
     assert sum(len(decoder.feed(b"x" * 900 + b"\n")) for _ in range(5)) == 5
-    with pytest.raises(StreamError, match="more than 1000 bytes"):
+    with pytest.raises(StreamError, match="larger than 1000 bytes"):
         for _ in range(2000):
             decoder.feed(b"x")

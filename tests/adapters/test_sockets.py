@@ -14,7 +14,8 @@ import anyio
 import httpcore
 import pytest
 
-from adapters.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream, connection_pool
+from adapters.connections import ConnectionPool
+from adapters.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream
 from benchmarks.faults.certificate import local_tls
 from bus.backend import on_asyncio
 
@@ -276,7 +277,7 @@ async def test_a_warm_connection_waits_for_no_lock(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kind, "acquire", counted)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with server, connection_pool(None, 5) as pool:
+    async with server, ConnectionPool(None, 5) as pool:
         for expected in (True, False, False):
             waits.clear()
             reply = await pool.request("GET", url)

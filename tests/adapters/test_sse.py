@@ -98,7 +98,7 @@ def test_an_event_without_end_is_refused(piece: bytes, monkeypatch: pytest.Monke
     """Neither a line nor an event grows beyond the limit."""
     monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1000)
     decoder = SseDecoder()
-    with pytest.raises(StreamError, match="more than 1000 bytes"):
+    with pytest.raises(StreamError, match="larger than 1000 bytes"):
         for _ in range(2000):
             decoder.feed(piece)
 

@@ -121,6 +121,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
     *_ints("provider_status"),
     *_texts("provider_code"),
     *_ints("retry_count"),
+    ("resent", "bool", _own("resent")),
     ("will_retry", "bool", _own("will_retry")),
     ("delay_seconds", "seconds", _own("delay_seconds")),
     ("retry_after_seconds", "seconds", _own("retry_after_seconds")),

@@ -1,0 +1,160 @@
+"""Connections kept alive, and what is known of one that breaks: httpcore's pool, with connections of our own.
+
+On asyncio they have sockets of our own, see `sockets`; on trio httpcore's.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import anyio
+import httpcore
+
+from bus.backend import on_asyncio
+
+from .sockets import AsyncioSockets, Line
+
+if TYPE_CHECKING:
+    from httpcore import SOCKET_OPTION
+
+KEPT_SECONDS = 5.0
+"""How long an idle connection is kept for later."""
+
+
+class AgedConnectionError(httpcore.NetworkError):
+    """A connection that had served before broke, and the server had said nothing to this request.
+
+    So it may have let go of the connection before the request came.
+    """
+
+
+class ConnectionPool(httpcore.AsyncConnectionPool):
+    """A pool without a limit for connections at once.
+
+    context: None if it is never for https. idle: so many connections are kept for later.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None, idle: int) -> None:
+        self._context = context
+        super().__init__(
+            ssl_context=context,
+            max_connections=None,
+            max_keepalive_connections=idle,
+            keepalive_expiry=KEPT_SECONDS,
+        )
+
+    def create_connection(self, origin: httpcore.Origin) -> _Connection:
+        line = Line()
+        if on_asyncio():
+            return _AsyncioConnection(origin, self._context, line, AsyncioSockets(line))
+        return _Connection(origin, self._context, line, _WatchedSockets(line))
+
+
+class _Connection(httpcore.AsyncHTTPConnection):
+    """A connection that says whether it may have broken of its age."""
+
+    def __init__(
+        self,
+        origin: httpcore.Origin,
+        context: ssl.SSLContext | None,
+        line: Line,
+        sockets: httpcore.AsyncNetworkBackend,
+    ) -> None:
+        super().__init__(origin, context, keepalive_expiry=KEPT_SECONDS, network_backend=sockets)
+        self._line = line
+        self._used = False
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        self._line.heard = False
+        reused, self._used = self._used, True
+        try:
+            return await self._send(request)
+        except (httpcore.RemoteProtocolError, httpcore.ReadError, httpcore.WriteError) as error:
+            if reused and not self._line.heard:
+                raise AgedConnectionError(str(error)) from error
+            raise
+
+    async def _send(self, request: httpcore.Request) -> httpcore.Response:
+        return await super().handle_async_request(request)
+
+
+class _NoLock:
+    """A lock that is always free."""
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+class _AsyncioConnection(_Connection):
+    """A connection whose second and later requests wait for no lock.
+
+    httpcore takes three on the way of every request, each with a cancel scope and a turn of the event loop: 30 µs,
+    a thirtieth of a whole call. One guards the connecting, which is over by then. The two others guard a change of
+    state without an `await`, which on one event loop nothing can come between; what they decide is still checked.
+    """
+
+    _open: httpcore.AsyncHTTP11Connection | None = None
+
+    async def _send(self, request: httpcore.Request) -> httpcore.Response:
+        if self._open is not None:
+            return await self._open.handle_async_request(request)
+        response = await super()._send(request)
+        # Both names are httpcore's own. Where a version has others, its locks stay.
+        made = getattr(self, "_connection", None)
+        if isinstance(made, httpcore.AsyncHTTP11Connection) and hasattr(made, "_state_lock"):
+            made._state_lock = _NoLock()  # type: ignore[assignment]  # all that is asked of it is `async with`
+            self._open = made
+        return response
+
+
+class _WatchedSockets(httpcore.AsyncNetworkBackend):
+    """Opens httpcore's sockets for trio, and tells the line what they read."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._sockets = httpcore.TrioBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await self._sockets.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _WatchedStream(stream, self._line)
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+
+class _WatchedStream(httpcore.AsyncNetworkStream):
+    def __init__(self, stream: httpcore.AsyncNetworkStream, line: Line) -> None:
+        self._stream = stream
+        self._line = line
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(max_bytes, timeout)
+        if data:
+            self._line.heard = True
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _WatchedStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._line)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)

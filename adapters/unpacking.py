@@ -1,0 +1,94 @@
+"""Compressed bodies, unpacked in pieces of a bounded size.
+
+Three kilobytes may unpack to gigabytes. So no piece is larger than `PIECE_BYTES`, whoever reads counts them, and
+between two of them that came of the same bytes everybody else has a turn.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+
+import anyio.lowlevel
+
+from bus.errors import StreamError
+
+PIECE_BYTES = 64 * 1024
+"""The largest piece that is unpacked at once."""
+
+MOST_CODINGS = 4
+"""A body that was packed more often than this is not read."""
+
+_GZIP = zlib.MAX_WBITS | 16
+_ZLIB = zlib.MAX_WBITS
+_RAW = -zlib.MAX_WBITS
+_ZLIB_HEADER = 2
+
+
+class _Inflater:
+    """One coding, undone: gzip, or deflate with or without its header."""
+
+    def __init__(self, coding: str) -> None:
+        self._may_be_raw = coding == "deflate"
+        self._head = b""  # as long as it may be raw
+        self._inner = zlib.decompressobj(_ZLIB if self._may_be_raw else _GZIP)
+
+    def unpack(self, data: bytes) -> Iterator[bytes]:
+        while True:
+            piece = self._step(data)
+            data = self._inner.unconsumed_tail
+            if piece:
+                yield piece
+            if not data and len(piece) < PIECE_BYTES:
+                return
+
+    def _step(self, data: bytes) -> bytes:
+        if not self._may_be_raw:
+            return self._inner.decompress(data, PIECE_BYTES)
+        self._head += data
+        self._may_be_raw = len(self._head) < _ZLIB_HEADER
+        try:
+            return self._inner.decompress(data, PIECE_BYTES)
+        except zlib.error:  # some servers leave the header out
+            self._inner = zlib.decompressobj(_RAW)
+            return self._inner.decompress(self._head, PIECE_BYTES)
+
+
+def codings(header: str) -> list[str]:
+    """The codings of a `content-encoding` that have to be undone, in the order in which they were applied.
+
+    Raises StreamError for one that was not asked for, and for too many.
+    """
+    named = [name for name in re.split(r"[\s,]+", header.lower()) if name not in ("", "identity")]
+    for name in named:
+        if name not in ("gzip", "x-gzip", "deflate"):
+            raise StreamError(f"the reply is packed as {name[:40]!r}, which was not asked for", retryable=False)
+    if len(named) > MOST_CODINGS:
+        raise StreamError(f"the reply is packed {len(named)} times over", retryable=False)
+    return named
+
+
+async def unpacked(header: str, stream: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+    """The body behind a `content-encoding`. Raises StreamError for codings that can't be undone."""
+    inflaters = [_Inflater(coding) for coding in reversed(codings(header))]
+    async for data in stream:
+        try:
+            for number, piece in enumerate(_through(inflaters, data)):
+                if number:
+                    await anyio.lowlevel.checkpoint()
+                yield piece
+        except zlib.error as error:
+            raise StreamError(f"the reply's compression is broken: {error}") from error
+
+
+def _through(inflaters: Iterable[_Inflater], data: bytes) -> Iterator[bytes]:
+    pieces: Iterator[bytes] = iter((data,))
+    for inflater in inflaters:
+        pieces = _each(inflater, pieces)
+    return pieces
+
+
+def _each(inflater: _Inflater, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    for piece in pieces:
+        yield from inflater.unpack(piece)
