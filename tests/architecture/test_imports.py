@@ -24,7 +24,12 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 
 HOMES: dict[str, tuple[str, ...]] = {
     "httpx": ("adapters/transport.py", "adapters/http_errors.py"),
-    "httpcore": ("adapters/transport.py", "adapters/http_errors.py", "adapters/sockets.py"),
+    "httpcore": (
+        "adapters/transport.py",
+        "adapters/http_errors.py",
+        "adapters/sockets.py",
+        "adapters/connections.py",
+    ),
     "sqlite3": ("tracestore/database.py", "tracestore/sqlite/"),
     "aiosqlite": ("tracestore/database.py", "tracestore/sqlite/"),
 }

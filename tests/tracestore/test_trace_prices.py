@@ -192,7 +192,11 @@ def test_a_missing_rate_for_no_tokens_is_harmless() -> None:
     [
         (row(input=3000, cache_read=None), TokenUsage(10, 0, 90), 300),
         (row(input=3000, cache_write_5m=None, cache_write_1h=None), TokenUsage(10, 0, 0, 90, 40), 300),
-        (row(input=3000, cache_read=None, cache_write_5m=None, cache_write_1h=None), TokenUsage(1, 0, 2, 3, 3), 18),
+        (
+            row(input=3000, cache_read=None, cache_write_5m=None, cache_write_1h=None),
+            TokenUsage(1, 0, 2, 3, 3),
+            18,
+        ),
         (
             row(input=3000, cache_read=None, extra={"audio_input": 9000}),
             TokenUsage(0, 0, 10, details={"audio_cache_read": 4}),
