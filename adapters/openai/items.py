@@ -2,9 +2,10 @@
 
 The call is stateless (`store` is false), so the history goes along each time. What OpenAI checks most strictly is
 that a reasoning item is followed by the very item that it preceded when it was made: so a reasoning item goes back
-whole, with its encrypted content, and the items after it with their own ids; where it can't go back, the ids of
-the items after it stay behind too. Ids are never sent alone, for nothing is stored under them. Other items that
-reasoning led to can't do without theirs, so they stay with the model whose reasoning it was.
+whole, and the items after it with their own ids; where it can't go back, the ids of the items after it stay behind
+too. Ids are never sent alone, for nothing is stored under them; a message that has none of its own gets one made
+up, because several servers refuse a message without id and status. Other items that reasoning led to can't do
+without theirs, so they stay with the model whose reasoning it was.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class _Writer:
                 case ThinkingBlock():
                     item = _reasoning_item(self.history.own(block.provider_raw))
                     assert item is not None
-                    self.reasoning.add(item.get("id"))
+                    item.setdefault("id", self._made_up_id("rs"))
+                    self.reasoning.add(item["id"])
                     self.items.append(item)
                 case TextBlock():
                     self._text(block, former)
@@ -160,6 +162,10 @@ class _Writer:
         """An item's own id, if the reasoning that led to it is sent as well."""
         return own.get("item_id") if own.get("after") in self.reasoning else None
 
+    def _made_up_id(self, prefix: str) -> str:
+        """An id for the next item, the same from send to send. Nobody looks it up, but servers insist on one."""
+        return f"{prefix}_{len(self.items):024x}"
+
     def _text(self, block: TextBlock, former: ContentBlock | None) -> None:
         own = self.history.own(block.provider_raw)
         annotations = own.get("annotations")
@@ -182,10 +188,13 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item: JsonObject = {"type": "message", "role": "assistant"}
-        if item_id := self._item_id(own):
-            item |= {"id": item_id, "status": "completed"}
-        item["content"] = [part]
+        item: JsonObject = {
+            "type": "message",
+            "role": "assistant",
+            "id": self._item_id(own) or self._made_up_id("msg"),
+            "status": "completed",
+            "content": [part],
+        }
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)
@@ -247,14 +256,12 @@ class _Writer:
 
 
 def _reasoning_item(data: JsonObject) -> JsonObject | None:
-    """A reasoning item as it may go back: whole if it is encrypted, without its id if it is plain, else not."""
-    if data.get("type") != "reasoning":
+    """A reasoning item as it may go back; None if it has neither encrypted nor plain content."""
+    if data.get("type") != "reasoning" or not (data.get("encrypted_content") or data.get("content")):
         return None
     item: JsonObject = {name: value for name, value in data.items() if value is not None}
     item.setdefault("summary", [])
-    if item.get("encrypted_content"):
-        return item
-    return {name: value for name, value in item.items() if name != "id"} if item.get("content") else None
+    return item
 
 
 def _call_key(block: OpaqueBlock) -> tuple[str, Json]:

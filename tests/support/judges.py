@@ -21,15 +21,6 @@ import typing_extensions as te
 
 from bus.json_types import Json, JsonObject
 
-_OPTIONAL = frozenset(
-    {
-        ("ResponseOutputMessageParam", "id"),
-        ("ResponseOutputMessageParam", "status"),
-        ("ResponseReasoningItemParam", "id"),
-    }
-)
-"""Required by the types, but not by the API: a stateless call has nothing that these could name."""
-
 _OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
 """Known to version 2023-06-01 of the Messages API, which we speak; the SDK's types are of a later one."""
 
@@ -235,7 +226,7 @@ def _object_faults(value: Json, kind: Any, place: str) -> list[str]:
     for key, (required, inner) in fields.items():
         if key in value:
             found += faults(value[key], inner, f"{place}.{key}")
-        elif required and (kind.__name__, key) not in _OPTIONAL:
+        elif required:
             found.append(f"{place}: {kind.__name__} needs the key {key!r}")
     return found
 

@@ -24,6 +24,7 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.json_types import Json, JsonObject
 from bus.messages import Message, Role, ToolChoice, ToolDefinition
 
+from ...support.judges import responses_faults
 from .wire_events import call, message, read_whole, reasoning, request
 
 PNG = b"\x89PNG\r\n\x1a\n..."
@@ -170,19 +171,41 @@ def test_reasoning_in_several_parts_goes_back_once() -> None:
     assert codes(request(Message.user("?"), Message.assistant(content), Message.user("!"))) == []
 
 
-def test_reasoning_without_encryption_takes_ids_away() -> None:
-    """An id alone means nothing to a server that stores nothing; then the next item's id stays behind as well."""
-    plain = {
+def test_plain_reasoning_goes_back_by_its_id_and_an_empty_one_stays_behind() -> None:
+    """Servers of open models want the id; what has neither content nor encryption takes the ids after it along."""
+    plain: JsonObject = {
         "type": "reasoning",
         "id": "rs_1",
         "summary": [],
         "content": [{"type": "reasoning_text", "text": "Hm"}],
     }
     thought, said = replay(plain, message("Hello"))
-    assert thought == {"type": "reasoning", "summary": [], "content": plain["content"]}
-    assert "id" not in said
+    assert (thought, said["id"]) == (plain, "msg_1")
     (bare, *_) = replay({"type": "reasoning", "id": "rs_1", "summary": []}, call("f", "{}"))
     assert (bare["type"], "id" in bare) == ("function_call", False)
+
+
+def test_every_replayed_item_has_what_the_vendors_type_requires() -> None:
+    """Also a message that was another's, whose id had to stay behind, or that never had one; ids are distinct, and
+    stay the same from send to send."""
+    nameless: JsonObject = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
+    history = (
+        Message.user("?"),
+        Message.assistant("Foreign."),
+        Message.user("?"),
+        Message.assistant(read_whole(nameless, message("Hello", item_id="msg_7")).content),
+        Message.user("?"),
+        Message.assistant(read_whole(reasoning("Why"), message("Hello"), call("f", "{}")).content),
+        Message.user("!"),
+    )
+    for model in ("openai:gpt-test", "openai:gpt-4o"):
+        sent = body(request(*history, model=model))
+        assert responses_faults(sent) == []
+        found = items(*history, model=model)
+        messages = [item for item in found if item.get("role") == "assistant"]
+        assert all(str(item["id"]).startswith("msg_") and item["status"] == "completed" for item in messages)
+        assert len({str(item["id"]) for item in messages}) == len(messages) == 3
+        assert found[:3] == items(*history[:3], model=model)
 
 
 def test_reasoning_without_its_follower_is_dropped() -> None:
@@ -205,7 +228,7 @@ def test_reasoning_goes_to_nobody_else() -> None:
         found = body(asked)["input"]
         assert isinstance(found, list)
         assert [item["type"] for item in found if isinstance(item, dict)] == ["message"]
-        assert "id" not in found[0]
+        assert found[0]["id"] != "msg_1"  # type: ignore[index, call-overload]
         assert codes(asked) == ["content_dropped"]
     assert "include" not in body(request(model="gpt-4o"))
 
@@ -314,7 +337,7 @@ def test_another_models_reasoning_stays_behind_and_takes_the_ids_and_items_that_
     thought, searched, said = items(*history)[1:-1]
     assert (thought["id"], searched, said["id"]) == ("rs_1", SEARCH, "msg_1")
     (alone,) = items(*history, model="openai:gpt-other")[1:-1]
-    assert "id" not in alone
+    assert alone["id"] != "msg_1"
     losses = build(request(*history, model="openai:gpt-other")).history.losses
     assert [(loss.block_type, loss.message_id) for loss in losses] == [("thinking", "msg_7"), ("opaque", "msg_7")]
 
@@ -328,7 +351,7 @@ def test_reasoning_never_goes_back_before_what_another_one_led_to() -> None:
     assert [item.get("id") for item in found] == [None, "rs_2", "msg_2", None]
     bare = items(Message.user("?"), Message.assistant([*cut, later[-1]]), Message.user("!"))
     assert [item.get("type") for item in bare] == [None, "message", None]
-    assert "id" not in bare[1]
+    assert bare[1]["id"] != "msg_2"
 
 
 def test_reasoning_before_a_dropped_item_is_dropped_too() -> None:
@@ -547,6 +570,8 @@ def test_llama_cpp_gets_only_what_it_takes() -> None:
             {
                 "type": "message",
                 "role": "assistant",
+                "id": "msg_000000000000000000000001",
+                "status": "completed",
                 "content": [{"type": "output_text", "text": "b", "annotations": []}],
             },
             {"role": "user", "content": "c"},
