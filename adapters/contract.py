@@ -39,7 +39,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     provider's own address. timeout_seconds: for a whole call, with all its attempts. max_retries: attempts
     after the first. extra_headers: sent with every request. options: what only this adapter knows.
     retry: how to wait between attempts. connect_timeout: for a connection, of each attempt. first_event_timeout,
-    stream_read_timeout: for how long a streamed reply may say nothing before its first event, and after it.
+    stream_read_timeout: for how long a streamed reply may say nothing before its first event, and after it; five
+    times as long if all that comes are signs of life.
     drain_for_usage: for how long at most a cancelled stream is read on, in silence, for the usage that comes at
     its end; 0 closes the connection at once, and the call's usage is then partial or an estimate.
     """

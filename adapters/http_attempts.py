@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
     from .http_adapter import HttpAdapter
 
 T = TypeVar("T")
+
+
+class Limit(NamedTuple):
+    """Of one wait. of: seconds in all, of which this wait may be the last part."""
+
+    seconds: float
+    of: float
 
 
 class AttemptTerms(Protocol):
@@ -67,6 +74,7 @@ class HttpAttempts:
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
+        self._limit: Limit | None = None
         self._limit_ends = math.inf
         self._started_ns = adapter.clock.monotonic_ns()
         self._first_event_told = False
@@ -106,7 +114,7 @@ class HttpAttempts:
             self._first_event_told = True
             self.report(AttemptFirstEvent(self.attempt))
 
-    async def wait(self, step: Callable[[], Awaitable[T]], limit: float | None = None, *, what: str) -> T:
+    async def wait(self, step: Callable[[], Awaitable[T]], limit: Limit | float | None = None, *, what: str) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
 
         Raises CancelledError after `cancel()`, RequestTimeoutError when time is up.
@@ -114,25 +122,31 @@ class HttpAttempts:
         assert self._deadline is not None
         if self.cancelled and not self.draining:
             raise self._cancelled_error()
-        self._limit_ends = anyio.current_time() + limit if limit is not None else self._deadline
+        now = anyio.current_time()
+        self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
+        self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
+        if now >= self._deadline:  # a step that needn't wait would never be told
+            raise self._out_of_time_error()
         with anyio.CancelScope(deadline=min(self._limit_ends, self._deadline)) as scope:
             self._scope = scope
             try:
                 return await step()
             finally:
                 self._scope = None
-        if self.cancelled:  # also when a drain's time is up
-            raise self._cancelled_error()
-        if self._limit_ends < self._deadline:
-            raise RequestTimeoutError(f"{self.adapter.name}: no {what.removeprefix('the ')} within {limit:g} s")
-        raise RequestTimeoutError(
-            f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s", retryable=False
-        )
+        if self._limit is not None and self._limit_ends < self._deadline and not self.cancelled:
+            what = what.removeprefix("the ")
+            raise RequestTimeoutError(f"{self.adapter.name}: no {what} within {self._limit.of:g} s")
+        raise self._out_of_time_error()
 
-    def move_on(self, limit: float) -> None:
-        """What is being waited for comes in parts, and one came: `limit` counts anew."""
+    def move_on(self, now: float, limit: Limit) -> None:
+        """What is being waited for comes in parts, and one came: `limit` counts anew.
+
+        Raises as `wait` does, for a part that is there already waits for nothing.
+        """
         if self._scope is not None and self._deadline is not None:
-            self._limit_ends = anyio.current_time() + limit
+            if now >= self._deadline:
+                raise self._out_of_time_error()
+            self._limit, self._limit_ends = limit, now + limit.seconds
             self._scope.deadline = min(self._limit_ends, self._deadline)
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
@@ -177,6 +191,13 @@ class HttpAttempts:
                 said = getattr(error, field)
                 if said:
                     setattr(error, field, said.replace(secret, "***"))
+
+    def _out_of_time_error(self) -> AdapterError:
+        """The end of the whole call; of one that was cancelled, also the end of its drain."""
+        if self.cancelled:
+            return self._cancelled_error()
+        said = f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s"
+        return RequestTimeoutError(said, retryable=False)
 
     def _cancelled_error(self) -> CancelledError:
         return CancelledError("the call was cancelled", request_id=self._terms.request_id)

@@ -19,7 +19,9 @@ from bus.usage import StopReason, TokenUsage
 
 from .assembler import Assembler
 from .contract import CanonicalResponse
+from .event_wait import EventWait
 from .normaliser import StreamNormaliser
+from .reply_size import MAX_REPLY_BYTES, too_large
 from .transport import HttpReply, close_reply, read_body
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class HttpStream:
         self._reply: HttpReply | None = None
         self._wire: WireCall | None = None
         self._normaliser: StreamNormaliser | None = None
+        self._size = 0
+        self._event_wait = EventWait(0.0)
         self._delivered = False
         self._response: CanonicalResponse | None = None
         self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
@@ -112,6 +116,8 @@ class HttpStream:
 
     async def _open(self, reply: HttpReply) -> None:
         """Choose how to read the body: some servers answer a streamed request with a whole reply."""
+        self._size = 0
+        self._event_wait = EventWait(self._adapter.config.first_event_timeout)
         if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
             self._normaliser = self._adapter.normaliser(self._call.assembler)
             self._call.on_drain = self._read_on
@@ -122,26 +128,41 @@ class HttpStream:
         self._succeed()
 
     async def _read(self, reply: HttpReply) -> None:
-        config = self._adapter.config
-        limit = config.stream_read_timeout if self._delivered else config.first_event_timeout
-        sink = self._sink
+        sink, limit, began = self._sink, self._event_wait.left(), anyio.current_time()
         if sink is not None and self._delivered:
-            await self._call.wait(lambda: self._read_all(reply, limit, sink), limit, what="the next event")
+            await self._call.wait(lambda: self._read_all(reply, began, sink), limit, what="the next event")
         else:
             self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
+            self._note_wait(anyio.current_time() - began)
 
     async def _read_all(
-        self, reply: HttpReply, limit: float, sink: Callable[[Sequence[StreamEvent]], object]
+        self, reply: HttpReply, began: float, sink: Callable[[Sequence[StreamEvent]], object]
     ) -> None:
         """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
-        while not self._call.ended:
+        call = self._call
+        while True:
             self._take_in(await reply.chunk())
-            self._call.move_on(limit)
+            if call.ended:
+                return
+            now = anyio.current_time()
+            self._note_wait(now - began)
+            call.move_on(now, self._event_wait.left())
+            began = now
             self._flush(sink)
+
+    def _note_wait(self, seconds: float) -> None:
+        if self._ready or self._kept is not None:
+            self._event_wait.event()
+        else:
+            self._event_wait.sign_of_life(seconds)
 
     def _take_in(self, chunk: bytes | None) -> None:
         normaliser = self._normaliser
         assert normaliser is not None
+        if chunk is not None:
+            self._size += len(chunk)
+            if self._size > MAX_REPLY_BYTES:
+                raise too_large()
         events = normaliser.close() if chunk is None else normaliser.feed(chunk)
         if self._kept is not None:
             if normaliser.finished or normaliser.error is not None:
@@ -157,6 +178,7 @@ class HttpStream:
         if events:
             if not self._delivered:
                 self._delivered = True
+                self._event_wait = EventWait(self._adapter.config.stream_read_timeout)
                 self._call.first_event()
             self._ready.extend(events)
 
@@ -223,9 +245,9 @@ class HttpStream:
         """Read what is left of a finished body, so that the connection can be used again; then close."""
         reply, normaliser = self._reply, self._normaliser
         if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
-            with anyio.move_on_after(DRAIN_SECONDS):
+            with anyio.move_on_after(DRAIN_SECONDS) as scope:
                 try:
-                    while await reply.chunk() is not None:
+                    while await reply.chunk() is not None and anyio.current_time() < scope.deadline:
                         pass
                 except AdapterError:
                     pass  # the reply is already whole

@@ -1,0 +1,160 @@
+"""What a reply can cost in memory and in time is bounded, however it comes and whoever reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import anyio
+import pytest
+import trio
+
+from adapters import http_stream
+from adapters.contract import AdapterConfig
+from adapters.event_wait import KEPT_ALIVE
+from adapters.http_stream import HttpStream
+from adapters.transport import HttpReply, HttpRequest
+from bus.errors import AdapterError, RequestTimeoutError, StreamError
+from bus.stream_events import StreamEvent
+from bus.usage import StopReason
+
+from ..support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
+from ..support.invariants import check_stream
+from ..support.virtual_time import FakeClock, VirtualLoop
+
+pytestmark = pytest.mark.anyio
+
+COMMENT = b": keep-alive\n\n"
+
+
+def pass_time(seconds: float) -> None:
+    """Let time pass without giving anybody a turn."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+        clock.jump(seconds)
+    else:
+        assert isinstance(loop, VirtualLoop)
+        loop.now += seconds
+
+
+class EndlessReply:
+    """A reply whose next piece is always there already; each takes half a second to come."""
+
+    status = 200
+    headers: Mapping[str, str] = {"content-type": "text/event-stream"}
+
+    def __init__(self, piece: bytes) -> None:
+        self.piece = piece
+        self.read = 0
+
+    async def chunk(self) -> bytes | None:
+        pass_time(0.5)
+        self.read += 1
+        return self.piece
+
+    async def aclose(self) -> None:
+        pass
+
+
+class EndlessTransport:
+    def __init__(self, piece: bytes) -> None:
+        self.reply = EndlessReply(piece)
+        self.sent = 0
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        self.sent += 1
+        return self.reply
+
+    async def aclose(self) -> None:
+        pass
+
+
+def toy(transport: FakeTransport | EndlessTransport, **config: object) -> ToyAdapter:
+    settings = AdapterConfig(**config)  # type: ignore[arg-type]
+    return ToyAdapter(settings, transport=transport, clock=FakeClock(randomness=0.0))
+
+
+async def iterated(stream: HttpStream, take: Callable[[StreamEvent], object]) -> None:
+    async for event in stream:
+        take(event)
+
+
+async def pumped(stream: HttpStream, take: Callable[[StreamEvent], object]) -> None:
+    await stream.pump(lambda events: [take(event) for event in events])
+
+
+async def outcome(stream: HttpStream, *, pump: bool) -> tuple[list[StreamEvent], AdapterError]:
+    """The events of a stream that fails, and what it raised."""
+    events: list[StreamEvent] = []
+    with pytest.raises(AdapterError) as raised:
+        await (pumped if pump else iterated)(stream, events.append)
+    return events, raised.value
+
+
+@pytest.mark.parametrize("pump", [False, True])
+async def test_a_stream_that_never_lets_anybody_else_run_ends_at_its_time_limit(pump: bool) -> None:
+    """The limit is looked at with each piece, for a piece that is there already waits for nothing."""
+    transport = EndlessTransport(sse(TEXT))
+    events, error = await outcome(toy(transport, timeout_seconds=10).stream(request()), pump=pump)
+    assert isinstance(error, RequestTimeoutError)
+    assert "longer than 10 s" in str(error)
+    assert check_stream(events).stop_reason is StopReason.ERROR
+    assert anyio.current_time() <= 11.0
+
+
+@pytest.mark.parametrize("pump", [False, True])
+async def test_comments_that_never_let_anybody_else_run_end_with_the_event_s_limit(pump: bool) -> None:
+    """As do those that come one by one."""
+    transport = EndlessTransport(COMMENT)
+    _, error = await outcome(toy(transport, first_event_timeout=2, max_retries=0).stream(request()), pump=pump)
+    assert isinstance(error, RequestTimeoutError)
+    assert anyio.current_time() <= 2 * KEPT_ALIVE + 1
+
+
+@pytest.mark.parametrize("pump", [False, True])
+@pytest.mark.parametrize("piece", [sse(TEXT), COMMENT])
+async def test_a_stream_has_one_bound_whatever_it_is_made_of(
+    pump: bool, piece: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Valid deltas or comments: it ends with what came, and no attempt follows."""
+    monkeypatch.setattr(http_stream, "MAX_REPLY_BYTES", 2000)
+    transport = EndlessTransport(piece)
+    events, error = await outcome(toy(transport).stream(request()), pump=pump)
+    assert isinstance(error, StreamError)
+    assert "larger than" in str(error)
+    assert not error.retryable
+    assert (transport.sent, transport.reply.read) == (1, 2000 // len(piece) + 1)
+    if piece == COMMENT:
+        assert events == []
+    else:
+        assert check_stream(events).stop_reason is StopReason.ERROR
+        assert error.content
+
+
+@pytest.mark.parametrize("pump", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_comments_keep_a_stream_alive_only_so_long(pump: bool, begun: bool) -> None:
+    """Five times the limit without an event, before the first one and after it."""
+    steps = [sse(TEXT)] if begun else []
+    transport = FakeTransport(FakeReply(*steps, *[4.0, COMMENT] * 1000))
+    limits = {"stream_read_timeout" if begun else "first_event_timeout": 5}
+    _, error = await outcome(toy(transport, max_retries=0, **limits).stream(request()), pump=pump)
+    assert isinstance(error, RequestTimeoutError)
+    assert "25 s" in str(error)
+    assert anyio.current_time() == pytest.approx(25.0)
+    assert transport.all_closed
+
+
+@pytest.mark.parametrize("pump", [False, True])
+async def test_an_event_between_comments_makes_the_limit_count_anew(pump: bool) -> None:
+    """A slow model that says something now and then is waited for."""
+    steps = [*[4.0, COMMENT] * 5, sse(MORE)] * 20
+    transport = FakeTransport(FakeReply(sse(TEXT), *steps, sse({"is": "done", "stop": "end_turn"})))
+    stream = toy(transport, stream_read_timeout=5).stream(request())
+    events: list[StreamEvent] = []
+    await (pumped if pump else iterated)(stream, events.append)
+    assert check_stream(events).stop_reason is StopReason.END_TURN
+    assert anyio.current_time() == pytest.approx(400.0)
