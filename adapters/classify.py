@@ -33,6 +33,7 @@ from bus.json_types import Json, JsonObject
 from .error_details import USED_UP, detail_delay, detail_reason
 from .gateway_errors import LITELLM_CODES, exception_name
 from .plain_text import as_text
+from .reset_hints import reset_seconds
 from .retry import retry_after_seconds
 from .surrogates import mend_json
 
@@ -141,6 +142,9 @@ _QUOTA = re.compile(
     re.IGNORECASE,
 )
 _BAD_KEY = re.compile(r"incorrect api key|invalid api key|api key not valid|api key not found", re.IGNORECASE)
+_ASKED_OF_LIMIT = re.compile(
+    r"\blimit:? (\d[\d,]{0,17})\b.{0,80}?\brequested:? (\d[\d,]{0,17})", re.IGNORECASE | re.DOTALL
+)
 _NO_MODEL = re.compile(r"invalid model name passed in model=", re.IGNORECASE)  # LiteLLM's
 _NO_MEDIA = re.compile(r"(?:image|audio|video) input is not supported")  # llama.cpp's, with 500
 _OVERFLOW_STATUS = frozenset({None, 400, 413, 422, 424, 500})
@@ -260,6 +264,15 @@ def error_type(body: ErrorBody, status: int | None, codes: Mapping[str, ErrorTyp
     return AdapterError
 
 
+def _never_fits(message: str) -> bool:
+    """Whether a request is larger than the limit of a whole minute, as OpenAI and Groq say it."""
+    found = _ASKED_OF_LIMIT.search(message)
+    if found is None:
+        return False
+    limit, asked = (int(number.replace(",", "")) for number in found.groups())
+    return asked > limit
+
+
 def _by_status(status: int) -> ErrorType:
     if status in _STATUS:
         return _STATUS[status]
@@ -283,7 +296,8 @@ def build_error(
 ) -> AdapterError:
     """The AdapterError for a reply or an error inside a stream (then `status` is None).
 
-    Raises nothing. A 409 is worth another attempt; a rate limit with 413 is not, for the request never fits.
+    Raises nothing. A 409 is worth another attempt; a rate limit with 413 is not, nor one whose request is larger
+    than the limit, for it never fits.
     `x-should-retry: false` makes any error final; ``true`` can't make the kinds passing that the contract raises
     at once.
     """
@@ -293,14 +307,16 @@ def build_error(
         retryable = True
     if kind is AdapterError:
         retryable = True  # unknown errors are retried, before any output was delivered
-    if status == 413 and issubclass(kind, RateLimitError):
-        retryable = False  # larger than the limit of a whole minute: it never fits
+    if issubclass(kind, RateLimitError) and (status == 413 or _never_fits(body.message)):
+        retryable = False
     if headers.get("x-should-retry") == "false":
         retryable = False
     said = body.message or body.type or body.code or "no explanation"
     code = body.detail_code or body.code or body.type or None
     hint = retry_after_seconds(headers, body.message, now_us)
     hint = body.retry_after if hint is None else hint
+    if hint is None and status == 429:
+        hint = reset_seconds(headers, now_us)
     return kind(
         f"{provider}: {said}" if status is None else f"{provider} answered {status}: {said}",
         provider=provider,

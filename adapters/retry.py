@@ -11,9 +11,12 @@ from bus.errors import AdapterError
 
 from .contract import RetryPolicy
 
-_IN_TEXT = re.compile(r"(?:try again|retry) in ((?:[\d.]+(?:h|ms|m|s))+)", re.IGNORECASE)
-_DURATION = re.compile(r"([\d.]+)(h|ms|m|s)")
-_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_PART = re.compile(
+    r"[\s,]*([\d.]+)\s*(h|ms|m|s|us|µs|μs|ns|hours?|minutes?|min|milliseconds?|seconds?|sec)(?![a-z])",
+    re.IGNORECASE,
+)
+_IN_TEXT = re.compile(r"\b(?:try again|retry|retrying|wait)(?: in| after| for)? (?=[\d.])", re.IGNORECASE)
+_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "ns": 1e-9}
 
 
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
@@ -40,18 +43,20 @@ def retry_delay(
 
 
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
-    """The provider's hint: `retry-after-ms`, `retry-after` in seconds or as a date, or words in the message.
+    """The provider's hint: `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the
+    message.
 
     headers: with lower-case names. now_us: microseconds since the epoch, for dates. Nonsense is no hint.
     """
-    milliseconds = _number(headers.get("retry-after-ms"))
+    milliseconds = number_of(headers.get("retry-after-ms"))
     if milliseconds is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")
     if value is not None:
-        seconds = _number(value)
-        if seconds is not None:
-            return seconds
+        for read in (number_of, duration_seconds):
+            seconds = read(value)
+            if seconds is not None:
+                return seconds
         from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
 
         try:
@@ -61,19 +66,32 @@ def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -
         except (ValueError, TypeError, OverflowError):
             pass
     found = _IN_TEXT.search(message)
-    return duration_seconds(found[1]) if found else None
+    return duration_seconds(message[found.end() :]) if found else None
 
 
 def duration_seconds(text: str) -> float | None:
-    """Seconds of a Go duration such as ``1h2m3s``, ``2m59.56s`` or ``120ms``."""
-    parts = _DURATION.findall(text)
-    try:
-        return sum(float(number) * _UNIT_SECONDS[unit] for number, unit in parts) if parts else None
-    except ValueError:
-        return None
+    """Seconds of a duration that the text begins with: Go's, such as ``1h2m3s``, ``2m59.56s`` or ``120ms``, or one
+    in words, such as ``1 hour 20 minutes``."""
+    seconds, at = 0.0, 0
+    while (part := _PART.match(text, at)) is not None:
+        try:
+            seconds += float(part[1]) * _unit_seconds(part[2].lower())
+        except ValueError:
+            return None
+        at = part.end()
+    return seconds if at and math.isfinite(seconds) else None
 
 
-def _number(text: str | None) -> float | None:
+def _unit_seconds(unit: str) -> float:
+    if unit in ("µs", "μs"):
+        return 1e-6
+    if unit.startswith("milli"):
+        return 0.001
+    return _UNIT_SECONDS[unit if unit in _UNIT_SECONDS else unit[0]]
+
+
+def number_of(text: str | None) -> float | None:
+    """A finite number that isn't negative; None for anything else."""
     try:
         value = float(text) if text is not None else math.nan
     except ValueError:

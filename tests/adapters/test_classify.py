@@ -345,6 +345,39 @@ def test_an_error_carries_what_support_needs() -> None:
     assert (error.request_id, error.provider_request_id, error.retry_after_seconds) == ("req_1", "req_theirs", 3.0)
 
 
+TOO_LARGE = (
+    "Request too large for gpt-4o in organization org-x on tokens per min (TPM): Limit 30000, Requested 31000. "
+    "The input or output tokens must be reduced in order to run successfully."
+)
+REACHED = (
+    "Rate limit reached for gpt-4o in organization org-x on tokens per min (TPM): Limit 30,000, Used 29,500, "
+    "Requested 800. Please try again in 600ms."
+)
+
+
+@pytest.mark.parametrize("status", [429, 413, None])
+def test_a_request_larger_than_its_limit_is_not_tried_again(status: int | None) -> None:
+    """It never fits, however long one waits; in a stream too."""
+    error = classify(status, {"error": {"message": TOO_LARGE, "type": "tokens", "code": "rate_limit_exceeded"}})
+    assert type(error) is RateLimitError
+    assert not error.retryable
+
+
+def test_a_limit_that_is_used_up_is_waited_for() -> None:
+    """The request itself would fit."""
+    error = classify(429, {"error": {"message": REACHED, "type": "tokens", "code": "rate_limit_exceeded"}})
+    assert (error.retryable, error.retry_after_seconds) == (True, 0.6)
+
+
+def test_the_reset_of_a_limit_is_the_hint_where_there_is_no_other() -> None:
+    """Of a rate limit alone; words and `retry-after` go before it."""
+    headers = {"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}
+    assert classify(429, b"", headers).retry_after_seconds == 360.0
+    assert classify(429, b"", {**headers, "retry-after": "2"}).retry_after_seconds == 2.0
+    assert classify(429, {"error": {"message": "try again in 3s"}}, headers).retry_after_seconds == 3.0
+    assert classify(500, b"", headers).retry_after_seconds is None
+
+
 def test_a_hint_on_a_lasting_error_is_none() -> None:
     """Waiting does not mend a bad request."""
     assert classify(400, b"", {"retry-after": "3"}).retry_after_seconds is None

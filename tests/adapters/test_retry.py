@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import RetryPolicy
+from adapters.reset_hints import reset_seconds
 from adapters.retry import backoff_delay, duration_seconds, retry_after_seconds, retry_delay
 from bus.errors import (
     AccessDeniedError,
@@ -80,12 +81,63 @@ def test_jitter_only_lengthens_and_never_beyond_the_cap(retry: int, random: floa
         ({}, "please try again in a while", None),
         ({}, "please try again in ..s", None),
         ({"retry-after": "3"}, "try again in 9s", 3.0),
+        ({"retry-after": "6m0s"}, "", 360.0),
+        ({"retry-after": "120ms"}, "", 0.12),
+        ({"retry-after": "26 seconds"}, "", 26.0),
+        ({}, "Please retry after 26 seconds.", 26.0),
+        ({}, "Please wait 2 minutes before the next request", 120.0),
+        ({}, "Retrying in 1 hour, 20 minutes", 4800.0),
+        ({}, "try again in 500 milliseconds", 0.5),
+        ({}, "try again in 30µs", 3e-5),
+        ({}, "retry in 3 steps", None),
+        ({}, "try again in 5 smiles", None),
     ],
 )
 def test_hints_are_read_in_every_form(headers: dict[str, str], message: str, expected: float | None) -> None:
     """Milliseconds, seconds, dates and words, in this order; nonsense is no hint."""
     found = retry_after_seconds(headers, message, NOW_US)
     assert found == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({"x-ratelimit-reset-tokens": "6m0s"}, 360.0),
+        ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "0"}, 360.0),
+        ({"x-ratelimit-reset-tokens": "6m0s", "x-ratelimit-remaining-tokens": "90"}, None),
+        (
+            {
+                "x-ratelimit-reset-requests": "1s",
+                "x-ratelimit-remaining-requests": "0",
+                "x-ratelimit-reset-tokens": "6m0s",
+                "x-ratelimit-remaining-tokens": "17",
+            },
+            1.0,
+        ),
+        ({"x-ratelimit-reset-requests": "12ms", "x-ratelimit-reset-tokens": "2m59.56s"}, 179.56),
+        ({"x-ratelimit-reset": "1445412510000", "x-ratelimit-remaining": "0"}, 30.0),
+        ({"x-ratelimit-reset": "1445412510"}, 30.0),
+        ({"ratelimit-reset": "30", "ratelimit-remaining": "0"}, 30.0),
+        ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:28:30Z"}, 30.0),
+        ({"anthropic-ratelimit-requests-reset": "2015-10-21T07:20:00Z"}, None),
+        ({"x-ratelimit-reset-tokens": "-1"}, None),
+        ({"x-ratelimit-reset-tokens": "0"}, None),
+        ({"x-ratelimit-reset-tokens": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_reset_of_what_is_used_up_is_a_hint(headers: dict[str, str], expected: float | None) -> None:
+    """In every form; a limit of which something is left says nothing about the wait."""
+    found = reset_seconds(headers, NOW_US)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+@given(st.text(), st.text())
+def test_no_reset_makes_it_fail(reset: str, left: str) -> None:
+    """Whatever a proxy writes there, the answer is a finite wait or none."""
+    headers = {"x-ratelimit-reset": reset, "x-ratelimit-remaining": left}
+    found = reset_seconds(headers, NOW_US)
+    assert found is None or (math.isfinite(found) and found > 0)
 
 
 @given(st.text(), st.text(), st.text())
