@@ -1,10 +1,11 @@
 """Refused requests, mended for one more try. Pure; `http_call` runs it after an error and before any output.
 
-There are three kinds of repair, each at most once in a call:
+There are four kinds of repair, each at most once in a call:
 
 * ``signature``: the provider doesn't accept reasoning that it gets back (its signature, its encryption, or the
   conversation that it is bound to), so the request goes without it.
 * ``parameter``: the error names one parameter as unsupported, so the request goes without it.
+* ``output_limit``: the reply may not be as long as was asked for, so it is asked for as long as the error says.
 * ``tool_pairs``: a tool call or its result is not accepted, so that exchange is told in words.
 
 An error may quote what a user wrote. So a rule counts only if it describes the whole message, from its first
@@ -20,25 +21,17 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from bus.content import (
-    ContentBlock,
-    OpaqueBlock,
-    RedactedThinkingBlock,
-    ResultPart,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from bus.errors import AdapterError, InvalidRequestError, NotFoundError
+from bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, NotFoundError
 from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role
 
 from .classify import read_error_value
 from .contract import REASONING_REFUSED, CallWarning, CanonicalRequest
 from .gateway_errors import unwrapped
+from .output_limits import stated_limit
+from .signed_reasoning import bared_blocks, without_reasoning
+from .told_tools import tell_tools
 
-RepairKind: TypeAlias = Literal["signature", "parameter", "tool_pairs"]
+RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_pairs"]
 
 _STATUSES = (None, 400, 404, 422)
 _LONGEST = 4000
@@ -51,25 +44,45 @@ class Edit(msgspec.Struct, frozen=True):
     """A change of one parameter. path: of keys, from the body down.
 
     value: what to put there; UNSET takes it out. rename: its new name. anywhere: every key of the path's last name
-    is taken out, wherever it stands.
+    is taken out, wherever it stands. entry: what is taken out of the list there, instead of all of it.
     """
 
     path: tuple[str, ...]
     value: Json | UnsetType = UNSET
     rename: str | None = None
     anywhere: bool = False
+    entry: Json | UnsetType = UNSET
+
+    @property
+    def in_words(self) -> str:
+        """What it does, after "provider refused the request"."""
+        said = ".".join(self.path)
+        if self.rename is not None:
+            return f"{said} is called {self.rename} there"
+        if self.value is not UNSET:
+            return f"{said} was set to {self.value!r}"
+        return f"{said} was left out" if self.entry is UNSET else f"{self.entry} of {said} was left out"
 
 
 class Refusal(msgspec.Struct, frozen=True):
     """How a provider says that it doesn't take a parameter.
 
     pattern: of the whole message, with a group `name` for the parameter, unless `path` says which one it is.
-    value: what to send instead; without one the parameter is left out.
+    value: what to send instead; without one the parameter is left out. also: paths of what is refused with it.
+    entry: what is refused of the list at `path`; the rest of it stays. named: what an error has called it.
     """
 
     pattern: str
     path: str = ""
     value: Json | UnsetType = UNSET
+    also: tuple[str, ...] = ()
+    entry: Json | UnsetType = UNSET
+    named: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is refused at once."""
+        return (self.path or self.named, *self.also)
 
 
 _GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
@@ -122,11 +135,15 @@ def find_repair(
 
     body: as it was sent. tool_ids: from our id of a call to the one on the wire. done: kinds that were tried.
     """
-    if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
-        return None  # whose text is no complaint about the request's form
     if error.provider_status not in _STATUSES:
         return None
     messages = [message for message in _messages(error) if len(message) <= _LONGEST]
+    if "output_limit" not in done and isinstance(error, InvalidRequestError | ContextOverflowError):
+        found = _with_shorter_reply(request, messages, provider)
+        if found is not None:
+            return found
+    if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
+        return None  # whose text is no complaint about the request's form
     if "signature" not in done and _rejects_reasoning(error, messages, rules):
         found = _without_reasoning(request, provider)
         if found is not None:
@@ -177,29 +194,28 @@ def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRu
 
 def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
     """None if there is none to leave out. What belongs to others never went along and stays for the report."""
-    count = 0
-    messages: list[Message] = []
-    for message in request.messages:
-        kept = tuple(block for block in message.content if not _is_reasoning(block, provider))
-        count += len(message.content) - len(kept)
-        if kept == message.content:
-            messages.append(message)
-        elif kept:
-            messages.append(msgspec.structs.replace(message, content=kept))
+    bare = [without_reasoning(message, provider) for message in request.messages]
+    count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
     if not count:
         return None
-    mended = msgspec.structs.replace(request, messages=tuple(messages))
-    said = f"it did not accept its reasoning back; {count} blocks of it were left out"
+    mended = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
+    said = f"it did not accept its reasoning back; {count} blocks went without it, or were left out"
     warning = CallWarning(REASONING_REFUSED, _warning(provider, said).message)
     return Repair("signature", mended, (), warning)
 
 
-def _is_reasoning(block: ContentBlock, provider: str) -> bool:
-    match block:
-        case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
-            return raw is None or raw.provider == provider
-        case _:
-            return False
+# -- the length of the reply
+
+
+def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
+    limit = stated_limit(messages, request.max_output_tokens)
+    if limit is None:
+        return None
+    said = (
+        f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the most that it takes here"
+    )
+    mended = msgspec.structs.replace(request, max_output_tokens=limit)
+    return Repair("output_limit", mended, (), _warning(provider, said))
 
 
 # -- parameters
@@ -213,47 +229,51 @@ def _without_parameter(
     rules: RepairRules,
     provider: str,
 ) -> Repair | None:
-    for name, value in _named(error, messages, rules):
+    for refusal in _refusals(error, messages, rules):
         sent: JsonObject = msgspec.json.decode(body)
-        edit = _edit(sent, name, value, rules)
-        if edit is not None:
-            said = ".".join(edit.path)
-            if edit.rename is not None:
-                what = f"{said} is called {edit.rename} there"
-            elif edit.value is not UNSET:
-                what = f"{said} was set to {edit.value!r}"
-            else:
-                what = f"{said} was left out"
-            return Repair("parameter", request, (edit,), _warning(provider, what))
+        found = [_edit(sent, name, refusal, rules) for name in refusal.names]
+        edits = tuple(edit for edit in found if edit is not None)
+        if edits:
+            what = ", and ".join(edit.in_words for edit in edits)
+            return Repair("parameter", request, edits, _warning(provider, what))
     return None
 
 
-def _named(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[tuple[str, Json | UnsetType]]:
+def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
+    """What the error refuses, each with its path."""
     for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
         match = _matched((refusal.pattern,), messages)
         if match is not None:
-            yield refusal.path or match["name"], refusal.value
+            yield refusal if refusal.path else msgspec.structs.replace(refusal, named=match["name"])
     if error.provider_param and error.provider_code in rules.parameter_codes:
-        yield error.provider_param, UNSET
+        yield Refusal("", named=error.provider_param)
 
 
-def _edit(body: JsonObject, name: str, value: Json | UnsetType, rules: RepairRules) -> Edit | None:
+def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
     """The change for a parameter by the name that the provider gave it; None if it must stay, or isn't there."""
     keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
     if not keys:
         return None
-    if value is not UNSET:
-        return Edit(keys, value)
+    if refusal.value is not UNSET:
+        return Edit(keys, refusal.value)
+    if refusal.entry is not UNSET:
+        return Edit(keys, entry=refusal.entry) if _holds_entry(body.get(keys[0]), refusal.entry) else None
     if keys[-1] in rules.anywhere and _holds(body, keys[-1]):
         return Edit(keys[-1:], anywhere=True)
     path = _path(body, keys) or _path(body, tuple(_snake(key) for key in keys))
     if path and path[0] in rules.whole:
         path = path[:1]
+    elif not refusal.named and path != keys:
+        return None  # what stands above it on our own path is another thing
     if not path:
         return None
     if (rename := rules.renames.get(path[0])) is not None and rename not in body:
         return Edit(path, rename=rename)
     return None if _is_essential(body, path, rules.essential) else Edit(path)
+
+
+def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
+    return isinstance(value, list) and entry in value
 
 
 def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -319,6 +339,12 @@ def _apply(body: JsonObject, edit: Edit) -> None:
                 del body[key]
     elif edit.value is not UNSET:
         body[key] = edit.value
+    elif edit.entry is not UNSET:
+        listed = body.get(key)
+        kept = [one for one in listed if one != edit.entry] if isinstance(listed, list) else []
+        body |= {key: kept}
+        if not kept:
+            del body[key]
     elif key in body:
         value = body.pop(key)
         if edit.rename is not None:
@@ -343,53 +369,8 @@ def _with_told_tools(
     named = match.groupdict().get("ids")
     wire_ids = set(re.findall(r"[A-Za-z0-9_.:-]*[A-Za-z0-9_]", named)) if named is not None else None
     told = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
-    mended = tuple(_tell(request.messages, told, wire_ids or set()))
+    mended = tuple(tell_tools(request.messages, told, wire_ids or set()))
     if mended == request.messages:
         return None
     said = f"it did not accept a tool call or its result; {len(told)} of them were told in words"
     return Repair("tool_pairs", msgspec.structs.replace(request, messages=mended), (), _warning(provider, said))
-
-
-def _tell(
-    messages: Iterable[Message], told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]
-) -> Iterator[Message]:
-    for message in messages:
-        match message.role:
-            case Role.ASSISTANT:
-                kept = tuple(block for block in message.content if not _is_told(block, told, wire_ids))
-                if kept != message.content:  # reasoning is bound to what followed it
-                    kept = tuple(
-                        block for block in kept if not isinstance(block, ThinkingBlock | RedactedThinkingBlock)
-                    )
-            case Role.TOOL:
-                results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-                kept = tuple(block for block in results if block.tool_use_id not in told)
-                yield from (
-                    _told(told[block.tool_use_id], block) for block in results if block.tool_use_id in told
-                )
-            case _:
-                kept = message.content
-        if kept == message.content:
-            yield message
-        elif kept:
-            yield msgspec.structs.replace(message, content=kept)
-
-
-def _is_told(block: ContentBlock, told: Mapping[str, ToolUseBlock], wire_ids: Collection[str]) -> bool:
-    match block:
-        case ToolUseBlock():
-            return block.id in told
-        case OpaqueBlock():
-            return block.provider_raw.data.get("call_id") in wire_ids
-        case _:
-            return False
-
-
-def _told(call: ToolUseBlock, result: ToolResultBlock) -> Message:
-    arguments = msgspec.json.encode(call.input, order="deterministic").decode()
-    how = "failed" if result.is_error else "answered"
-    said = TextBlock(f"The tool {call.name} was called with {arguments} and {how}:")
-    if isinstance(result.content, str):
-        return Message.user((said, TextBlock(result.content)))
-    content: tuple[ResultPart, ...] = result.content
-    return Message.user((said, *content))

@@ -2,19 +2,17 @@
 
 Signed reasoning can be bound to what came before it: the system prompt, the tools, earlier messages. When a host
 changes those, or a conversation comes from elsewhere, the provider refuses the request; it is sent once more
-without the reasoning (see `adapters.repair`). Without a memory every later turn would pay for one refusal.
+without the reasoning, and without the signatures of texts and calls (see `adapters.repair`). Without a memory
+every later turn would pay for one refusal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
-
-from adapters import CallWarning, Message, RedactedThinkingBlock, ThinkingBlock
+from adapters import CallWarning, Message
 from adapters.contract import REASONING_REFUSED
-
-_REASONING = (ThinkingBlock, RedactedThinkingBlock)
+from adapters.signed_reasoning import without_reasoning
 
 
 class RefusedReasoning:
@@ -27,7 +25,9 @@ class RefusedReasoning:
         """Take in how a call ended whose request had these messages."""
         if any(warning.code == REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
-                message.id for message in sent if message.id and _has_reasoning(message)
+                message.id
+                for message in sent
+                if message.id and without_reasoning(message, provider) is not message
             )
 
     def without(self, provider: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -36,8 +36,7 @@ class RefusedReasoning:
         if not refused:
             return messages
         return tuple(
-            _stripped(message) if message.id in refused and _has_reasoning(message) else message
-            for message in messages
+            without_reasoning(message, provider) if message.id in refused else message for message in messages
         )
 
     def copy(self) -> RefusedReasoning:
@@ -45,12 +44,3 @@ class RefusedReasoning:
         other = RefusedReasoning()
         other._refused = {provider: set(ids) for provider, ids in self._refused.items()}
         return other
-
-
-def _has_reasoning(message: Message) -> bool:
-    return any(isinstance(block, _REASONING) for block in message.content)
-
-
-def _stripped(message: Message) -> Message:
-    content = tuple(block for block in message.content if not isinstance(block, _REASONING))
-    return msgspec.structs.replace(message, content=content)

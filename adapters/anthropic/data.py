@@ -87,7 +87,8 @@ def _by_version() -> Mapping[str, Mapping[tuple[int, int], Model]]:
     return rows
 
 
-_AT = r"messages\.\d+(?:\.content\.\d+)?(?:\.\w+)?: "
+_PLACE = r"(?:The model returned the following errors: )?messages\.\d+"
+_AT = _PLACE + r"(?:\.content\.\d+)?(?:\.\w+)?: "
 
 REPAIRS = RepairRules(
     # wire-facts 1.6, and issues of 2025 and 2026 that quote the replies
@@ -96,6 +97,8 @@ REPAIRS = RepairRules(
         _AT + r"Invalid `?data`? in `?redacted_thinking`? block\b.*",
         _AT + r"`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified\..*",
         _AT + r"each thinking block must contain thinking",
+        _PLACE + r"\.content\.\d+\.thinking\.signature(?:\.str)?: "
+        r"(?:Field required|Input should be a valid string)",
         _AT + r"The block is bound to a different conversation\..*",
     ),
     parameters=(

@@ -53,8 +53,28 @@ def find_model(name: str) -> Model | None:
 
 _ENSURE = r"Please ensure that "
 REPAIRS = RepairRules(
-    # wire-facts 4.2, 4.4
+    # wire-facts 4.2, 4.4, and issues of 2024 to 2026 that quote the replies
+    signatures=(
+        r"(?:Corrupted|Invalid) thought signature\.?",
+        r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
+        r"Invalid value at '(?:request\.)?contents\[\d+\]\.parts\[\d+\]\.thought_?[sS]ignature' \(TYPE_BYTES\), "
+        r"Base64 decoding failed.{0,3000}",
+    ),
     parameters=(
+        Refusal(
+            r"Penalty is not enabled for .{1,150}",
+            "generationConfig.frequencyPenalty",
+            also=("generationConfig.presencePenalty",),
+        ),
+        Refusal(
+            r"(?:Unable to submit request because )?[Tt]hinking[_ ]level (?:\w+ )?is not supported "
+            r"(?:for|by) this model\..{0,300}",
+            "generationConfig.thinkingConfig",
+        ),
+        Refusal(
+            r"(?:thinking_config|Thinking) is not (?:supported|enabled)\b.{0,150}",
+            "generationConfig.thinkingConfig",
+        ),
         Refusal(
             r"Budget 0 is invalid\. This model only works in thinking mode\..{0,200}",
             "generationConfig.thinkingConfig",

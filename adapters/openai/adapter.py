@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
@@ -14,14 +14,16 @@ from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages, is_image_model
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
+from adapters.repair import Repair
 from adapters.strict_mode import input_cleaner
 from adapters.transport import Transport
 from adapters.video.http import MakesVideosOverHttp
 from adapters.video.openai import OpenAIVideos
 from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import AdapterError
 
 from . import response
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, REPAIRS, find_model
+from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
 from .images import ResponsesImages
 from .quirks import choose_quirks
@@ -55,6 +57,7 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
     ) -> None:
         super().__init__(config, name=name, transport=transport, clock=clock)
         self.quirks = choose_quirks(config.options.get("quirks"), self.base_url)
+        self._unencrypted: set[str] = set()  # models that have refused to encrypt their reasoning
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
             supports_documents=self.quirks.documents,
@@ -85,10 +88,25 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         return headers
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        built = build_request(request, provider=self.name, quirks=self.quirks, stream=stream)
+        built = build_request(
+            request,
+            provider=self.name,
+            quirks=self.quirks,
+            stream=stream,
+            encrypts=request.wire_model not in self._unencrypted,
+        )
         built.history.log()
         body, ids = encode_json(built.body), built.history.tool_ids
         return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
+
+    def repair(
+        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
+    ) -> Repair | None:
+        """As of any adapter. That a model encrypts nothing is kept in mind: it is asked for with every call."""
+        found = super().repair(request, wire, error, done)
+        if found is not None and any(edit.entry == ENCRYPTED_REASONING for edit in found.edits):
+            self._unencrypted.add(request.wire_model)
+        return found
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         self._prepare(assembler)

@@ -63,15 +63,22 @@ DOCUMENT_TYPES = (
 
 @functools.lru_cache(maxsize=256)
 def find_model(name: str) -> Model | None:
-    """The row of a model, with or without a vendor's prefix; None if it is like none of them."""
-    return TABLE.resembling(name.rpartition("/")[2].removeprefix("openai."))
+    """The row of a model, with or without a vendor's prefix; None if it is like none of them.
 
+    A fine-tuned one (``ft:gpt-4o-mini:acme::7p4l``) takes what its base takes.
+    """
+    own = name.rpartition("/")[2].removeprefix("openai.")
+    return TABLE.resembling(own.split(":")[1] if own.startswith("ft:") else own)
+
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+"""What is to be included in a reply so that its reasoning can go back."""
 
 REPAIRS = RepairRules(
     # wire-facts 2.5, 2.6, 3.6, and issues of 2025 and 2026 that quote the replies
     signature_codes=frozenset({"invalid_encrypted_content"}),
     signatures=(
-        r"The encrypted content \S{1,40} could not be (?:verified|decrypted)\b.{0,300}",
+        r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
         r"Item with id 'rs_\w+' not found\. Items are not persisted when `store` is set to false\..{0,200}",
         r"Item 'rs_\w+' of type 'reasoning' was provided without its required following item\.?",
         r"Item '\w+' of type '\w+' was provided without its required 'reasoning' item: 'rs_\w+'\.?",
@@ -81,6 +88,11 @@ REPAIRS = RepairRules(
         Refusal(r"Unsupported (?:parameter|value): '(?P<name>[\w.]+)' .{0,300}"),
         Refusal(r"Unknown parameter: '(?P<name>[\w.]+)'\.?.{0,100}"),
         Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
+        Refusal(
+            r"Encrypted content is not supported with this model\.?",
+            "include",
+            entry=ENCRYPTED_REASONING,
+        ),
         Refusal(
             r"Your organization must be verified to generate reasoning summaries\..{0,400}", "reasoning.summary"
         ),

@@ -21,7 +21,7 @@ from bus.errors import CapabilityError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice, ToolDefinition
 
-from .data import DOCUMENT_TYPES, IMAGE_TYPES, TOOL_IDS, Model, find_model
+from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
 from .items import write_items
 from .quirks import Quirks
 from .response import output_limit
@@ -35,8 +35,6 @@ AUTO_CACHE = "auto_cache"
 LONGEST_ID = 64
 """Characters of an id that OpenAI takes."""
 
-ENCRYPTED_REASONING = "reasoning.encrypted_content"
-
 
 class BuiltRequest(msgspec.Struct, frozen=True):
     """The body to send, the history in it, and what the caller should know."""
@@ -46,16 +44,28 @@ class BuiltRequest(msgspec.Struct, frozen=True):
     warnings: tuple[CallWarning, ...]
 
 
-def build_request(request: CanonicalRequest, *, provider: str, quirks: Quirks, stream: bool) -> BuiltRequest:
-    """The request on the wire. provider: the adapter's name. Raises CapabilityError or InvalidRequestError."""
-    return _Builder(request, provider, quirks).build(stream=stream)
+def build_request(
+    request: CanonicalRequest, *, provider: str, quirks: Quirks, stream: bool, encrypts: bool = True
+) -> BuiltRequest:
+    """The request on the wire.
+
+    Args:
+        provider: The adapter's name.
+        encrypts: Whether the model can be asked for encrypted reasoning, if it reasons as far as is known.
+
+    Raises:
+        CapabilityError: The model can't do what is asked.
+        InvalidRequestError: It can't be said on this wire.
+    """
+    return _Builder(request, provider, quirks, encrypts).build(stream=stream)
 
 
 class _Builder:
-    def __init__(self, request: CanonicalRequest, provider: str, quirks: Quirks) -> None:
+    def __init__(self, request: CanonicalRequest, provider: str, quirks: Quirks, encrypts: bool) -> None:
         self.request = request
         self.provider = provider
         self.quirks = quirks
+        self.encrypts = encrypts
         self.model = find_model(request.wire_model)
         self.warnings: list[CallWarning] = []
 
@@ -73,7 +83,7 @@ class _Builder:
             )
         if self.quirks.stateless:
             body["store"] = False
-            if self._reasons():
+            if self._reasons() and self.encrypts:
                 body["include"] = [ENCRYPTED_REASONING]
         self._tools(body)
         self._format(body)

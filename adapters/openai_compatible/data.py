@@ -10,6 +10,11 @@ REPAIRS = RepairRules(
         r"(?:messages\.\d+(?:\.content\.\d+)?: )?Invalid `?signature`? in `?thinking`? block\b.*",
         r"(?:messages\.\d+(?:\.content\.\d+)?: )?`thinking` or `redacted_thinking` blocks in the latest assistant "
         r"message cannot be modified\..*",
+        # Gemini, behind its own endpoint or a gateway
+        r"(?:Corrupted|Invalid) thought signature\.?",
+        r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
+        # OpenAI, behind a gateway
+        r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
     ),
     parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
     parameters=(
@@ -31,6 +36,14 @@ REPAIRS = RepairRules(
         # Mistral, vLLM and other servers that check with pydantic; Fireworks
         Refusal(r'(?:\{"detail":)?\[\{"type":"extra_forbidden","loc":\["body","(?P<name>\w+)"\].*'),
         Refusal(r"Extra inputs are not permitted, field: '(?P<name>\w+)'.{0,200}"),
+        # Gemini
+        Refusal(r"Penalty is not enabled for .{1,150}", "frequency_penalty", also=("presence_penalty",)),
+        Refusal(
+            r"(?:Unable to submit request because )?[Tt]hinking[_ ]level (?:\w+ )?is not supported "
+            r"(?:for|by) this model\..{0,300}",
+            "reasoning_effort",
+            also=("reasoning",),
+        ),
         # Ollama
         Refusal(r'"[^"]{1,100}" does not support thinking', "reasoning_effort"),
     ),
@@ -39,6 +52,7 @@ REPAIRS = RepairRules(
         r"'tool_call_id'\. The following tool_call_ids did not have response messages: (?P<ids>[\w, .:-]+)",
         r"(?:Invalid parameter: )?messages with role 'tool' must be a response to a prece+ding message with "
         r"'tool_calls'\.?",
+        r"Function call is missing a thought_signature in functionCall parts\..{0,800}",
         r"Not the same number of function calls and responses",
         r"No tool (?:output|call) found for function call (?:output with call_id )?(?P<ids>[\w.:-]+)",
     ),

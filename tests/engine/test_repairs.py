@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, AnthropicAdapter, Message, TextBlock, ThinkingBlock
+from adapters import AdapterConfig, AnthropicAdapter, GeminiAdapter, Message, TextBlock, ThinkingBlock
 from bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, tool
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type
 
@@ -29,16 +29,17 @@ def reply(*content: object) -> FakeReply:
     return FakeReply(msgspec.json.encode(body), headers=JSON)
 
 
-def mending(*replies: FakeReply) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter, and its network."""
+def mending(
+    *replies: FakeReply, kind: type[AnthropicAdapter | GeminiAdapter] = AnthropicAdapter
+) -> tuple[Engine, FakeTransport]:
+    """An engine with such an adapter, Anthropic's for one, and its network."""
     transport = FakeTransport(*replies)
 
-    class Mending(AnthropicAdapter):
-        def __init__(self, config: AdapterConfig, **_: object) -> None:
-            super().__init__(config, name="a", transport=transport)
+    def make(config: AdapterConfig, **_: object) -> AnthropicAdapter | GeminiAdapter:
+        return kind(config, name="a", transport=transport)
 
-    adapters = {"a": AdapterEntry(name="a", type=adapter_type(Mending), config=AdapterConfig(max_retries=0))}
-    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m")}
+    adapters = {"a": AdapterEntry(name="a", type=adapter_type(make), config=AdapterConfig(max_retries=0))}
+    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="gemini-3-pro-preview")}
     return Engine(models=ModelRegistry(adapters, models), trace=False), transport
 
 
@@ -90,3 +91,62 @@ async def test_reasoning_that_was_refused_is_not_offered_again(forked: bool) -> 
         await session.send("Four")
         assert [len(message.content) for message in session.messages[1:4:2]] == [2, 2]
     assert [sent.body.count(b'"thinking"') // 2 for sent in transport.requests] == [0, 1, 0, 1, 1]
+
+
+CALL = {"functionCall": {"name": "look", "args": {}}, "thoughtSignature": "c2lnLWNhbGw="}
+SAID = {"text": "Said.", "thoughtSignature": "c2lnLXRleHQ="}
+
+
+def gemini_reply(*parts: object) -> FakeReply:
+    """A whole reply of generateContent."""
+    candidate = {"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}
+    usage = {"promptTokenCount": 9, "candidatesTokenCount": 3}
+    return FakeReply(msgspec.json.encode({"candidates": [candidate], "usageMetadata": usage}), headers=JSON)
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return "A cat."
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Corrupted thought signature.",
+        "Invalid thought signature.",
+        "Unable to submit request because Thought signature is not valid.. Learn more: https://cloud.google.com",
+    ],
+)
+async def test_a_session_goes_on_after_gemini_has_refused_its_signatures(message: str) -> None:
+    """Signatures of texts and calls are not offered again; what it signs from then on is."""
+    refusal = FakeReply(
+        msgspec.json.encode({"error": {"code": 400, "message": message, "status": "INVALID_ARGUMENT"}}),
+        status=400,
+        headers=JSON,
+    )
+    later = {"text": "Later.", "thoughtSignature": "c2lnLWxhdGVy"}
+    replies = (
+        gemini_reply(CALL),
+        gemini_reply(SAID),
+        refusal,
+        gemini_reply(later),
+        gemini_reply({"text": "End."}),
+    )
+    engine, transport = mending(*replies, kind=GeminiAdapter)
+    async with engine:
+        session = engine.session("a:m", tools=[look])
+        for text in ("One", "Two", "Three"):
+            await session.send(text)
+        assert session.messages[1].tool_uses[0].provider_raw is not None, "the stored history is as it was"
+    signatures = [
+        [name for name in (b"c2lnLWNhbGw=", b"c2lnLXRleHQ=", b"c2lnLWxhdGVy") if name in sent.body]
+        for sent in transport.requests
+    ]
+    assert signatures == [
+        [],
+        [b"c2lnLWNhbGw="],
+        [b"c2lnLWNhbGw=", b"c2lnLXRleHQ="],
+        [],
+        [b"c2lnLWxhdGVy"],
+    ]
