@@ -31,6 +31,7 @@ from .content import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from .cost_sum import CostSum
 from .errors import (
     AccessDeniedError,
     ActorStopped,
@@ -222,6 +223,7 @@ __all__ = [
     "ContextOverflowError",
     "Cost",
     "CostSource",
+    "CostSum",
     "DeadLetter",
     "DeadlineExceeded",
     "DocumentBlock",

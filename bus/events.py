@@ -244,13 +244,19 @@ class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_c
     """A turn has ended. status: completed, cancelled, failed, awaiting_tools or max_tool_rounds.
 
     calls: of models, failed ones included. cost_nano_usd: of all of them; None as soon as one is unknown.
-    error: type and text of what a failed or cancelled turn raised.
+    error: type and text of what a failed or cancelled turn raised. attempts: of those calls. known_nano_usd: over
+    the attempts whose cost is known. estimated, unpriced, unknown: how many attempts are so, as in `CostSum`.
     """
 
     status: str
     calls: int
     cost_nano_usd: int | None = None
     error: str | None = None
+    attempts: int = 0
+    known_nano_usd: int = 0
+    estimated: int = 0
+    unpriced: int = 0
+    unknown: int = 0
 
 
 class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
@@ -374,7 +380,8 @@ class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_lo
 class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     """Stored calls have other costs from now on. pricing_version: the price table's that gave them.
 
-    calls: all that it was about. unpriced: those of them without a price in this version.
+    calls: all that it was about. unpriced: those of them without a price in this version. estimated: those of them
+    with usage that was estimated. unknown: calls beside them of which not even the usage is known.
     sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost.
     """
 
@@ -383,6 +390,8 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
     unpriced: int
     sum_before_nano_usd: int
     sum_after_nano_usd: int
+    estimated: int = 0
+    unknown: int = 0
 
 
 class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):

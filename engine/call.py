@@ -93,6 +93,7 @@ class Call(CallEvents):
         super().__init__(scene, request.request_id, request.message_id, streamed=streamed)
         self.request = request
         self.scene = scene
+        self.most_output = request.max_output_tokens
         self._cancelled = False
         self._waiting: anyio.CancelScope | None = None
         self._filtered: tuple[ContentBlock, ...] | None = None

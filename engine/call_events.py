@@ -22,23 +22,60 @@ from adapters import (
     TokenUsage,
 )
 from bus import Bus, Clock, Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
+from bus.cost_sum import CostSum, usage_is_unknown
+from bus.usage import UsageSource
 from tracestore import PriceTable
+
+
+class WorstCase(msgspec.Struct, frozen=True):
+    """The most that one attempt can have used: all that was sent, and as much output as was allowed.
+
+    cost: of that usage, under the table in force at its start.
+    """
+
+    usage: TokenUsage
+    cost: Cost
 
 
 class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Which call it is. operation: chat, embeddings, image, video_create, or video, the end of a video's job.
 
-    model: ``provider:name``. session_id: empty without one.
+    model: ``provider:name``. session_id: empty without one. Of a call that has ended, `failed_before` has the
+    attempts that failed before its end, and `worst_case` the most that one of its attempts can have used, where
+    what was used isn't known of all; None if nobody can tell.
     """
 
     operation: str
     model: str
     request_id: str
     session_id: str = ""
+    failed_before: tuple[LlmCallFailed, ...] = ()
+    worst_case: WorstCase | None = None
 
 
 CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
 """How a call ended, with what it used and what that cost."""
+
+NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "nothing was sent")
+NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before any usage was known")
+
+
+def cost_sum(end: CallEnd) -> CostSum:
+    """What one attempt adds to a sum."""
+    if isinstance(end, LlmCallCompleted):
+        return CostSum.of_call(end.usage, end.cost)
+    unknown = usage_is_unknown(end.error_class, end.provider_status)
+    return CostSum.of_call(end.usage, end.cost, unknown=unknown)
+
+
+def output_is_unknown(end: CallEnd) -> bool:
+    """Whether nobody knows what an attempt had the model write: it failed, and nothing of a reply was heard."""
+    if isinstance(end, LlmCallCompleted):
+        return False
+    if end.usage is None:
+        return bool(cost_sum(end).unknown)
+    return end.usage.source is UsageSource.ESTIMATED and not end.usage.output_tokens
+
 
 Settle: TypeAlias = Callable[[CallInfo, CallEnd], None]
 
@@ -81,14 +118,18 @@ class Served(Protocol):
 class CallEvents:
     """The events of one call. operation: what kind of call, in OpenTelemetry's word for it.
 
-    failure_cost: of what a failed or cancelled call had used, if that is known. Nothing is heard of attempts once
-    `over` is set.
+    failure_cost: of what a failed or cancelled call had used, if that is known. costs: of all attempts that may
+    have used something; sum: of all that have ended. most_output: tokens that the model may write; None if there
+    is no such limit. Nothing is heard of attempts once `over` is set.
     """
 
     operation = "chat"
+    most_output: int | None = 0
 
     def __init__(self, scene: EventScene, request_id: str, message_id: str | None, *, streamed: bool) -> None:
         self.failure_cost: Cost | None = None
+        self.costs: list[Cost] = []
+        self.sum = CostSum()
         self.over = False
         self.streamed = streamed
         self._events = scene
@@ -101,6 +142,7 @@ class CallEvents:
         self._attempt_us = 0
         self._first_token_ms: int | None = None
         self._prices: PriceTable | None = None
+        self._failed_before: list[LlmCallFailed] = []
 
     def begin(self) -> None:
         """The call's time counts from here."""
@@ -126,11 +168,15 @@ class CallEvents:
                     self._first_token_ms = self._elapsed_ms()
             case AttemptFailed():
                 self._attempt_open = False
-                self._publish(self._failed(report.error, will_retry=True, delay=report.delay_seconds))
+                failed = self._failed(report.error, will_retry=True, delay=report.delay_seconds)
+                self._failed_before.append(failed)
+                self._publish(failed)
 
     # -- events
 
     def _publish(self, event: LlmCallStarted | LlmCallCompleted | LlmCallFailed) -> None:
+        if not isinstance(event, LlmCallStarted):
+            self._count(event)
         scene = self._events
         scene.bus.publish(
             event,
@@ -143,28 +189,52 @@ class CallEvents:
             tags=scene.tags,
         )
 
+    def _count(self, end: CallEnd) -> None:
+        part = cost_sum(end)
+        self.sum += part
+        if part.unknown:
+            self.costs.append(NOT_KNOWN)
+        elif end.cost is not None and end.cost is not NOTHING_SENT:
+            self.costs.append(end.cost)
+
     def publish_terminal(self, terminal: CallEnd | None, error: AdapterError) -> None:
         """The end that is missing, published and settled. terminal: None if the call failed, with this error."""
         if terminal is None:
             terminal = self._failed(error, will_retry=False, delay=0.0)
         if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
             self._note_attempt(AttemptStarted(1))
+            terminal = _unsent(terminal)
         if self._attempt_open:
             self._attempt_open = False
             self._publish(terminal)
         elif isinstance(terminal, LlmCallFailed):  # cancelled between two attempts: the next one is the last
             self._note_attempt(AttemptStarted(self._attempt + 1, "retry"))
             self._attempt_open = False
+            terminal = _unsent(terminal)
             self._publish(terminal)
+        self._settle(terminal)
+
+    def _settle(self, terminal: CallEnd) -> None:
         scene = self._events
-        if scene.settle is not None:
-            about = CallInfo(
-                operation=self.operation,
-                model=scene.routing.model,
-                request_id=self._request_id,
-                session_id=scene.session_id or "",
-            )
-            scene.settle(about, terminal)
+        if scene.settle is None:
+            return
+        known = not any(output_is_unknown(end) for end in (*self._failed_before, terminal))
+        about = CallInfo(
+            operation=self.operation,
+            model=scene.routing.model,
+            request_id=self._request_id,
+            session_id=scene.session_id or "",
+            failed_before=tuple(self._failed_before),
+            worst_case=None if known else self._worst_case(),
+        )
+        scene.settle(about, terminal)
+
+    def _worst_case(self) -> WorstCase | None:
+        sent = self._events.estimated_input_tokens
+        if sent is None or self.most_output is None:
+            return None
+        usage = TokenUsage(sent, self.most_output, source=UsageSource.ESTIMATED)
+        return WorstCase(usage, self.price(usage))
 
     def _started(self, report: AttemptStarted) -> LlmCallStarted:
         routing = self._events.routing
@@ -241,3 +311,10 @@ class CallEvents:
 
     def _elapsed_ms(self) -> int:
         return (self._events.clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+
+def _unsent(end: CallEnd) -> CallEnd:
+    """An attempt that was never made: it cost nothing, and that is known."""
+    if isinstance(end, LlmCallCompleted) or end.usage is not None:
+        return end
+    return msgspec.structs.replace(end, cost=NOTHING_SENT)

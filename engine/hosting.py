@@ -182,7 +182,9 @@ class Hosted:
         engine = self._engine
         bus, clock = engine.bus, engine.clock
         if engine.store is not None:
-            core = self.writer = WriterCore.for_bus(engine.store, bus, capture=engine.capture)
+            core = self.writer = WriterCore.for_bus(
+                engine.store, bus, capture=engine.capture, prices=engine.prices
+            )
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")

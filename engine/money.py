@@ -54,6 +54,8 @@ class Money:
                     pricing_version=report.version,
                     calls=report.calls,
                     unpriced=report.unpriced,
+                    estimated=report.estimated,
+                    unknown=report.unknown,
                     sum_before_nano_usd=report.sum_before_nano_usd,
                     sum_after_nano_usd=report.sum_after_nano_usd,
                 )

@@ -63,6 +63,8 @@ def announcement(found: CurrentPrices) -> PricingRepriced:
         pricing_version=found.versions[0] if found.versions else "",
         calls=(run and run.calls) or 0,
         unpriced=(run and run.unpriced) or 0,
+        estimated=(run and run.estimated) or 0,
+        unknown=(run and run.unknown) or 0,
         sum_before_nano_usd=(run and run.sum_before_nano_usd) or 0,
         sum_after_nano_usd=(run and run.sum_after_nano_usd) or 0,
     )

@@ -17,6 +17,7 @@ from adapters import (
     ToolUseBlock,
 )
 from bus import Cost
+from bus.cost_sum import CostSum
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,13 +73,15 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: at least one. messages: the conversation as it was given, and all that was added to it. status:
     ``completed``, ``awaiting_tools`` (calls are left for the caller to answer) or ``max_tool_rounds``.
-    total_cost: of all calls, failed ones included; unknown as soon as one of them is.
+    total_cost: of all calls, failed ones and their attempts included; unknown as soon as one of them is. cost_sum:
+    what is known of it, and how many attempts are estimated, unpriced or unknown.
     """
 
     steps: tuple[StepResult, ...]
     messages: tuple[Message, ...]
     status: str
     total_cost: Cost
+    cost_sum: CostSum = CostSum()
 
     @property
     def text(self) -> str:

@@ -21,13 +21,15 @@ from adapters import (
     TokenUsage,
     UsageSource,
 )
-from bus import CallboardError, ConfigurationError, Cost, CostSource
+from bus import CallboardError, ConfigurationError, Cost
+from bus.cost_sum import CostSum
 from bus.errors import CancelledError
 from bus.log import Log
 from bus.whole_calls import with_whole_calls
 
 from .accumulator import whole_reply_events
 from .call import Call, CallOutcome, CallScene
+from .call_events import NOT_KNOWN
 from .capabilities import check
 from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
@@ -53,7 +55,8 @@ _log = Log("engine.step")
 class Step:
     """Run it once. messages: the history with this turn's part. first: no reply has come in this turn yet.
 
-    Afterwards, also when it failed: calls, their number; costs, of all of them; partial, what had arrived.
+    Afterwards, also when it failed: calls, their number; costs, of all their attempts; cost_sum, what those add up
+    to; partial, what had arrived.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Step:
     ) -> None:
         self.calls = 0
         self.costs: list[Cost] = []
+        self.cost_sum = CostSum()
         self.partial: Message | None = None
         self._journey = journey
         self._messages = messages
@@ -226,9 +230,10 @@ class Step:
         finally:
             self._journey.hold_time(False)
             self._call = None
+            self.costs += call.costs
+            self.cost_sum += call.sum
         if route.option.shape is not None and route.option.shape.forced is not None:
             outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
-        self.costs.append(outcome.cost)
         if outcome.response.warnings:
             refused = self._journey.state.refused_reasoning
             refused.note(route.decision.provider, request.messages, outcome.response.warnings)
@@ -328,11 +333,6 @@ class Step:
 
     def _keep(self, request: CanonicalRequest, route: Route, error: AdapterError, cost: Cost | None) -> None:
         """What had arrived of a reply is kept, marked with how it ended."""
-        if cost is None and error.content:
-            cost = Cost(None, CostSource.UNPRICED, reason="the call ended before any usage was known")
-        if cost is None:
-            return
-        self.costs.append(cost)
         if not error.content:
             return
         cancelled = isinstance(error, CancelledError)
@@ -340,7 +340,7 @@ class Step:
             provider=route.decision.provider,
             model=route.decision.model,
             usage=error.usage or TokenUsage(source=UsageSource.PARTIAL),
-            cost=cost,
+            cost=cost or NOT_KNOWN,
             stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
             routing=route.decision,
             request_id=request.request_id,

@@ -31,6 +31,7 @@ from bus import (
     TaskCancelled,
     TaskHandle,
 )
+from bus.cost_sum import CostSum
 from bus.errors import CancelledError
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
@@ -70,7 +71,8 @@ class Turn:
     new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
     them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
     over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of its calls, the failed
-    ones included. max_pauses: how often a reply that paused is continued.
+    ones and their attempts included; cost_sum: what they add up to. max_pauses: how often a reply that paused is
+    continued.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class Turn:
         self.steps: list[StepResult] = []
         self.status = "failed"
         self.costs: list[Cost] = []
+        self.cost_sum = CostSum()
         self._engine = engine
         self._state = state
         self._model = model
@@ -303,6 +306,7 @@ class Turn:
         finally:
             self.calls += turn.calls
             self.costs += turn.costs
+            self.cost_sum += turn.cost_sum
         return message.text
 
     async def _call(
@@ -315,6 +319,7 @@ class Turn:
             self._step = None
             self.calls += step.calls
             self.costs += step.costs
+            self.cost_sum += step.cost_sum
             if step.partial is not None:
                 self._history.add(step.partial)
             if self._scope.cancelled:  # even if the call came to its end just then
@@ -360,7 +365,15 @@ class Turn:
             self.log.close()
         self._engine.bus.publish(
             SessionTurnCompleted(
-                status=self.status, calls=self.calls, cost_nano_usd=self.cost.nano_usd, error=text
+                status=self.status,
+                calls=self.calls,
+                cost_nano_usd=self.cost.nano_usd,
+                error=text,
+                attempts=self.cost_sum.calls,
+                known_nano_usd=self.cost_sum.nano_usd,
+                estimated=self.cost_sum.estimated,
+                unpriced=self.cost_sum.unpriced,
+                unknown=self.cost_sum.unknown,
             ),
             session_id=self._state.id or None,
             turn_id=self.id,

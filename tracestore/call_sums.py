@@ -13,19 +13,21 @@ A count so absurd that a sum leaves 64 bits makes that sum a REAL and so inexact
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from .database import Statements
 from .insert import SqlValue
+from .unknown import NEW_INDEXES, usage_unknown
 
 SUM_UP_AFTER = 5_000
 """New calls, after which it is time to `sum_up`."""
 
-SUMMED = (
+_SUMMED_AT_FIRST = (
     *("calls", "total_input_tokens", "output_tokens", "cost_nano", "unpriced", "estimated"),
     *("cached_input_tokens", "cache_creation_input_tokens", "reasoning_tokens"),
 )
+SUMMED = (*_SUMMED_AT_FIRST, "unknown")
 """The sums; costs are those at call time."""
 
 KEY = ("day", "provider", "model")
@@ -44,6 +46,7 @@ def summands(row: str) -> tuple[str, ...]:
         _count(f"{row}.cached_input_tokens"),
         _count(f"{row}.cache_creation_input_tokens"),
         _count(f"{row}.reasoning_tokens"),
+        usage_unknown(row),
     )
 
 
@@ -89,16 +92,25 @@ def keys(row: str) -> str:
     return ", ".join(f"{row}.{name}" for name in KEY)
 
 
-# Without an index: the one on days would be walked from end to end, so that nothing needs to be sorted.
-_SUM_UP = added(
-    *("call_sums", KEY, SUMMED),
-    f"""
-    SELECT {keys("c")}, {sums(summands("c"))}
-      FROM calls AS c NOT INDEXED
-     WHERE c.id > (SELECT up_to FROM summed_calls)
-     GROUP BY {keys("c")}
-    """,
-)
+def _sum_up(names: Sequence[str]) -> str:
+    # Without an index: the one on days would be walked from end to end, so that nothing needs to be sorted.
+    return added(
+        *("call_sums", KEY, names),
+        f"""
+        SELECT {keys("c")}, {sums(_values("c", names))}
+          FROM calls AS c NOT INDEXED
+         WHERE c.id > (SELECT up_to FROM summed_calls)
+         GROUP BY {keys("c")}
+        """,
+    )
+
+
+def _values(row: str, names: Sequence[str]) -> tuple[str, ...]:
+    """The summands of some of `SUMMED`, from its beginning."""
+    return summands(row)[: len(names)]
+
+
+_SUM_UP = _sum_up(SUMMED)
 _SUMMED_UP = "UPDATE summed_calls SET up_to = max(up_to, (SELECT coalesce(max(id), 0) FROM calls))"
 
 _REPRICED_KEY = ("price_version", *KEY)
@@ -106,10 +118,35 @@ _ADD_REPRICED = added(
     "repriced_sums", _REPRICED_KEY, REPRICED, f"VALUES ({', '.join('?' * len((*_REPRICED_KEY, *REPRICED)))})"
 )
 
-_OUT_OF_SUMS = f"""
-    UPDATE call_sums SET {changes("call_sums", SUMMED, summands("OLD"), "-")} WHERE {of_key("OLD")};
-    DELETE FROM call_sums WHERE {of_key("OLD")} AND calls = 0;
-"""
+
+def _out_of_sums(names: Sequence[str]) -> str:
+    return f"""
+        UPDATE call_sums SET {changes("call_sums", names, _values("OLD", names), "-")} WHERE {of_key("OLD")};
+        DELETE FROM call_sums WHERE {of_key("OLD")} AND calls = 0;
+    """
+
+
+def _sums_follow(names: Sequence[str], also: str = "") -> tuple[str, str]:
+    """The triggers that keep the sums in step with the calls. also: more columns that they depend on."""
+    new = f"VALUES ({keys('NEW')}, {', '.join(_values('NEW', names))})"
+    return (
+        f"""
+        CREATE TRIGGER summed_call_changes
+        AFTER UPDATE OF day, provider, model, usage_source, cost_nano, {_COUNTED}{also} ON calls
+        WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+        BEGIN
+            {_out_of_sums(names)}
+            {added("call_sums", KEY, names, new)};
+        END
+        """,
+        f"""
+        CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
+        WHEN OLD.id <= (SELECT up_to FROM summed_calls)
+        BEGIN {_out_of_sums(names)} END
+        """,
+    )
+
+
 _EVERY_VERSION = "(SELECT version FROM price_version)"
 _SAID_BEFORE = (
     "OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano, OLD.usage_source)"
@@ -122,7 +159,7 @@ CALL_SUMS = (
         day       INTEGER NOT NULL,
         provider  TEXT NOT NULL,
         model     TEXT NOT NULL,
-        {", ".join(f"{name} INTEGER NOT NULL" for name in SUMMED)},
+        {", ".join(f"{name} INTEGER NOT NULL" for name in _SUMMED_AT_FIRST)},
         PRIMARY KEY (day, provider, model)
     ) WITHOUT ROWID
     """,
@@ -138,7 +175,7 @@ CALL_SUMS = (
         PRIMARY KEY (price_version, day, provider, model)
     ) WITHOUT ROWID
     """,
-    _SUM_UP,
+    _sum_up(_SUMMED_AT_FIRST),
     _SUMMED_UP,
     added(
         *("repriced_sums", _REPRICED_KEY, REPRICED),
@@ -149,20 +186,7 @@ CALL_SUMS = (
          GROUP BY k.price_version, {keys("c")}
         """,
     ),
-    f"""
-    CREATE TRIGGER summed_call_changes
-    AFTER UPDATE OF day, provider, model, usage_source, cost_nano, {_COUNTED} ON calls
-    WHEN OLD.id <= (SELECT up_to FROM summed_calls)
-    BEGIN
-        {_OUT_OF_SUMS}
-        {added("call_sums", KEY, SUMMED, f"VALUES ({keys('NEW')}, {', '.join(summands('NEW'))})")};
-    END
-    """,
-    f"""
-    CREATE TRIGGER summed_call_goes AFTER DELETE ON calls
-    WHEN OLD.id <= (SELECT up_to FROM summed_calls)
-    BEGIN {_OUT_OF_SUMS} END
-    """,
+    *_sums_follow(_SUMMED_AT_FIRST),
     f"""
     CREATE TRIGGER repriced_call_changes
     AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
@@ -194,6 +218,19 @@ CALL_SUMS = (
     """,
 )
 """The tables, filled with what a file has already, and the triggers that keep them in step."""
+
+UNKNOWN_SUMS = (
+    *NEW_INDEXES,
+    "DROP TRIGGER IF EXISTS summed_call_changes",
+    "DROP TRIGGER IF EXISTS summed_call_goes",
+    "ALTER TABLE call_sums ADD COLUMN unknown INTEGER NOT NULL DEFAULT 0",
+    "DELETE FROM call_sums",
+    "UPDATE summed_calls SET up_to = 0",
+    _SUM_UP,
+    _SUMMED_UP,
+    *_sums_follow(SUMMED, ", status, error_class, provider_status"),
+)
+"""The sums made anew, with the calls of unknown cost among them."""
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
 """Day, provider, model; how many calls got a cost, by how much their sum is more than that at call time, in

@@ -18,6 +18,7 @@ from .insert import SqlValue
 from .moments import US_PER_DAY, to_us
 from .price_rows import MAX_INT64
 from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
+from .unknown import usage_unknown
 
 
 class CostRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,9 +28,10 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     and written to the provider's cache, which are also given apart (`cached_input_tokens`,
     `cache_creation_input_tokens`). output_tokens: `reasoning_tokens` included. cost_nano_usd: over the calls that
     have a cost, the current one or the one under the version asked for. at_call_time_nano_usd: the same of the
-    costs when they were called. unpriced: calls with usage, but without a current cost; they are in no sum.
+    costs when they were called. unpriced: calls with usage, but without a current cost; they are in no amount.
     at_call_time_unpriced: the same of the costs at call time. estimated: how many of the calls have usage that was
-    estimated.
+    estimated. unknown: of how many not even the usage is known, as they got no answer or have no end yet; they are
+    in no amount either.
     """
 
     key: tuple[str, ...]
@@ -43,6 +45,7 @@ class CostRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
     reasoning_tokens: int = 0
+    unknown: int = 0
     at_call_time_unpriced: int = 0
 
     @property
@@ -141,7 +144,7 @@ _OF_CUT_DAY = f"""
 """
 
 _SUMMED = CostRow.__struct_fields__[1:]
-_SUMS = """
+_SUMS = f"""
     count(*),
     coalesce(sum(input_tokens + cached_input_tokens + cache_creation_input_tokens), 0),
     coalesce(sum(output_tokens), 0),
@@ -152,6 +155,7 @@ _SUMS = """
     coalesce(sum(cached_input_tokens), 0),
     coalesce(sum(cache_creation_input_tokens), 0),
     coalesce(sum(reasoning_tokens), 0),
+    coalesce(sum({usage_unknown("keyed")}), 0),
     coalesce(sum(usage_source IS NOT NULL AND cost_nano IS NULL), 0)
 """
 

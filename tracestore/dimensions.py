@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from .insert import SqlValue
-from .moments import US_PER_DAY, from_us
+from .moments import iso_day
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
@@ -54,11 +54,6 @@ def grouping(by: Sequence[str], row: str) -> Grouping:
             raise ValueError(f"calls can be grouped by {', '.join(DIMENSIONS)} or tag:KEY, not by {name!r}")
     names = tuple(f"g{number}" for number in range(len(columns)))
     return Grouping(tuple(by), "".join(f", {column}" for column in columns), names, tuple(values))
-
-
-def iso_day(day: int) -> str:
-    """Days since the epoch as an ISO date (UTC)."""
-    return from_us(day * US_PER_DAY).date().isoformat()
 
 
 def _text(name: str, value: object) -> str:

@@ -24,10 +24,11 @@ from pathlib import Path
 
 from bus.errors import StoreError
 
-from .call_sums import CALL_SUMS
+from .call_sums import CALL_SUMS, UNKNOWN_SUMS
 from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
 from .jobs import JOBS
+from .reprice_counts import REPRICE_COUNTS
 from .reprice_sums import REPRICE_BASE
 
 _M001_INITIAL = (
@@ -320,6 +321,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("jobs", JOBS),
     ("repricing base", REPRICE_BASE),
     ("resent", _RESENT),
+    ("calls of unknown cost", (*UNKNOWN_SUMS, *REPRICE_COUNTS)),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 
 US_PER_DAY = 86_400_000_000
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CYCLE_DAYS = 146_097
+"""Of 400 years, after which the calendar repeats itself."""
+_CYCLE_BEGIN = date(2000, 1, 1)
 
 
 def to_us(moment: int | datetime) -> int:
@@ -21,3 +24,21 @@ def to_us(moment: int | datetime) -> int:
 def from_us(moment_us: int) -> datetime:
     """The same moment, exactly: a timestamp in seconds would be a float."""
     return _EPOCH + timedelta(microseconds=moment_us)
+
+
+def iso_day(day: int) -> str:
+    """Days since the epoch as an ISO date (UTC); beyond the years 1 to 9999 with a sign and six digits or more.
+
+    A clock that is set to nonsense gives such days, and they are no reason to show nothing of the others.
+    """
+    cycles, rest = divmod(day - (_CYCLE_BEGIN - _EPOCH.date()).days, _CYCLE_DAYS)
+    within = _CYCLE_BEGIN + timedelta(days=rest)
+    year = within.year + 400 * cycles
+    return f"{f'{year:04}' if 1 <= year <= 9999 else f'{year:+07}'}{within:-%m-%d}"
+
+
+def iso_moment(moment_us: int) -> str:
+    """Microseconds since the epoch as an ISO time (UTC), whatever the year."""
+    day, within = divmod(moment_us, US_PER_DAY)
+    time = (_EPOCH + timedelta(microseconds=within)).time()
+    return f"{iso_day(day)}T{time.isoformat(timespec='microseconds')}+00:00"

@@ -37,8 +37,8 @@ class PriceRow(msgspec.Struct, frozen=True, kw_only=True):
     model: ``provider:name``; ``*`` stands for any text.
     input, output: pico-USD per token; None: not known.
     cache_read: pico-USD per token read from a cache; None: as input.
-    cache_write_5m, cache_write_1h: pico-USD per token written to a cache; as input if both are None. Where only one
-    is, writes are billed apart, and that one is not known.
+    cache_write_5m, cache_write_1h: pico-USD per token written to a cache; as input if both are None. Where only
+    one is, writes are billed apart, and that one is not known.
     reasoning: pico-USD per token; None: as output. per_request: pico-USD per call.
     extra: rates of what is counted in `TokenUsage.details`, in pico-USD per token or piece. Of `USAGE_PARTS`, what
     is not here is billed as the bucket that it is a part of; a piece that is not here has no price.

@@ -11,12 +11,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from bus.cost_sum import CostSum, usage_is_unknown
 from bus.messages import RoutingDecision
 from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from .database import Row
 from .insert import SqlValue
 from .moments import to_us
+from .unknown import usage_unknown
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 
@@ -29,7 +31,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     any that begin so. status: ``started``, ``completed``, ``failed`` or ``cancelled``. tags: all of them, with
     these values. turn_id: has no index of its own; in a large file say the session too. error_class: a value of
     `ErrorClass`. operation: ``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``.
-    unpriced: only calls that have usage but no cost. min_cost_nano_usd: only those that cost at least that much;
+    unpriced: only calls that have usage but no cost. unknown: only calls of which not even the usage is known, see
+    `CostRow`. min_cost_nano_usd: only those that cost at least that much;
     both by the current cost, or the one under the version that is asked for.
     Raises ValueError for a datetime without a time zone.
     """
@@ -47,6 +50,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     unpriced: bool = False
     min_cost_nano_usd: int | None = None
     operation: str | None = None
+    unknown: bool = False
 
     def __post_init__(self) -> None:
         for moment in (self.since, self.until):
@@ -93,6 +97,8 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             add("coalesce(c.operation, 'chat') = ?", self.operation)
         if self.unpriced:
             add(f"c.usage_source IS NOT NULL AND {nano} IS NULL")
+        if self.unknown:
+            add(usage_unknown("c"))
         if self.min_cost_nano_usd is not None:
             add(f"{nano} >= ?", self.min_cost_nano_usd)
         for key, value in (self.tags or {}).items():
@@ -163,6 +169,18 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     usage: TokenUsage | None = None
     at_call_time: Cost | None = None
     cost: Cost | None = None
+
+    @property
+    def unknown(self) -> bool:
+        """True if not even the usage is known: it got no answer, or has no end yet."""
+        if self.usage is not None or (self.cost is not None and self.cost.nano_usd is not None):
+            return False
+        return self.status == "started" or usage_is_unknown(self.error_class or "", self.provider_status)
+
+    @property
+    def sum(self) -> CostSum:
+        """Its part of a sum."""
+        return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
 # The cost under the current version: the first of the current versions that has a row for the call, else the one

@@ -20,7 +20,8 @@ class ModelReprice(msgspec.Struct, frozen=True):
     """What a repricing did to one model's calls. model: ``provider:name`` as routed. calls: how many.
 
     unpriced: calls without a cost now; unpriced_before: without one until now. before_nano_usd, after_nano_usd:
-    sums over the calls that have a cost.
+    sums over the calls that have a cost. estimated: calls with usage that was estimated. unknown: calls beside
+    them of which not even the usage is known.
     """
 
     model: str
@@ -29,12 +30,15 @@ class ModelReprice(msgspec.Struct, frozen=True):
     before_nano_usd: int
     after_nano_usd: int
     unpriced_before: int = 0
+    estimated: int = 0
+    unknown: int = 0
 
 
 class DayReprice(msgspec.Struct, frozen=True):
     """What a repricing did to the calls of one day. day: an ISO date, UTC.
 
-    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before, estimated,
+    unknown: as in `ModelReprice`.
     """
 
     day: str
@@ -43,12 +47,15 @@ class DayReprice(msgspec.Struct, frozen=True):
     before_nano_usd: int
     after_nano_usd: int
     unpriced_before: int = 0
+    estimated: int = 0
+    unknown: int = 0
 
 
 class SessionReprice(msgspec.Struct, frozen=True):
     """What a repricing did to the calls of one session; of those without one, the id is empty.
 
-    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before: as in `ModelReprice`.
+    calls, unpriced, before_nano_usd, after_nano_usd, unpriced_before, estimated,
+    unknown: as in `ModelReprice`.
     """
 
     session_id: str
@@ -57,6 +64,8 @@ class SessionReprice(msgspec.Struct, frozen=True):
     before_nano_usd: int
     after_nano_usd: int
     unpriced_before: int = 0
+    estimated: int = 0
+    unknown: int = 0
 
 
 class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +73,8 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     version: the price table's, 12 hex digits; label: its name for people. calls: those with usage that match the
     filter. unpriced: those of them without a cost in this version; unpriced_before: without one until now.
-    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost. as_model: what they were priced as,
+    estimated, unknown: as in `ModelReprice`. sum_before_nano_usd, sum_after_nano_usd: over the calls that have a
+    cost. as_model: what they were priced as,
     if that was asked for. models: the same by
     routed model, the greatest sum first; days: by day, in order; sessions: the greatest sum first, empty unless
     they were asked for. previous_version: what was current before; `undo_reprice()` goes back to it.
@@ -85,16 +95,19 @@ class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
     as_model: str | None = None
     previous_version: str | None = None
     run_id: int | None = None
+    estimated: int = 0
+    unknown: int = 0
 
 
 class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One repricing in the file's history.
 
     id: its number. version, label: the price table's. where: only these calls. started_us, finished_us, undone_us:
-    microseconds UTC; finished_us is None if it never came to its end. calls, unpriced, sum_before_nano_usd,
-    sum_after_nano_usd: as in `RepriceReport`; None until it is finished. last_call: the number of the last call
-    that it is to price; done: of the last that it has priced. replaced: the versions that were current before, in
-    their order; None if it isn't finished. by_session: whether sessions are to be compared as well.
+    microseconds UTC; finished_us is None if it never came to its end. calls, unpriced, estimated, unknown,
+    sum_before_nano_usd, sum_after_nano_usd: as in `RepriceReport`; None until it is finished. last_call: the
+    number of the last call that it is to price; done: of the last that it has priced. replaced: the versions that
+    were current before, in their order; None if it isn't finished. by_session: whether sessions are to be compared
+    as well.
     """
 
     id: int
@@ -112,6 +125,8 @@ class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
     by_session: bool = False
     replaced: tuple[str, ...] | None = None
     undone_us: int | None = None
+    estimated: int | None = None
+    unknown: int | None = None
 
     @property
     def state(self) -> Literal["interrupted", "finished", "undone"]:
@@ -169,17 +184,19 @@ def note_progress(statements: Statements, run_id: int, low: int, high: int) -> N
 async def finish(database: Database, run_id: int, report: RepriceReport, where: CallFilter, now_us: int) -> None:
     """Enter what a run did, and make its version the current one; both or neither."""
     sums = (report.calls, report.unpriced, report.sum_before_nano_usd, report.sum_after_nano_usd)
+    counts = (report.estimated, report.unknown)
 
     def work(statements: Statements) -> None:
         replaced = _current(statements)
         if not statements.run(
             """
             UPDATE reprice_run
-               SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?, replaced = ?
+               SET finished_us = ?, calls = ?, unpriced = ?, sum_before = ?, sum_after = ?,
+                   estimated = ?, unknown = ?, replaced = ?
              WHERE id = ? AND finished_us IS NULL
             RETURNING id
             """,
-            (now_us, *sums, msgspec.json.encode(replaced).decode(), run_id),
+            (now_us, *sums, *counts, msgspec.json.encode(replaced).decode(), run_id),
         ):
             raise StoreError(f"repricing {run_id} was finished by somebody else")
         kept = [] if where == CallFilter() else [version for version in replaced if version != report.version]
@@ -236,7 +253,8 @@ async def history(database: Database) -> list[RepriceRun]:
     rows = await database.read(
         """
         SELECT r.id, r.version, r.filter, r.started_us, r.finished_us, r.calls, r.unpriced, r.sum_before,
-               r.sum_after, coalesce(v.label, ''), r.last_call, r.done, r.by_session, r.replaced, r.undone_us
+               r.sum_after, coalesce(v.label, ''), r.last_call, r.done, r.by_session, r.replaced, r.undone_us,
+               r.estimated, r.unknown
           FROM reprice_run AS r
           LEFT JOIN price_version AS v ON v.version = r.version
          ORDER BY r.id DESC

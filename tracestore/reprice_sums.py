@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple, TypedDict
 
 from .call_sums import repriced_summands
 from .database import Database, Statements
-from .dimensions import iso_day
 from .insert import SqlValue
+from .moments import iso_day
 from .price_sql import Pricer
 from .reprice_runs import DayReprice, ModelReprice, SessionReprice
 

@@ -29,6 +29,7 @@ from .database import Database, Statements
 from .price_sql import Pricer
 from .prices import PriceTable
 from .queries import CallFilter
+from .reprice_counts import with_counts
 from .reprice_runs import RepriceReport, RepriceRun, begin, finish, note_progress
 from .reprice_sums import (
     TEMPORARY_TABLES,
@@ -114,6 +115,7 @@ class Repricing:
             run_id=run_id or None,
             **await sums_of(self._database, "temp.reprice_sum" if dry else "main.reprice_sum", run_id),
         )
+        report = await with_counts(self._database, report, self._where, last)
         if not dry:
             await finish(self._database, run_id, report, self._where, self._clock.now_us())
         return report

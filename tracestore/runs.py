@@ -5,6 +5,9 @@ A run is one start of a bus whose events go into the file. While it lives, its p
 is not marked as ended, and whose lock nobody holds, is over: each of its calls that began and has no end gets one,
 and the run is marked, in one transaction. Readers never do it, nor do commands that write something else.
 
+What such a call used is estimated, as far as its start says how much was sent, and priced for the moment of the
+call. What the provider had written by then nobody knows; of a start without that figure nothing is known at all.
+
 The end that a call gets is an `llm.call_failed` of class `PROCESS_LOST`, and it belongs to the lost run: at its
 next number, its last moment, and its last monotonic time. So (run, seq) stays unique, since the only process that
 gave numbers to this run is dead; whoever reads or replays one run finds start and end in it, in order; and a
@@ -20,10 +23,11 @@ from bus.clock import Clock
 from bus.errors import StoreError
 from bus.events import Envelope, LlmCallFailed
 from bus.log import Log
-from bus.usage import Cost, CostSource
+from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from .database import Database, Row, Statements
 from .files import RunLock, free_run_lock, run_locks
+from .prices import PriceTable
 from .projection import Batch, RunSpan
 from .queries import tags_of
 from .spill import spill_path
@@ -31,7 +35,7 @@ from .spill import spill_path
 PROCESS_LOST = "process_lost"
 """The error class of a call whose process died; no adapter raises it, so it is none of `ErrorClass`."""
 
-_MESSAGE = "the process died before this call ended; what it used and cost is not known"
+_MESSAGE = "the process died before this call ended; what it used and cost is at best an estimate"
 
 _log = Log("tracestore.runs")
 
@@ -58,24 +62,27 @@ class Runs:
                 self._held.pop(run_id).close()
             self.hold(run_id)
 
-    async def close_lost(self) -> list[str]:
-        """End the runs whose process is gone; their names. Raises StoreError; those before it are ended then."""
+    async def close_lost(self, prices: PriceTable | None = None) -> list[str]:
+        """End the runs whose process is gone; their names. prices: for what their calls may have used.
+
+        Raises StoreError; those before it are ended then.
+        """
         path = self._database.path
         closed = []
         for run_id in await open_runs(self._database):
             with free_run_lock(path, run_id) as lock:
                 if lock is None or spill_path(path, run_id).exists():
                     continue
-                calls = await self._close(run_id)
+                calls = await self._close(run_id, prices)
                 lock.remove()
             closed.append(run_id)
             _log.info("run_lost", run_id=run_id, calls=calls, file=str(path))
         await self._remove_strays()
         return closed
 
-    async def _close(self, run_id: str) -> int:
+    async def _close(self, run_id: str, prices: PriceTable | None) -> int:
         now = self._clock.now_us()
-        return await self._database.write(lambda statements: _close_run(statements, run_id, now))
+        return await self._database.write(lambda statements: _close_run(statements, run_id, now, prices))
 
     async def _remove_strays(self) -> None:
         """Lock files of processes that died before they had written anything, or after all was done."""
@@ -119,7 +126,8 @@ _END_IN_ORDER = """
 """
 
 _CALLS_WITHOUT_END = """
-    SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model
+    SELECT session_id, turn_id, request_id, attempt, message_id, caused_by, tags, ts_us, provider, model,
+           estimated_input_tokens, priced_as
       FROM calls
      WHERE run = ? AND status = 'started'
      ORDER BY id
@@ -131,7 +139,7 @@ async def open_runs(database: Database) -> list[str]:
     return [str(run_id) for (run_id,) in await database.read("SELECT run_id FROM runs WHERE ended_us IS NULL")]
 
 
-def _close_run(statements: Statements, run_id: str, now_us: int) -> int:
+def _close_run(statements: Statements, run_id: str, now_us: int, prices: PriceTable | None) -> int:
     """The number of calls that got an end. Somebody else may have been quicker; then there is nothing to do."""
     found = statements.run(
         """
@@ -146,7 +154,7 @@ def _close_run(statements: Statements, run_id: str, now_us: int) -> int:
         return 0
     ((number, last_us, seq, mono_ns),) = found
     ends = [
-        _end_of(row, run_id, seq + place, last_us, mono_ns or 0)
+        _end_of(row, run_id, seq + place, last_us, mono_ns or 0, prices)
         for place, row in enumerate(statements.run(_CALLS_WITHOUT_END, (number,)), 1)
     ]
 
@@ -160,8 +168,13 @@ def _close_run(statements: Statements, run_id: str, now_us: int) -> int:
     return len(ends)
 
 
-def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int) -> Envelope:
-    session_id, turn_id, request_id, attempt, message_id, caused_by, tags, began_us, provider, model = row
+def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int, prices: PriceTable | None) -> Envelope:
+    session_id, turn_id, request_id, attempt, message_id, caused_by, tags, *about = row
+    began_us, provider, model, sent, priced_as = about
+    usage = None if sent is None else TokenUsage(sent, source=UsageSource.ESTIMATED)
+    cost = Cost(None, CostSource.UNPRICED, None, PROCESS_LOST)
+    if usage is not None and prices is not None:
+        cost = prices.price(model, usage, began_us, priced_as=priced_as)
     event = LlmCallFailed(
         provider=provider,
         model=model,
@@ -170,7 +183,8 @@ def _end_of(row: Row, run_id: str, seq: int, last_us: int, mono_ns: int) -> Enve
         message=_MESSAGE,
         will_retry=False,
         retry_count=attempt - 1,
-        cost=Cost(None, CostSource.UNPRICED, None, PROCESS_LOST),
+        usage=usage,
+        cost=cost,
         latency_ms=max(0, last_us - began_us) // 1000,  # as long as it was seen alive
     )
     return Envelope(

@@ -7,16 +7,16 @@ import msgspec
 from .content import RESUMABLE, STORED_MESSAGES
 from .database import Database
 from .queries import WITH_CURRENT_COST, tags_of
+from .unknown import usage_unknown
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     """A session and what it used so far, all attempts of all its calls together.
 
     first_us, last_us: of its first and last event, microseconds UTC. model: the current one. turns: begun so far.
-    calls: attempts.
-    total_input_tokens: cached ones included. cost_nano_usd: the sum over those that have a cost under the current
-    prices; unpriced: how many have usage and no cost. messages: how many of its messages are stored; resumable:
-    whether that is the whole session.
+    calls: attempts. total_input_tokens: cached ones included. cost_nano_usd: the sum over those that have a cost
+    under the current prices; estimated, unpriced, unknown: how many calls are so, as in `CostRow`. messages: how
+    many of its messages are stored; resumable: whether that is the whole session.
     """
 
     session_id: str
@@ -30,6 +30,8 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: int
     cost_nano_usd: int
     unpriced: int
+    estimated: int = 0
+    unknown: int = 0
     messages: int = 0
     resumable: bool = False
     name: str | None = None
@@ -52,6 +54,8 @@ async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
                coalesce(sum(p.output_tokens), 0),
                coalesce(sum(p.now_nano), 0),
                coalesce(sum(p.usage_source IS NOT NULL AND p.now_nano IS NULL), 0),
+               coalesce(sum(p.usage_source = 'estimated'), 0),
+               coalesce(sum({usage_unknown("p")}), 0),
                {STORED_MESSAGES}, {RESUMABLE}, n.name
           FROM newest AS n
           LEFT JOIN priced AS p ON p.session_id = n.session_id
@@ -73,9 +77,11 @@ async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
             output_tokens=row[8],
             cost_nano_usd=row[9],
             unpriced=row[10],
-            messages=row[11],
-            resumable=bool(row[12]),
-            name=row[13],
+            estimated=row[11],
+            unknown=row[12],
+            messages=row[13],
+            resumable=bool(row[14]),
+            name=row[15],
         )
         for row in rows
     ]

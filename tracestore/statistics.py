@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from .database import Database
-from .dimensions import grouping
-from .queries import CallFilter
+from .database import Database, Row
+from .dimensions import Grouping, grouping
+from .insert import SqlValue
+from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
+from .unknown import usage_unknown
 
 
 class Percentiles(msgspec.Struct, frozen=True):
@@ -31,7 +33,8 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     """A group of attempts. key: its values, in the order asked for; days are ISO dates (UTC).
 
     attempts: all of them; completed, failed, cancelled, running: how they stand. retried: failed ones after which
-    the call went on. total_input_tokens, output_tokens, cached_input_tokens: as in `CostRow`.
+    the call went on. estimated, unpriced, unknown: how many are so, as in `CostRow`. total_input_tokens,
+    output_tokens, cached_input_tokens: as there.
     latency_ms: of completed attempts, from the call's begin to its end; waiting for a slot and earlier attempts
     are in it. first_token_ms: of all that had a first token, from the call's begin.
     tokens_per_second: output tokens over the time from the first token to the end, to a tenth, of completed
@@ -48,6 +51,9 @@ class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
     total_input_tokens: int
     output_tokens: int
     cached_input_tokens: int
+    estimated: int = 0
+    unpriced: int = 0
+    unknown: int = 0
     latency_ms: Percentiles = Percentiles()
     first_token_ms: Percentiles = Percentiles()
     tokens_per_second: Percentiles = Percentiles()
@@ -81,15 +87,18 @@ class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
 
 
-_COUNTS = """
+_COUNTS = f"""
     count(*),
     sum(status = 'completed'), sum(status = 'failed'), sum(status = 'cancelled'), sum(status = 'started'),
     coalesce(sum(will_retry), 0),
     coalesce(sum(input_tokens + cached_input_tokens + cache_creation_input_tokens), 0),
     coalesce(sum(output_tokens), 0),
-    coalesce(sum(cached_input_tokens), 0)
+    coalesce(sum(cached_input_tokens), 0),
+    coalesce(sum(usage_source = 'estimated'), 0),
+    coalesce(sum(usage_source IS NOT NULL AND now_nano IS NULL), 0),
+    coalesce(sum({usage_unknown("keyed")}), 0)
 """
-_COUNTED = StatisticsRow.__struct_fields__[1:10]
+_COUNTED = StatisticsRow.__struct_fields__[1:13]
 
 # What is measured, and on which calls.
 _MEASURES = {
@@ -105,12 +114,12 @@ _MEASURES = {
 
 async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -> list[StatisticsRow]:
     """The group with the most attempts first. Raises ValueError for a dimension that there isn't."""
-    group = grouping(by, "c")
+    group, of_priced = grouping(by, "c"), grouping(by, "p")
     condition, values = where.condition()
-    parameters = [*group.values, *values]
+    parameters: list[SqlValue] = [*group.values, *values]
     keyed = f"WITH keyed AS (SELECT c.*{group.columns} FROM calls AS c WHERE {condition})"
     grouped = f"GROUP BY {group.listed()}" if by else "HAVING count(*) > 0"
-    counts = await database.read(f"{keyed} SELECT {group.listed(',')} {_COUNTS} FROM keyed {grouped}", parameters)
+    counts = await _counts(database, where, of_priced, grouped)
     size = len(by)
     measured: dict[str, dict[tuple[object, ...], Percentiles]] = {}
     same = f"PARTITION BY {group.listed()}" if by else ""
@@ -150,6 +159,18 @@ async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -
             )
         )
     return sorted(found, key=lambda row: (-row.attempts, row.key))
+
+
+async def _counts(database: Database, where: CallFilter, group: Grouping, grouped: str) -> list[Row]:
+    condition, values = where.condition(NOW_NANO)
+    return await database.read(
+        f"""
+        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition}),
+             keyed AS (SELECT p.*{group.columns} FROM priced AS p)
+        SELECT {group.listed(",")} {_COUNTS} FROM keyed {grouped}
+        """,
+        [None, *values, *group.values],
+    )
 
 
 def _percentile(part: int) -> str:

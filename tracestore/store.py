@@ -126,9 +126,12 @@ class TraceStore:
         """
         self._file.hold_run(run_id)
 
-    async def close_lost_runs(self) -> list[str]:
-        """End the calls and the runs of processes that died; the names of those runs. Starting writers do it."""
-        return await self._file.close_lost_runs()
+    async def close_lost_runs(self, prices: PriceTable | None = None) -> list[str]:
+        """End the calls and the runs of processes that died; the names of those runs. Starting writers do it.
+
+        prices: what those calls may have used is priced by; without a table it is unpriced.
+        """
+        return await self._file.close_lost_runs(prices)
 
     # -- Writing
 

@@ -21,6 +21,7 @@ from bus.log import Log
 from .call_sums import SUM_UP_AFTER, not_summed_up, sum_up
 from .database import Database, Unstorable
 from .migrations import inspect, migrate
+from .prices import PriceTable
 from .projection import Batch
 from .run_numbers import RunNumbers
 from .runs import Runs
@@ -81,10 +82,10 @@ class TraceFile:
             self._anew = True
             raise
 
-    async def close_lost_runs(self) -> list[str]:
+    async def close_lost_runs(self, prices: PriceTable | None) -> list[str]:
         """End the calls and the runs of processes that died; the names of those runs."""
         try:
-            return await self._living.close_lost()
+            return await self._living.close_lost(prices)
         finally:
             self.numbers.forget()  # should more come of one of those, it is open again
 

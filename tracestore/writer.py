@@ -20,6 +20,7 @@ new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close(
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -34,6 +35,7 @@ from bus.log import Log
 
 from .adoption import adopt_leftovers
 from .captured import Capture
+from .prices import PriceTable
 from .spill import SpillFile, spill_path
 from .store import TraceStore
 from .waiting import EVENT_BYTES, Waiting
@@ -115,9 +117,11 @@ class WriterCore:
         *,
         options: WriterOptions | None = None,
         capture: Capture | None = None,
+        prices: PriceTable | None = None,
     ) -> WriterCore:
         """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
 
+        prices: for calls of processes that died, see `TraceStore.close_lost_runs`.
         Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
         the store is closed. Raises StoreError if this run is being written already.
         """
@@ -131,7 +135,7 @@ class WriterCore:
             source,
             spill_path=spill_path(store.path, bus.run_id),
             database_path=store.path,
-            close_lost=store.close_lost_runs,
+            close_lost=partial(store.close_lost_runs, prices),
             on_state=bus.publish,
             options=options,
             capture=capture,

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import anyio
 
 from bus import ConfigurationError
+from bus.cost_sum import CostSum
 from tracestore import CostRow, TraceStore
 from tracestore.dimensions import DIMENSIONS
 
-from .events import plural
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
 from .money import usd
 from .output import add_format, write_records
 from .screen import make_console
-from .tables import rate
+from .tables import rate, tell_beside
 
-_MAY_GO = {"calls": 2, "in": 3, "out": 4, "cached": 5, "at call time": 1}
+_MAY_GO = {"calls": 3, "in": 4, "out": 5, "cached": 6, "at call time": 1, "estimated": 2}
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
 
 
@@ -99,8 +101,8 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
     if not calls:
         console.print("No such calls.")
         return
-    unpriced = sum(row.unpriced for row in rows)
-    unpriced_then = sum(row.at_call_time_unpriced for row in rows)
+    total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
+    some = [name for name in ("unknown", "estimated") if getattr(total_now, name)]
     many = len(rows) > 1
     table = FittingTable(footer=many)
     totals = ("all", *[""] * (len(by) - 1)) if by else ()
@@ -111,9 +113,10 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
         ("in", f"{sum(row.total_input_tokens for row in rows):,}"),
         ("cached", ""),
         ("out", f"{sum(row.output_tokens for row in rows):,}"),
-        ("cost", _amount(unpriced, sum(row.cost_nano_usd for row in rows))),
-        ("at call time", _amount(unpriced_then, sum(row.at_call_time_nano_usd for row in rows))),
-        ("unpriced", f"{unpriced:,}" if unpriced else ""),
+        ("cost", _amount(total_now)),
+        ("at call time", _amount(total_then)),
+        ("unpriced", _count(total_now.unpriced)),
+        *((name, _count(getattr(total_now, name))) for name in some),
     )
     for heading, total in sums:
         table.add_column(heading, total, justify="right", may_go=_MAY_GO.get(heading, 0))
@@ -124,18 +127,30 @@ def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
             f"{row.total_input_tokens:,}",
             rate(row.cache_hit_rate),
             f"{row.output_tokens:,}",
-            _amount(row.unpriced, row.cost_nano_usd),
-            _amount(row.at_call_time_unpriced, row.at_call_time_nano_usd),
-            f"{row.unpriced:,}" if row.unpriced else "",
+            _amount(_now(row)),
+            _amount(_then(row)),
+            *(_count(getattr(row, name)) for name in ("unpriced", *some)),
         )
     console.print(table)
-    if unpriced:
-        console.print(f"\n{plural(unpriced, 'call')} without a price, and in no sum.", style="yellow")
-    estimated = sum(row.estimated for row in rows)
-    if estimated:
-        console.print(f"{plural(estimated, 'call')} counted by estimate.", style="dim")
+    if not total_now.complete or total_now.estimated:
+        console.print()
+    tell_beside(console, total_now)
 
 
-def _amount(unpriced: int, nano_usd: int) -> str:
-    """A sum; nothing but calls without a price is not nothing."""
-    return "unpriced" if unpriced and not nano_usd else usd(nano_usd)
+def _now(row: CostRow) -> CostSum:
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
+
+
+def _then(row: CostRow) -> CostSum:
+    return CostSum(row.at_call_time_nano_usd, row.calls, row.estimated, row.at_call_time_unpriced, row.unknown)
+
+
+def _count(calls: int) -> str:
+    return f"{calls:,}" if calls else ""
+
+
+def _amount(total: CostSum) -> str:
+    """A sum; nothing but calls whose cost isn't known is not nothing."""
+    if total.nano_usd or total.complete:
+        return usd(total.nano_usd)
+    return "unpriced" if total.unpriced else "unknown"

@@ -33,8 +33,9 @@ from bus import (
     ToolProgress,
     ToolStarted,
 )
+from bus.cost_sum import CostSum
 
-from .money import cost_text, usd
+from .money import cost_text, sum_text, usd
 
 
 def describe(envelope: Envelope) -> str:
@@ -67,7 +68,8 @@ def _of_session(data: Event) -> str:
         case SessionModelChanged():
             return f"{data.previous} -> {data.current}"
         case SessionTurnCompleted():
-            cost = "" if data.cost_nano_usd is None else f"  {usd(data.cost_nano_usd)}"
+            parts = (data.known_nano_usd, data.attempts, data.estimated, data.unpriced, data.unknown)
+            cost = f"  {sum_text(CostSum(*parts))}" if data.attempts else ""
             return f"{data.status}  {plural(data.calls, 'call')}{cost}"
         case SessionMessageAppended():
             return f"message {data.position + 1}, {data.message.role}"

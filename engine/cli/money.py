@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import ROUND_HALF_UP, Decimal
 
 from bus import Cost
+from bus.cost_sum import CostSum
 
 NANO = 1_000_000_000
 
@@ -61,3 +62,18 @@ def percent(before: int, after: int) -> str:
     if permille < 100:
         return f"{sign}{permille // 10}.{permille % 10}%"
     return f"{sign}{(abs(change) * 100 + before // 2) // before:,}%"
+
+
+def sum_text(total: CostSum) -> str:
+    """A sum, with what is in no amount beside it."""
+    if total.calls and total.unpriced == total.calls:
+        return "unpriced"
+    if total.calls and total.unknown == total.calls:
+        return "unknown"
+    return " + ".join([usd(total.nano_usd), *beside(total)])
+
+
+def beside(total: CostSum) -> list[str]:
+    """How many calls are in no amount, and why."""
+    kinds = ((total.unpriced, "unpriced"), (total.unknown, "unknown"))
+    return [f"{count:,} {kind}" for count, kind in kinds if count]

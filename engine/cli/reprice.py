@@ -17,16 +17,15 @@ from bus import ConfigurationError, StoreError
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.repricing import OnProgress
 
-from .events import plural
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
 from .money import usd
 from .output import add_format, write, write_records
 from .places import command_name, short
-from .reprice_lines import By, columns, records
+from .reprice_lines import By, columns, records, total
 from .reprice_page import Origin, page
 from .screen import make_console
-from .tables import moment_text, reprice_table
+from .tables import moment_text, reprice_table, tell_beside
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
@@ -158,8 +157,8 @@ def _in_words(where: CallFilter) -> str:
         match name, value:
             case "tags", dict():
                 words += [f"tag {key}={tagged}" for key, tagged in value.items()]
-            case "unpriced", _:
-                words.append("unpriced calls")
+            case "unpriced" | "unknown", _:
+                words.append(f"{'unpriced calls' if name == 'unpriced' else 'calls of unknown cost'}")
             case "min_cost_nano_usd", int():
                 words.append(f"calls of at least {usd(value)}")
             case _:
@@ -229,10 +228,7 @@ def show(report: RepriceReport, path: Path, by: By = "model") -> None:
         return
     console.print(reprice_table(report, by))
     console.print()
-    if report.unpriced:
-        console.print(
-            f"{plural(report.unpriced, 'call')} without a price in this table, and in no sum.", style="yellow"
-        )
+    tell_beside(console, total(report).sum, "without a price in this table")
     if report.dry_run:
         console.print("Nothing was changed.", style="dim")
     else:

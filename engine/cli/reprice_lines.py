@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from bus.cost_sum import CostSum
 from tracestore import RepriceReport
 
 By: TypeAlias = Literal["model", "day", "session"]
@@ -15,6 +16,7 @@ class Line(msgspec.Struct, frozen=True):
     """A row of a comparison; amounts in nano-USD.
 
     unpriced_before, unpriced: so many of its calls have no cost, before and after; they are in no amount.
+    estimated: so many have usage that was estimated. unknown: so many more have no usage that is known.
     """
 
     name: str
@@ -23,6 +25,21 @@ class Line(msgspec.Struct, frozen=True):
     before: int
     unpriced: int
     after: int
+    estimated: int = 0
+    unknown: int = 0
+
+    @property
+    def sum_before(self) -> CostSum:
+        """What its calls cost before."""
+        return self._sum(self.before, self.unpriced_before)
+
+    @property
+    def sum(self) -> CostSum:
+        """What its calls cost after."""
+        return self._sum(self.after, self.unpriced)
+
+    def _sum(self, nano_usd: int, unpriced: int) -> CostSum:
+        return CostSum(nano_usd, self.calls + self.unknown, self.estimated, unpriced, self.unknown)
 
     @property
     def comparable(self) -> bool:
@@ -42,7 +59,7 @@ def lines(report: RepriceReport, by: By) -> list[Line]:
 
 
 def _line(name: str, row: msgspec.Struct) -> Line:
-    parts = ("calls", "unpriced_before", "before_nano_usd", "unpriced", "after_nano_usd")
+    parts = ("calls", "unpriced_before", "before_nano_usd", "unpriced", "after_nano_usd", "estimated", "unknown")
     return Line(name, *(getattr(row, part) for part in parts))
 
 
@@ -55,13 +72,15 @@ def total(report: RepriceReport) -> Line:
         report.sum_before_nano_usd,
         report.unpriced,
         report.sum_after_nano_usd,
+        report.estimated,
+        report.unknown,
     )
 
 
 def columns(by: By) -> list[str]:
     """The fields of `records`."""
     amounts = ("unpriced_before", "before_nano_usd", "unpriced", "after_nano_usd", "difference_nano_usd")
-    return [by, "calls", *amounts]
+    return [by, "calls", *amounts, "estimated", "unknown"]
 
 
 def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
@@ -75,6 +94,8 @@ def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
             "unpriced": line.unpriced,
             "after_nano_usd": line.after,
             "difference_nano_usd": line.after - line.before if line.comparable else None,
+            "estimated": line.estimated,
+            "unknown": line.unknown,
         }
         for line in lines(report, by)
     ]

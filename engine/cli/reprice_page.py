@@ -14,10 +14,11 @@ from pathlib import Path
 
 import msgspec
 
+from bus.cost_sum import CostSum
 from tracestore import PriceTable, RepriceReport
 
 from .events import plural
-from .money import exact, percent, places, rounded
+from .money import beside, exact, percent, places, rounded
 from .reprice_chart import bars, columns
 from .reprice_lines import Line, lines, total
 
@@ -115,18 +116,18 @@ def _change(line: Line, digits: int) -> tuple[str, str]:
     return f"<span>{sign}{exact(change, digits)}</span>", percent(line.before, line.after).replace("-", "−")
 
 
-def _amount(calls: int, unpriced: int, nano_usd: int, digits: int) -> str:
-    if calls and calls == unpriced:
+def _amount(total: CostSum, digits: int) -> str:
+    if total.calls and total.calls == total.unpriced:
         return "unpriced"
-    amount = f"<span>{exact(nano_usd, digits)}</span>"
-    return f"{amount} <small>+ {unpriced:,} unpriced</small>" if unpriced else amount
+    amount = f"<span>{exact(total.nano_usd, digits)}</span>"
+    return f"{amount} <small>+ {' + '.join(beside(total))}</small>" if beside(total) else amount
 
 
 def _totals(line: Line) -> str:
     """Rounded, for the eye; the tables' last lines have them exact."""
+    sums = (line.sum_before, line.sum)
     before, after = (
-        "unpriced" if line.calls and unpriced == line.calls else rounded(amount)
-        for unpriced, amount in ((line.unpriced_before, line.before), (line.unpriced, line.after))
+        "unpriced" if side.calls and side.unpriced == side.calls else rounded(side.nano_usd) for side in sums
     )
     change, per_cent = "not comparable", ""
     if line.comparable:
@@ -134,8 +135,8 @@ def _totals(line: Line) -> str:
         change = f"{sign}{rounded(abs(line.after - line.before))}"
         per_cent = percent(line.before, line.after).replace("-", "−")
     cards = (
-        ("Before", before, _beside(line.calls, line.unpriced_before)),
-        ("After", after, _beside(line.calls, line.unpriced)),
+        ("Before", before, _beside(line.sum_before)),
+        ("After", after, _beside(line.sum)),
         ("Difference", change, per_cent),
     )
     inside = "".join(
@@ -144,13 +145,15 @@ def _totals(line: Line) -> str:
     return f'<div class="totals">{inside}</div>'
 
 
-def _beside(calls: int, unpriced: int) -> str:
+def _beside(total: CostSum) -> str:
     """What isn't in a sum, if there is a sum."""
-    return f"and {plural(unpriced, 'call')} unpriced" if 0 < unpriced < calls else ""
+    if total.complete or total.unpriced == total.calls:
+        return ""
+    return f"and {' and '.join(beside(total))}"
 
 
 def _unpriced(report: RepriceReport) -> str:
-    """Which calls are in no sum, before and after, and that the sums then differ in what they cover."""
+    """Which calls are in no sum, before and after, and that the sums then differ in what they cover; estimates."""
     models = lines(report, "model")
     sides = (
         ("under these prices", report.unpriced, [(row.name, row.unpriced) for row in models]),
@@ -162,9 +165,14 @@ def _unpriced(report: RepriceReport) -> str:
         for when, calls, by_model in sides
         if calls
     ]
+    if report.unknown:
+        notes.append(f"Of {plural(report.unknown, 'call')} more not even the usage is known.")
+    if report.estimated:
+        notes.append(f"Of {plural(report.estimated, 'call')} the usage is an estimate.")
     if not notes:
         return ""
-    why = "An unpriced call is in no sum, and sums over different calls aren't compared."
+    in_no_sum = report.unpriced or report.unpriced_before
+    why = "An unpriced call is in no sum, and sums over different calls aren't compared." if in_no_sum else ""
     return f'<p class="note">{" ".join(notes)} {why}</p>'
 
 
@@ -178,8 +186,8 @@ def _table(heading: str, rows: Sequence[Line], everything: Line | None, *, digit
 def _row(line: Line, cell: str, digits: int) -> str:
     values = (
         f"{line.calls:,}",
-        _amount(line.calls, line.unpriced_before, line.before, digits),
-        _amount(line.calls, line.unpriced, line.after, digits),
+        _amount(line.sum_before, digits),
+        _amount(line.sum, digits),
         *_change(line, digits),
     )
     cells = "".join(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import assert_never
 
@@ -32,8 +34,9 @@ from tracestore.captured import encode, encode_metadata
 from .events import plural
 from .filters import chosen_file, positive
 from .harmless import harmless
+from .money import sum_text
 from .screen import make_console
-from .tables import sessions_table, sum_text
+from .tables import session_sum, sessions_table
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -113,11 +116,7 @@ def show(path: Path, rows: list[SessionRow]) -> None:
         return
     console.print(sessions_table(rows))
     resumable = sum(row.resumable for row in rows)
-    total = sum_text(
-        sum(row.calls for row in rows),
-        sum(row.unpriced for row in rows),
-        sum(row.cost_nano_usd for row in rows),
-    )
+    total = sum_text(reduce(add, map(session_sum, rows)))
     console.print(
         f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {path}",
         style="dim",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -19,6 +19,9 @@ from .harmless import harmless
 from .output import add_format, write, write_records
 from .screen import make_console
 from .tables import moment_text, rate
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def add_stats_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -69,6 +72,7 @@ def run_stats(arguments: argparse.Namespace) -> int:
             rate(row.cache_hit_rate),
         )
     console.print(table)
+    _tell_counts(console, rows)
     console.print(
         "\nTimes are of attempts: latency of completed ones, first token of all that had one. "
         "tok/s: output after the first token.",
@@ -77,14 +81,25 @@ def run_stats(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _tell_counts(console: Console, rows: Sequence[StatisticsRow]) -> None:
+    """Whose tokens are in no sum, or in it by estimate."""
+    estimated, unpriced, unknown = (
+        sum(getattr(row, name) for row in rows) for name in ("estimated", "unpriced", "unknown")
+    )
+    told = ((unknown, "of unknown usage"), (estimated, "counted by estimate"), (unpriced, "without a price"))
+    beside = ", ".join(f"{plural(count, 'attempt')} {what}" for count, what in told if count)
+    if beside:
+        console.print(f"\n{beside}.", style="yellow" if unknown else "dim")
+
+
 _HEADINGS = (
     *(("attempts", 0), ("failed", 0), ("p50", 0), ("p90", 1), ("p99", 4)),
     *(("first token p50", 2), ("first p90", 6), ("first p99", 7), ("tok/s p50", 3), ("cached", 5)),
 )
-_COUNTS = StatisticsRow.__struct_fields__[1:10]
+_COUNTS = StatisticsRow.__struct_fields__[1:13]
 _COLUMNS = (
     *(*_COUNTS, "cache_hit_rate"),
-    *(f"{name}.{part}" for name in StatisticsRow.__struct_fields__[10:] for part in Percentiles.__struct_fields__),
+    *(f"{name}.{part}" for name in StatisticsRow.__struct_fields__[13:] for part in Percentiles.__struct_fields__),
 )
 
 

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from bus.cost_sum import CostSum
 from tracestore import CallRow, RepriceReport, SessionRow
+from tracestore.moments import iso_moment
 
-from .events import seconds
+from .events import plural, seconds
 from .fitting import FittingTable
-from .money import difference, percent, usd
+from .money import difference, percent, sum_text
 from .reprice_lines import By, Line, lines, total
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class CallSummary(msgspec.Struct, frozen=True):
-    """A call with all its attempts. last: the latest. nano_usd: of all that have a cost; None if none has."""
+    """A call with all its attempts. last: the latest. sum: what they cost together."""
 
     last: CallRow
     attempts: int
     input_tokens: int
     output_tokens: int
-    nano_usd: int | None
+    sum: CostSum
 
 
 def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
@@ -36,13 +44,12 @@ def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
 def _summary(group: Sequence[CallRow]) -> CallSummary:
     last = max(group, key=lambda row: row.attempt)
     usages = [row.usage for row in group if row.usage is not None]
-    costs = [row.cost.nano_usd for row in group if row.cost is not None and row.cost.nano_usd is not None]
     return CallSummary(
         last,
         last.attempt,
         sum(usage.total_input_tokens for usage in usages),
         sum(usage.output_tokens for usage in usages),
-        sum(costs) if costs else None,
+        reduce(add, (row.sum for row in group)),
     )
 
 
@@ -92,7 +99,7 @@ def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
             f"{row.calls:,}",
             f"{row.total_input_tokens:,}",
             f"{row.output_tokens:,}",
-            sum_text(row.calls, row.unpriced, row.cost_nano_usd),
+            sum_text(session_sum(row)),
             f"{row.messages:,}" if row.messages else "-",
             "yes" if row.resumable else "-",
         )
@@ -106,39 +113,44 @@ def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
     everything = total(report)
     table.add_column(by, "all", folds=True)
     table.add_column("calls", f"{report.calls:,}", justify="right", may_go=1)
-    for heading, sums in zip(("before", "after", "difference", ""), _line_change(everything), strict=True):
+    for heading, sums in zip(("before", "after", "difference", ""), _change(everything), strict=True):
         table.add_column(heading, sums, justify="right", may_go=0 if heading else 2)
     for row in rows:
-        table.add_row(row.name, f"{row.calls:,}", *_line_change(row))
+        table.add_row(row.name, f"{row.calls:,}", *_change(row))
     return table
 
 
-def _line_change(line: Line) -> tuple[str, str, str, str]:
-    return _change(line.calls, (line.unpriced_before, line.before), (line.unpriced, line.after))
-
-
-def _change(calls: int, before: tuple[int, int], after: tuple[int, int]) -> tuple[str, str, str, str]:
-    """Before, after, the difference and the per cent; before, after: how many calls are unpriced, and the sum.
-
-    A difference is told only between sums over the same calls.
-    """
-    shown = [sum_text(calls, *side) for side in (before, after)]
-    if before[0] or after[0]:
+def _change(line: Line) -> tuple[str, str, str, str]:
+    """Before, after, difference and per cent; a difference is told only between sums over the same calls."""
+    shown = [sum_text(side) for side in (line.sum_before, line.sum)]
+    if not line.comparable:
         return (shown[0], shown[1], "", "")
-    return (shown[0], shown[1], difference(before[1], after[1]), percent(before[1], after[1]))
+    return (shown[0], shown[1], difference(line.before, line.after), percent(line.before, line.after))
 
 
-def sum_text(calls: int, unpriced: int, nano_usd: int) -> str:
-    """A sum over so many calls, with how many of them are in no sum."""
-    if calls and unpriced == calls:
-        return "unpriced"
-    return f"{usd(nano_usd)} + {unpriced} unpriced" if unpriced else usd(nano_usd)
+def session_sum(row: SessionRow) -> CostSum:
+    """What a session cost, as a sum."""
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
 
 
 def _cost(call: CallSummary) -> str:
-    if call.nano_usd is not None:
-        return usd(call.nano_usd)
-    return "-" if call.last.usage is None else "unpriced"
+    nothing = call.sum.complete and call.last.usage is None and not call.sum.nano_usd
+    return "-" if nothing else sum_text(call.sum)
+
+
+def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
+    """What a sum doesn't have, and what in it is an estimate, one line each. unpriced: in other words."""
+    if total.unpriced:
+        console.print(f"{plural(total.unpriced, 'call')} {unpriced}, and in no sum.", style="yellow")
+    if total.unknown:
+        console.print(
+            f"{plural(total.unknown, 'call')} of unknown cost, and in no sum: cut off before any usage was known, "
+            "or without an end.",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if total.estimated:
+        console.print(f"{plural(total.estimated, 'call')} counted by estimate.", style="dim")
 
 
 def rate(part: float | None) -> str:
@@ -150,6 +162,9 @@ def moment_text(ts_us: int | None) -> str:
     """Local time; with its date unless that is today."""
     if ts_us is None:
         return "-"
-    moment = datetime.fromtimestamp(ts_us // 1_000_000).astimezone()
+    try:
+        moment = datetime.fromtimestamp(ts_us // 1_000_000).astimezone()
+    except (ValueError, OverflowError, OSError):
+        return iso_moment(ts_us)  # of a clock that was set to nonsense
     today = moment.date() == datetime.now().astimezone().date()
     return moment.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from functools import reduce
+from operator import add
 from pathlib import Path
 
 import anyio
@@ -11,9 +13,10 @@ from tracestore import CallFilter, CallRow, TraceStore
 
 from .events import plural
 from .filters import add_filters, call_filter, chosen_file, positive
+from .money import sum_text
 from .output import add_format, write
 from .screen import make_console
-from .tables import CallSummary, calls_table, sum_text, summarise
+from .tables import CallSummary, calls_table, summarise
 
 ATTEMPTS_PER_CALL = 4
 """How many attempts are read for each call that is wanted; more than calls have, but for outages."""
@@ -51,7 +54,6 @@ def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:
         console.print(f"No such calls in {path}.", soft_wrap=True)
         return
     console.print(calls_table(calls))
-    unpriced = sum(call.nano_usd is None and call.last.usage is not None for call in calls)
     more = "; there may be more, see --limit" if len(calls) == limited else ""
-    total = sum_text(len(calls), unpriced, sum(call.nano_usd or 0 for call in calls))
+    total = sum_text(reduce(add, (call.sum for call in calls)))
     console.print(f"\n{plural(len(calls), 'call')}, {total}, from {path}{more}", style="dim")

@@ -31,5 +31,9 @@ async def generate_on(
 def result_of(turn: Turn) -> GenerateResult:
     """What a turn has brought that came to its end without an error."""
     return GenerateResult(
-        steps=tuple(turn.steps), messages=turn.messages, status=turn.status, total_cost=turn.cost
+        steps=tuple(turn.steps),
+        messages=turn.messages,
+        status=turn.status,
+        total_cost=turn.cost,
+        cost_sum=turn.cost_sum,
     )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from adapters import CanonicalRequest, TokenUsage
-from bus import CallboardError, Cost
+import msgspec
+
+from adapters import CanonicalRequest
+from bus import CallboardError
+from bus.cost_sum import CostSum
 from bus.usage import usd_of
 
 from ..call import CallOutcome
-from ..call_events import CallEnd, CallInfo
+from ..call_events import CallEnd, CallInfo, WorstCase, cost_sum, output_is_unknown
 from .chain import Middleware, Next
 
 
@@ -20,12 +23,14 @@ class BudgetExceededError(CallboardError):
 class Budget(Middleware):
     """Refuses calls once their sum has reached a limit, of money or of tokens.
 
-    Calls of every kind count, embeddings, images and videos too, and of those that failed or were cancelled what
-    is known. A call that is refused raises BudgetExceededError. Calls that are under way when the limit is reached
-    still end, so the sum may exceed it by as many as run at once; a video is counted when its end is seen. What
-    was answered without a call counts nothing.
+    Calls of every kind count, embeddings, images and videos too, with each of their attempts. Where nobody knows
+    what an attempt used, because it timed out, was cancelled or broke off before anything came, it counts as its
+    worst case: all that was sent, and as much output as it might have had. A call that is refused raises
+    BudgetExceededError. Calls that are under way when the limit is reached still end, so the sum may exceed it by
+    as many as run at once; a video is counted when its end is seen. What was answered without a call counts
+    nothing.
 
-    max_cost_usd: US dollars, of all calls; a call without a known price is refused nothing, but with
+    max_cost_usd: US dollars, of all calls; a call without a known price or worst case is refused nothing, but with
     `unpriced_ends` it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session:
     each session has the limits for itself; what belongs to none shares one.
     Raises ValueError without a limit.
@@ -55,22 +60,23 @@ class Budget(Middleware):
         self._check(self._of(call.session_id))
 
     def settle(self, call: CallInfo, end: CallEnd) -> None:
-        if end.usage is not None:
-            self._of(call.session_id).add(end.usage, end.cost)
+        spent = self._of(call.session_id)
+        for attempt in (*call.failed_before, end):
+            spent.add(attempt, call.worst_case if output_is_unknown(attempt) else None)
 
     def _of(self, session_id: str) -> _Spent:
         return self._spent.setdefault(session_id if self._per_session else "", _Spent())
 
     def _check(self, spent: _Spent) -> None:
         if self._max_nano_usd is not None:
-            if spent.nano_usd >= self._max_nano_usd:
+            if spent.sum.nano_usd >= self._max_nano_usd:
                 limit = usd_of(self._max_nano_usd)
                 raise BudgetExceededError(
-                    f"{spent.usd} of {limit} USD are spent; raise max_cost_usd, or reset() the Budget"
+                    f"{spent.sum.usd} of {limit} USD are spent; raise max_cost_usd, or reset() the Budget"
                 )
-            if self._unpriced_ends and spent.unpriced:
+            if self._unpriced_ends and spent.in_no_sum:
                 raise BudgetExceededError(
-                    f"{spent.unpriced} calls had no known price, so what is left is unknown; "
+                    f"{spent.in_no_sum} calls had no known price, so what is left is unknown; "
                     "add their prices, or allow it with unpriced_ends=False"
                 )
         if self._max_tokens is not None and spent.tokens >= self._max_tokens:
@@ -78,12 +84,16 @@ class Budget(Middleware):
                 f"{spent.tokens} of {self._max_tokens} tokens are used; raise max_tokens, or reset() the Budget"
             )
 
+    def spent(self, session_id: str = "") -> CostSum:
+        """What counts so far, and how far it can be trusted. session_id: of which, with `per_session`."""
+        return self._spent.get(session_id, _Spent()).sum
+
     def spent_usd(self, session_id: str = "") -> Decimal:
-        """The known costs so far, in US dollars. session_id: of which, with `per_session`."""
-        return self._spent.get(session_id, _Spent()).usd
+        """What counts so far, in US dollars. session_id: of which, with `per_session`."""
+        return self.spent(session_id).usd
 
     def spent_tokens(self, session_id: str = "") -> int:
-        """Input and output tokens so far. session_id: of which, with `per_session`."""
+        """Input and output tokens that count so far. session_id: of which, with `per_session`."""
         return self._spent.get(session_id, _Spent()).tokens
 
     def reset(self) -> None:
@@ -92,17 +102,17 @@ class Budget(Middleware):
 
 
 class _Spent:
+    """sum: of all attempts, unknown ones at their worst case. in_no_sum: those without even that."""
+
     def __init__(self) -> None:
-        self.nano_usd = 0
+        self.sum = CostSum()
         self.tokens = 0
-        self.unpriced = 0
+        self.in_no_sum = 0
 
-    def add(self, usage: TokenUsage, cost: Cost | None) -> None:
-        known = None if cost is None else cost.nano_usd
-        self.tokens += usage.total_tokens
-        self.nano_usd += known or 0
-        self.unpriced += known is None
-
-    @property
-    def usd(self) -> Decimal:
-        return usd_of(self.nano_usd)
+    def add(self, end: CallEnd, worst: WorstCase | None) -> None:
+        part = cost_sum(end)
+        usage, cost = (end.usage, end.cost) if worst is None else (worst.usage, worst.cost)
+        nano = cost.nano_usd if cost is not None else None
+        self.tokens += 0 if usage is None else usage.total_tokens
+        self.sum += msgspec.structs.replace(part, nano_usd=nano or 0)
+        self.in_no_sum += nano is None and bool(part.unpriced or part.unknown)

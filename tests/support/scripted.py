@@ -19,6 +19,7 @@ from adapters.scripted import Call, Reply
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.json_types import JsonObject
 
+USAGE = TokenUsage(10, 5)
 CAPABILITIES = AdapterCapabilities(
     supports_images=True,
     supports_tools=True,
@@ -37,7 +38,7 @@ class Say:
         calls: Sequence[tuple[str, JsonObject]] = (),
         fails: Exception | None = None,
         pause: Callable[[], Awaitable[object]] | None = None,
-        usage: TokenUsage = TokenUsage(10, 5),
+        usage: TokenUsage = USAGE,
     ) -> None:
         self.reply = Reply(
             text=fragments,

@@ -24,6 +24,7 @@ from .trace_making import DAY_US, T0, Maker, make_file_before
 
 pytestmark = pytest.mark.anyio
 
+ENDINGS = [("server_error", 503), ("server_error", None), ("network", None), ("cancelled", None), ("auth", 401)]
 MODELS = ("openai:gpt-5", "openai:gpt-5-mini", "other:thing")
 TABLES = [
     PriceTable([PriceRow(model="openai:*", input=rate * 1_000_000, output=rate * 2_000_000)], f"table {rate}")
@@ -90,7 +91,9 @@ def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> 
     request, model = f"req_{number}", MODELS[number % len(MODELS)]
     start = make.started(request, model, ts_us=moment)
     if which == "fail":
-        return [make.failed(request, model, ts_us=moment, usage=usage if number % 2 else None, cost=cost)]
+        error_class, status = ENDINGS[number % len(ENDINGS)]
+        about = {"error_class": error_class, "provider_status": status, "usage": usage if number % 2 else None}
+        return [make.failed(request, model, ts_us=moment, cost=cost, **about)]
     end = make.completed(request, model, ts_us=moment + DAY_US // 3, usage=usage, cost=cost)
     return {"start": [start], "end": [end], "both": [start, end]}[which]
 

@@ -231,15 +231,21 @@ async def test_a_repricing_in_a_file_of_an_earlier_version_is_resumed(
 
 
 def as_before_the_base(path: Path) -> None:
-    """Take back the migration of repricings with a base and what came after it, in a file that uses none of it."""
+    """Take back the migration of repricings with a base, in a file that has none, and those after it."""
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         for kind, name in file.execute(
             "SELECT type, name FROM sqlite_master WHERE name LIKE '%_to_reprice_%'"
         ).fetchall():
             file.execute(f"DROP {kind} {name}")
         file.execute("DROP INDEX reprice_run_by_base")
-        file.execute("ALTER TABLE reprice_run DROP COLUMN base")
-        file.execute("ALTER TABLE calls DROP COLUMN resent")
+        for column in ("base", "estimated", "unknown"):
+            file.execute(f"ALTER TABLE reprice_run DROP COLUMN {column}")
+        for sql in (
+            *("DROP INDEX calls_without_usage", "DROP INDEX calls_estimated"),
+            *("DROP TRIGGER summed_call_changes", "DROP TRIGGER summed_call_goes"),
+            *("ALTER TABLE call_sums DROP COLUMN unknown", "ALTER TABLE calls DROP COLUMN resent"),
+        ):
+            file.execute(sql)
         version = [name for name, _ in migrations.MIGRATIONS].index("repricing base")
         file.execute("DELETE FROM schema_history WHERE version > ?", (version,))
         file.execute(f"PRAGMA user_version = {version}")

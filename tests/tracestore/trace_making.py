@@ -35,6 +35,7 @@ class Maker:
         *,
         priced_as: str | None = None,
         operation: str = "chat",
+        estimated_input_tokens: int | None = None,
         **ids: object,
     ) -> Envelope:
         provider = model.partition(":")[0]
@@ -45,6 +46,7 @@ class Maker:
             streamed=True,
             priced_as=priced_as,
             operation=operation,
+            estimated_input_tokens=estimated_input_tokens,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
 
@@ -79,6 +81,7 @@ class Maker:
         attempt: int = 1,
         *,
         error_class: str = "server_error",
+        provider_status: int | None = 503,
         will_retry: bool = False,
         usage: TokenUsage | None = None,
         cost: Cost | None = None,
@@ -93,7 +96,7 @@ class Maker:
             will_retry=will_retry,
             retry_count=attempt - 1,
             delay_seconds=1.5 if will_retry else 0.0,
-            provider_status=503,
+            provider_status=provider_status,
             usage=usage,
             cost=cost,
             latency_ms=300,

@@ -23,7 +23,7 @@ import msgspec
 from bus.errors import ConfigurationError
 from bus.usage import Cost
 
-from ..moments import from_us
+from ..moments import iso_moment
 from ..queries import CallFilter, CallRow
 from ..store import TraceStore
 
@@ -54,7 +54,7 @@ def _own(name: str) -> Callable[[CallRow], Cell]:
 def _moment(name: str) -> Callable[[CallRow], Cell]:
     def read(row: CallRow) -> Cell:
         us: int | None = getattr(row, name)
-        return None if us is None else from_us(us).isoformat(timespec="microseconds")
+        return None if us is None else iso_moment(us)
 
     return read
 
