@@ -5,9 +5,12 @@
 
 FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
 itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
-it has. The gate, for each (host, family) with at least 10 samples: half of the errors are at most 10 %, and nine
-in ten at most 20 % or 50 tokens, whichever is more. It is measured on held-out halves, each by the rates fitted
-to the other, and on the rates that are shipped.
+it has. What text comes to is told by the vocabulary of its model; `fit_vocabularies.py`, which fits that, runs
+before this.
+
+The gate, for each (host, family) with at least 10 samples: half of the errors are at most 10 %, and nine in ten at
+most 20 % or 50 tokens, whichever is more. It is measured on held-out halves, each by the rates fitted to the
+other, and on the rates that are shipped.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import msgspec
-
-from adapters.estimate import count
+from adapters.estimate import count, numbers
 from adapters.estimate_rates import RateRow, TokenRates
+from adapters.vocabularies import vocabulary_of
+from benchmarks.rate_descent import Bounds, dot, solve
 from benchmarks.recorded_requests import Sample, read_samples
 
 ADAPTERS = {
@@ -71,8 +74,8 @@ NINE_IN_TEN = 0.20
 NINE_IN_TEN_TOKENS = 50
 
 _PRIOR = TokenRates()
-_SMALLEST = TokenRates(0, 0, 0, 0, 0, 0, 0.18, 0.15, 0, 0.2, 0.08, 0, 0, 0, 0, 0, 0, 0)
-_LARGEST = TokenRates(100, 12, 20, 800, 120, 25, 0.35, 0.5, 0.6, 0.6, 0.5, 0.5, 40, 40, 2000, 3, 2000, 5000)
+_SMALLEST = TokenRates(0, 0, 0, 0, 0, 0, 0.9, 0.6, 0.2, 0, 0, 0, 0, 0, 0, 0)
+_LARGEST = TokenRates(100, 12, 20, 800, 120, 25, 1.35, 2, 2, 0.5, 40, 40, 2000, 3, 2000, 5000)
 """Few samples are long: without bounds, small ones would decide what a long text comes to."""
 
 _PULL = 0.3
@@ -130,69 +133,21 @@ def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
 
 
 def _solve(samples: Sequence[Sample], prior: TokenRates) -> TokenRates:
-    """Rates between zero and the largest that are sensible, by coordinate descent on reweighted squares.
-
-    First the squares of relative errors, then nearly their absolute values, relative to the larger of count and
-    estimate: so one odd request moves little, however far it is off.
-    """
+    """The rates of some samples."""
     if not samples:
         return prior
-    rows = [[float(number) for number in count(s.messages, s.tools, s.system)] for s in samples]
-    wanted = [float(sample.tokens) for sample in samples]
-    found = [_descend(rows, wanted, msgspec.structs.astuple(prior), even) for even in (True, False)]
-    best = min(found, key=lambda rates: _loss(rates, rows, wanted))
-    return TokenRates(*(float(f"{rate:.3g}") for rate in best))
+    bounds = Bounds(numbers(prior), numbers(_SMALLEST), numbers(_LARGEST), _PULL)
+    return TokenRates(*solve([_counts(sample) for sample in samples], [float(s.tokens) for s in samples], bounds))
 
 
-def _loss(rates: Sequence[float], rows: Sequence[Sequence[float]], wanted: Sequence[float]) -> float:
-    estimates = [_dot(rates, row) for row in rows]
-    return sum(abs(is_ - want) / max(is_, want) for is_, want in zip(estimates, wanted, strict=True))
-
-
-def _descend(
-    rows: Sequence[Sequence[float]], wanted: Sequence[float], start: Sequence[float], even: bool
-) -> list[float]:
-    """One descent. even: it begins with absolute errors, so that the large requests draw it first."""
-    smallest: tuple[float, ...] = msgspec.structs.astuple(_SMALLEST)
-    largest: tuple[float, ...] = msgspec.structs.astuple(_LARGEST)
-    columns = list(zip(*rows, strict=True))
-    rates = list(start)
-    mean = statistics.fmean(wanted)
-    for step in range(60):
-        left = [want - _dot(rates, row) for want, row in zip(wanted, rows, strict=True)]
-        softness = 1.0 if step < 20 else 0.02
-        scales = [max(want, want - e) for e, want in zip(left, wanted, strict=True)]
-        if even and step == 0:
-            scales = [mean] * len(wanted)
-        weights = [1 / (scale * max(abs(e), softness * scale)) for e, scale in zip(left, scales, strict=True)]
-        for _ in range(100 if step == 0 else 10):
-            for place, column in enumerate(columns):
-                squares = sum(w * x * x for w, x in zip(weights, column, strict=True))
-                if not squares:
-                    continue
-                pull = _PULL * squares / len(rows)
-                towards = sum(w * x * e for w, x, e in zip(weights, column, left, strict=True))
-                best = (towards + squares * rates[place] + pull * start[place]) / (squares + pull)
-                best = min(max(best, smallest[place]), largest[place])
-                moved = best - rates[place]
-                if moved:
-                    left = [e - moved * x for e, x in zip(left, column, strict=True)]
-                    rates[place] = best
-    return rates
-
-
-def _dot(rates: Iterable[float], row: Sequence[float]) -> float:
-    return sum(rate * number for rate, number in zip(rates, row, strict=True))
+def _counts(sample: Sample) -> list[float]:
+    vocabulary = vocabulary_of(ADAPTERS[sample.protocol], sample.model)
+    return count(sample.messages, sample.tools, sample.system, vocabulary)
 
 
 def errors(samples: Sequence[Sample], rows: dict[tuple[str, str, str], RateRow]) -> list[Error]:
     """What the rates make of the samples."""
-    found = []
-    for sample in samples:
-        rates: tuple[float, ...] = msgspec.structs.astuple(rows[family(sample)].rates)
-        counts = count(sample.messages, sample.tools, sample.system)
-        found.append(Error(sample, _dot(rates, [float(number) for number in counts])))
-    return found
+    return [Error(sample, dot(numbers(rows[family(sample)].rates), _counts(sample))) for sample in samples]
 
 
 def held_out(samples: Sequence[Sample]) -> list[Error]:
@@ -234,9 +189,7 @@ def write(path: Path, rows: Iterable[RateRow]) -> None:
     lines = [f"{mark} benchmarks/fit_estimates.py; the first row that fits counts", "# fmt: off",
              "RATES: tuple[RateRow, ...] = ("]  # fmt: skip
     for row in rows:
-        rates = ", ".join(
-            f"{rate:.2g}" if rate < 1 else f"{rate:g}" for rate in msgspec.structs.astuple(row.rates)
-        )
+        rates = ", ".join(f"{rate:.2g}" if rate < 1 else f"{rate:g}" for rate in numbers(row.rates))
         where = f'"{row.protocol}", r"{row.host}", r"{row.model}", {row.samples}'
         lines += [f"    RateRow({where}, TokenRates(", f"        {rates}", "    )),"]
     path.write_text(head + "\n".join([*lines, ")", "# fmt: on", ""]), encoding="utf-8")

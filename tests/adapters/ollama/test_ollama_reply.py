@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.estimate import TokenRates, estimate_tokens
 from bus.content import ToolUseBlock
 from bus.errors import (
     AdapterError,
@@ -23,6 +24,8 @@ from bus.stream_events import ThinkingDelta, ToolUseEnd, ToolUseInputDelta, Tool
 from bus.usage import StopReason, UsageSource
 
 from .wire_lines import METRICS, ask, body, call, last, line, read, read_pieces, read_reply
+
+SHORTEST = estimate_tokens("Hi", TokenRates())
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_usage_as_reported() -> None:
     [
         ({"eval_count": 18}, UsageSource.ESTIMATED, 18),  # all of the prompt was cached, and older servers say 0
         ({"prompt_eval_count": 0, "eval_count": 18}, UsageSource.ESTIMATED, 18),
-        ({"prompt_eval_count": 11}, UsageSource.ESTIMATED, 1),
+        ({"prompt_eval_count": 11}, UsageSource.ESTIMATED, SHORTEST),
         ({"prompt_eval_count": None, "eval_count": True}, UsageSource.ESTIMATED, 1),
         ({}, UsageSource.ESTIMATED, 1),
     ],

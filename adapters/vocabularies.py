@@ -1,0 +1,58 @@
+"""Tokens of a text by the published vocabularies of tokenizers: about, from the traits of the text.
+
+Models of today rarely have a published tokenizer, but each resembles one that is. What a vocabulary makes of each
+trait is data (`vocabulary_rates`), fitted to text of many kinds that the real tokenizers had counted.
+"""
+
+from __future__ import annotations
+
+import re
+from operator import mul
+
+import msgspec
+
+from .text_traits import traits
+from .vocabulary_rates import VOCABULARIES
+
+_OF_MODELS: tuple[tuple[str, str], ...] = (
+    (r"claude", "claude"),
+    (r"gemini|gemma", "gemma"),
+    (r"llama-?4", "o200k"),  # not published by a registry; of the same size
+    (r"llama", "llama"),
+    (r"qwen|qwq|glm", "qwen"),
+    (r"deepseek", "deepseek"),
+    (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),
+    (r"gpt-3|gpt-4(?![.o])|text-embedding", "cl100k"),
+)
+"""What is in the names of models, and their vocabulary; the first that fits."""
+
+_OF_PROTOCOLS = {"anthropic": "claude", "gemini": "gemma"}
+_USUAL = "o200k"
+
+_NUMBERS: dict[str, tuple[float, ...]] = {
+    name: msgspec.structs.astuple(rates) for name, rates in VOCABULARIES.items()
+}
+
+_REMEMBERED = 8192
+_known: dict[tuple[str, int], float] = {}
+"""What texts came to, by their hash: a text isn't kept for it, and each is looked at once."""
+
+
+def vocabulary_of(protocol: str, model: str) -> str:
+    """The name of the vocabulary that is nearest to a model's. protocol: an adapter's type."""
+    for pattern, vocabulary in _OF_MODELS:
+        if re.search(pattern, model, re.IGNORECASE):
+            return vocabulary
+    return _OF_PROTOCOLS.get(protocol, _USUAL)
+
+
+def text_tokens(text: str, vocabulary: str) -> float:
+    """Tokens of a text, by a vocabulary of VOCABULARIES."""
+    key = (vocabulary, hash(text))
+    tokens = _known.get(key)
+    if tokens is None:
+        tokens = max(sum(map(mul, _NUMBERS[vocabulary], traits(text))), 0.0)
+        if len(_known) >= _REMEMBERED:
+            _known.clear()
+        _known[key] = tokens
+    return tokens

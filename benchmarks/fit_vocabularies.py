@@ -1,0 +1,102 @@
+"""Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
+
+    python benchmarks/fit_vocabularies.py            (judges what is shipped)
+    python benchmarks/fit_vocabularies.py --write    (writes adapters/vocabulary_rates.py)
+
+Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
+(`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
+changed, `fit_estimates.py` must be run, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import msgspec
+
+from adapters.text_traits import TextRates, traits
+from adapters.vocabularies import text_tokens
+from adapters.vocabulary_rates import VOCABULARIES
+from benchmarks.rate_descent import Bounds, solve
+from benchmarks.texts.counted import CountedText, counted_texts
+
+NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"}
+"""Traits of characters that come together, so that there are fewer tokens than characters."""
+
+PULL = 2.0
+"""How many texts the usual rates weigh as much as: what hardly any text has should stay usual."""
+
+SHIPPED = Path(__file__).resolve().parent.parent / "adapters" / "vocabulary_rates.py"
+
+
+def fitted_texts() -> list[CountedText]:
+    """What the rates are fitted to."""
+    return [counted for counted in counted_texts() if counted.seed % 2 == 0]
+
+
+def judged_texts() -> list[CountedText]:
+    """What they never saw."""
+    return [counted for counted in counted_texts() if counted.seed % 2]
+
+
+def fit(vocabulary: str, texts: Sequence[CountedText]) -> TextRates:
+    """The rates of a vocabulary."""
+    usual: tuple[float, ...] = msgspec.structs.astuple(TextRates())
+    smallest = [-1.0 if name in NEGATIVE else 0.0 for name in TextRates.__struct_fields__]
+    bounds = Bounds(usual, smallest, [8.0] * len(usual), PULL)
+    rows = [traits(counted.text) for counted in texts]
+    return TextRates(*solve(rows, [counted.tokens[vocabulary] for counted in texts], bounds))
+
+
+def errors(vocabulary: str, texts: Iterable[CountedText]) -> list[tuple[CountedText, float]]:
+    """How far the shipped estimate of each text is off, as a part of its count; above 0 where it is too high."""
+    return [(counted, text_tokens(counted.text, vocabulary) / counted.tokens[vocabulary] - 1) for counted in texts]
+
+
+def table() -> str:
+    """How far the shipped rates are off on texts that they were not fitted to, for each vocabulary and kind."""
+    lines = [f"{'kind':<20}" + "".join(f"{name:>12}" for name in VOCABULARIES)]
+    found = {name: errors(name, judged_texts()) for name in VOCABULARIES}
+    for kind in dict.fromkeys(counted.kind for counted in judged_texts()):
+        medians = (
+            statistics.median(off for counted, off in found[name] if counted.kind == kind) for name in VOCABULARIES
+        )
+        lines.append(f"{kind:<20}" + "".join(f"{median:>+12.1%}" for median in medians))
+    for title, place in (("median of all", 0.5), ("nine in ten", 0.9)):
+        sizes = (sorted(abs(off) for _, off in found[name]) for name in VOCABULARIES)
+        lines.append(f"{title:<20}" + "".join(f"{size[int(place * len(size))]:>12.1%}" for size in sizes))
+    return "\n".join(lines)
+
+
+def write(rates: dict[str, TextRates]) -> None:
+    """Replace the table in the module."""
+    head, mark, _ = SHIPPED.read_text(encoding="utf-8").partition("# -- written by")
+    lines = [f"{mark} benchmarks/fit_vocabularies.py", "# fmt: off", "VOCABULARIES: dict[str, TextRates] = {"]
+    for name, row in rates.items():
+        values = [f"{value:g}" for value in msgspec.structs.astuple(row)]
+        lines += [f'    "{name}": TextRates(']
+        lines += [f"        {', '.join(values[at : at + 15])}," for at in range(0, len(values), 15)]
+        lines += ["    ),"]
+    SHIPPED.write_text(head + "\n".join([*lines, "}", "# fmt: on", ""]), encoding="utf-8")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fit the vocabularies of the token estimator.")
+    parser.add_argument("--write", action="store_true", help="write adapters/vocabulary_rates.py")
+    if parser.parse_args().write:
+        texts = fitted_texts()
+        write({name: fit(name, texts) for name in texts[0].tokens})
+        print("written; run again to judge it")
+    else:
+        print(table())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Rates between given bounds that make sums of counts come out as they should."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Numbers = Sequence[float]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What rates may be.
+
+    start: where they begin, and what they are pulled to. pull: how many rows the start weighs as much as.
+    """
+
+    start: Numbers
+    smallest: Numbers
+    largest: Numbers
+    pull: float
+
+
+def solve(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds) -> list[float]:
+    """The better of two descents, to three digits."""
+    found = [_descend(rows, wanted, bounds, even) for even in (True, False)]
+    best = min(found, key=lambda rates: _loss(rates, rows, wanted))
+    return [float(f"{rate:.3g}") for rate in best]
+
+
+def dot(rates: Iterable[float], row: Iterable[float]) -> float:
+    """What the counts of a row come to."""
+    return sum(rate * number for rate, number in zip(rates, row, strict=True))
+
+
+def _loss(rates: Numbers, rows: Sequence[Numbers], wanted: Numbers) -> float:
+    estimates = [dot(rates, row) for row in rows]
+    return sum(abs(is_ - want) / max(is_, want) for is_, want in zip(estimates, wanted, strict=True))
+
+
+def _descend(rows: Sequence[Numbers], wanted: Numbers, bounds: Bounds, even: bool) -> list[float]:
+    """Coordinate descent on reweighted squares.
+
+    First of relative errors, then nearly their absolute values, relative to the larger of count and estimate: so
+    one odd row moves little, however far it is off. even: it begins with absolute errors, so that the large rows
+    draw it first.
+    """
+    columns = list(zip(*rows, strict=True))
+    rates = list(bounds.start)
+    mean = statistics.fmean(wanted)
+    for step in range(60):
+        left = [want - dot(rates, row) for want, row in zip(wanted, rows, strict=True)]
+        softness = 1.0 if step < 20 else 0.02
+        scales = [max(want, want - e) for e, want in zip(left, wanted, strict=True)]
+        if even and step == 0:
+            scales = [mean] * len(wanted)
+        weights = [1 / (scale * max(abs(e), softness * scale)) for e, scale in zip(left, scales, strict=True)]
+        for _ in range(100 if step == 0 else 10):
+            _sweep(rates, columns, left, weights, bounds)
+    return rates
+
+
+def _sweep(
+    rates: list[float], columns: Sequence[Numbers], left: list[float], weights: Numbers, bounds: Bounds
+) -> None:
+    """Each rate is moved to its best place, the others being what they are."""
+    for place, column in enumerate(columns):
+        squares = sum(w * x * x for w, x in zip(weights, column, strict=True))
+        if not squares:
+            continue
+        pull = bounds.pull * squares / len(left)
+        towards = sum(w * x * e for w, x, e in zip(weights, column, left, strict=True))
+        best = (towards + squares * rates[place] + pull * bounds.start[place]) / (squares + pull)
+        best = min(max(best, bounds.smallest[place]), bounds.largest[place])
+        moved = best - rates[place]
+        if moved:
+            left[:] = [e - moved * x for e, x in zip(left, column, strict=True)]
+            rates[place] = best
