@@ -33,6 +33,7 @@ import msgspec
 
 from bus.errors import AdapterError, ConfigurationError, StreamError
 from bus.json_types import Json, JsonObject
+from bus.private_file import write_private
 
 from .json_differences import differences
 from .transport import HttpReply, HttpRequest, Transport
@@ -114,12 +115,13 @@ def load_cassette(path: str | Path) -> Cassette:
 
 
 def save_cassette(path: str | Path, cassette: Cassette) -> None:
-    """Write a cassette, whole or not at all, in place of any that was there. Raises OSError."""
+    """Write a cassette, whole or not at all, in place of any that was there. Its owner alone can read it.
+
+    Raises OSError.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".tmp")
-    unfinished.write_bytes(msgspec.json.format(msgspec.json.encode(cassette), indent=1) + b"\n")
-    unfinished.replace(path)
+    write_private(path, msgspec.json.format(msgspec.json.encode(cassette), indent=1) + b"\n")
 
 
 class RecordingTransport:

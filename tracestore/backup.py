@@ -14,8 +14,9 @@ from pathlib import Path
 import anyio.to_thread
 
 from bus.errors import StoreError
+from bus.private_file import UnfinishedFile
 
-from .files import refuse_missing, remove_quietly
+from .files import refuse_missing
 from .sqlite.snapshot import copy_snapshot
 
 _PAGES_AT_ONCE = 1000
@@ -41,18 +42,11 @@ def _copy(source: Path, target: Path, told: Callable[[int, int], object]) -> Non
     refuse_missing(source)
     if os.path.lexists(target):
         raise StoreError(f"{target} is there already; a backup overwrites nothing, give another path")
-    # Under its own name only when it is whole.
-    part = target.with_name(f"{target.name}.part")
+    unfinished = UnfinishedFile(target)
     try:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise StoreError(f"{part} is there: is another backup running? If not, delete it") from None
-    try:
-        copy_snapshot(source, part, _PAGES_AT_ONCE, told)
-        os.fsync(descriptor)
+        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told)
         if os.path.lexists(target):
             raise StoreError(f"{target} has appeared meanwhile; give another path")
-        os.rename(part, target)
+        unfinished.keep()
     finally:
-        os.close(descriptor)
-        remove_quietly(part)
+        unfinished.drop()

@@ -6,6 +6,9 @@ from datetime import UTC, date, datetime, timedelta
 
 US_PER_DAY = 86_400_000_000
 
+_YEARS_PER_CYCLE = 400
+_DAYS_PER_CYCLE = 146_097
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CYCLE_DAYS = 146_097
 """Of 400 years, after which the calendar repeats itself."""

@@ -20,6 +20,7 @@ from adapters.contract import AttemptObserver, CallWarning, RateLimitInfo, Retry
 from adapters.data_url import media_bytes
 from bus.content import ImageBlock
 from bus.json_types import Json
+from bus.private_file import write_private
 from bus.usage import TokenUsage
 
 ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composite"]
@@ -127,13 +128,14 @@ class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
     revised_prompt: str | None = None
 
     def save(self, path: str | Path) -> Path:
-        """Write the bytes to a file, in place of any that was there. Raises ValueError if there is only a URL;
-        OSError.
+        """Write the bytes to a file, in place of any that was there. Its owner alone can read it.
+
+        Raises ValueError if there is only a URL; OSError, also if there is a symbolic link.
         """
         if self.data is None:
             raise ValueError(f"the provider gave an address, and no bytes: {self.url}")
         target = Path(path)
-        target.write_bytes(self.data)
+        write_private(target, self.data)
         return target
 
     def block(self) -> ImageBlock:

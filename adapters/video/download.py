@@ -12,7 +12,6 @@ in order.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -24,6 +23,7 @@ from anyio import to_thread
 from adapters.contract import RetryPolicy
 from adapters.retry import backoff_delay
 from bus.errors import AdapterError, StreamError
+from bus.private_file import UnfinishedFile
 
 from .contract import VideoAdapter, VideoContent, VideoJob, VideoVariant
 from .mp4 import is_whole_mp4
@@ -71,26 +71,19 @@ async def download_video_to(
 ) -> Path:
     """The whole of it as a file, which appears at `path` when it is whole, in place of any that was there.
 
+    Its owner alone can read it.
     Otherwise as `download_video`. Raises AdapterError, or OSError from the file system; then there is nothing new
     at `path`, nor beside it.
     """
     target = Path(path)
-    part = target.with_name(f".{target.name}.{os.getpid()}-{int(random() * 1e9)}.part")
-    file = await to_thread.run_sync(lambda: part.open("xb+"))
+    unfinished = await to_thread.run_sync(UnfinishedFile, target)
     try:
-        with file:
-            await _Download(adapter, job, variant, file, random, policy, on_progress).run()
-            await to_thread.run_sync(_flush, file)
-        await to_thread.run_sync(os.replace, part, target)
+        await _Download(adapter, job, variant, unfinished.file, random, policy, on_progress).run()
+        await to_thread.run_sync(unfinished.keep)
     except BaseException:
-        part.unlink(missing_ok=True)
+        unfinished.drop()
         raise
     return target
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 class _Download:

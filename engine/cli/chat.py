@@ -21,6 +21,7 @@ from bus import CallboardError, ConfigurationError
 from engine import Engine, ModelRegistry, Session, TurnStream, load_registry
 
 from .events import plural, seconds
+from .harmless import note, say
 from .money import cost_text, usd
 from .places import command_name
 from .replies import ReplyWriter
@@ -165,7 +166,7 @@ class Chat:
             return input("\nyou> " if self._at_terminal else "")
         except (EOFError, KeyboardInterrupt):
             if self._at_terminal:
-                print()
+                say()
             return None
 
     def _command(self, name: str = "", argument: str = "") -> None:
@@ -238,7 +239,7 @@ class Chat:
         if self._at_terminal:
             self._screen.console.print(text, style="dim")
         else:
-            print(text, file=sys.stderr, flush=True)
+            note(text)
 
 
 @contextlib.contextmanager

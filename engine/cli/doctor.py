@@ -18,7 +18,8 @@ from engine.health import check_store, report_of, unreadable
 from tracestore import TraceStore
 from tracestore.sqlite.library import sqlite_version
 
-from .harmless import harmless
+from .harmless import one_line, write_json
+from .output import json_text
 from .places import TRACE_NAME
 from .screen import folded, make_console
 
@@ -63,11 +64,11 @@ def run(arguments: argparse.Namespace) -> int:
     places = {"configuration": str(models or home_folder() / "models.yaml"), "trace": str(trace)}
     findings = Findings(report.ok, readable, versions(), places, report.checks)
     if console is None:
-        sys.stdout.write(msgspec.json.format(msgspec.json.encode(findings)).decode() + "\n")
+        write_json(msgspec.json.format(json_text(findings)))
     else:
         terminal = console.is_terminal
         for line, style in lines_of(findings, signs=("✓", "✗") if terminal else ("ok", "FAIL")):
-            text = folded(harmless(line), sys.stdout, indent=_NAME_WIDTH + 3)
+            text = folded(one_line(line), sys.stdout, indent=_NAME_WIDTH + 3)
             console.print(text, style=style, soft_wrap=True)
     if not readable:
         return UNREADABLE

@@ -19,7 +19,9 @@ from bus.json_types import Json, JsonObject
 from engine import EmbeddingResult, Engine, load_registry
 
 from .events import plural
+from .harmless import note, write_json
 from .money import cost_text
+from .output import json_text
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     write(result.vectors)
     for warning in result.warnings:
-        print(f"{warning.code}: {warning.message}", file=sys.stderr)
+        note(f"{warning.code}: {warning.message}")
     what = f"{plural(len(texts), 'text')}, {result.dimensions} dimensions, {result.model}"
-    print(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}", file=sys.stderr)
+    note(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}")
     return 0
 
 
@@ -108,7 +110,7 @@ def _write(
             outcome = {"error": (failures or {})[at]}
         else:
             outcome = {"embedding": _base64(vector) if as_base64 else list(vector)}
-        sys.stdout.write(msgspec.json.encode({**record, **outcome}).decode() + "\n")
+        write_json(json_text({**record, **outcome}))
 
 
 def _base64(vector: Vector) -> str:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
+from codecs import getincrementaldecoder
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
 
 import anyio
 
@@ -15,6 +19,10 @@ from tracestore.export import FORMATS, Format, export_calls
 
 from .events import plural
 from .filters import add_filters, call_filter, chosen_file
+from .harmless import harmless, harmless_json, note
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 STDOUT = "-"
 
@@ -44,12 +52,36 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise CallboardError(f"{arguments.path}: {error.strerror or error}") from error
     if arguments.path != STDOUT:
-        print(f"{plural(rows, 'row')} written to {arguments.path}", file=sys.stderr)
+        note(f"{plural(rows, 'row')} written to {arguments.path}")
     return 0
 
 
+def _stdout(format: Format) -> IO[bytes]:
+    """Raises ConfigurationError for a terminal that would be sent what is no text."""
+    if not sys.stdout.isatty():
+        return sys.stdout.buffer
+    if format == "parquet":
+        raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
+    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else harmless))
+
+
+class _Terminal(io.RawIOBase):
+    """Shows UTF-8 to a person. clean: takes out what could steer the terminal."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        sys.stdout.write(self._clean(self._decoder.decode(bytes(data))))
+        return memoryview(data).nbytes
+
+
 async def _export(source: Path, path: str, format: Format, where: CallFilter, under: str | None) -> int:
-    target = sys.stdout.buffer if path == STDOUT else Path(path)
+    target = _stdout(format) if path == STDOUT else Path(path)
     async with TraceStore.open_readonly(source) as store:
         if under is not None:
             known = [table.version for table in await store.price_tables()]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from .harmless import one_line
+
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.table import Table
@@ -47,10 +49,11 @@ class FittingTable:
         folds: bool = False,
         may_go: int = 0,
     ) -> None:
-        self._columns.append(Column(heading, footer, justify == "right", folds, may_go))
+        self._columns.append(Column(one_line(heading), one_line(footer), justify == "right", folds, may_go))
 
-    def add_row(self, *cells: str) -> None:
-        self._rows.append(cells)
+    def add_row(self, *cells: str | Sequence[str]) -> None:
+        """cells: one line each, or several lines."""
+        self._rows.append(tuple(_cell(cell) for cell in cells))
 
     def shown_in(self, width: int) -> list[int]:
         """Which columns there is room for, by their places."""
@@ -105,3 +108,7 @@ class FittingTable:
         for row in self._rows:
             table.add_row(*(row[place] for place in chosen))
         return table
+
+
+def _cell(said: str | Sequence[str]) -> str:
+    return one_line(said) if isinstance(said, str) else "\n".join(map(one_line, said))

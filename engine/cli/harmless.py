@@ -1,4 +1,4 @@
-"""Foreign text without what could steer a terminal or turn a line's order around.
+"""How a command writes: foreign text without what could steer a terminal or turn a line's order around.
 
 Names, tags, errors, file names and what a model says come from elsewhere. Left out are control characters other
 than line feed and tab, and the invisible characters that change the direction of text, break its lines or hide in
@@ -7,6 +7,8 @@ U+FFFD.
 """
 
 from __future__ import annotations
+
+import sys
 
 _CONTROLS = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -43,3 +45,18 @@ def one_line(text: str) -> str:
 def harmless_json(text: str) -> str:
     """JSON that means the same, with escapes in place of the characters that `harmless` leaves out."""
     return text.translate(_ESCAPED)
+
+
+def say(text: str = "") -> None:
+    """Write one line to stdout."""
+    print(one_line(text), flush=True)
+
+
+def note(text: str = "") -> None:
+    """Write one line to stderr, beside what was asked for."""
+    print(one_line(text), file=sys.stderr, flush=True)
+
+
+def write_json(text: str) -> None:
+    """Write JSON to stdout, and end its line."""
+    sys.stdout.write(harmless_json(text) + "\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import mimetypes
-import sys
 from pathlib import Path
 
 import anyio
@@ -13,6 +12,7 @@ from bus import CallboardError
 from engine import Engine, ImageResult, load_registry
 from engine.media.images import ImageArguments
 
+from .harmless import note, say
 from .money import cost_text
 
 
@@ -64,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise CallboardError(str(error)) from error
     for warning in result.warnings:
-        print(f"{warning.code}: {warning.message}", file=sys.stderr)
+        note(f"{warning.code}: {warning.message}")
     what = f"{len(result.images)} of {result.operation}, {result.model}"
-    print(f"{what}: {cost_text(result.cost)}", file=sys.stderr)
+    note(f"{what}: {cost_text(result.cost)}")
     return 0
 
 
@@ -86,10 +86,10 @@ def _write(result: ImageResult, output: Path) -> None:
     for number, image in enumerate(result.images, 1):
         path = output if len(result.images) == 1 else output.with_stem(f"{output.stem}-{number}")
         if image.data is None:
-            print(image.url)
+            say(image.url or "")
             continue
         image.save(path)
         kind = mimetypes.guess_type(path.name)[0]
         other = "" if kind in (None, image.media_type) else f", which is {image.media_type}"
         size = "" if image.width is None else f", {image.width}x{image.height}"
-        print(f"Written: {path}{size}{other}", file=sys.stderr)
+        note(f"Written: {path}{size}{other}")

@@ -6,21 +6,15 @@ While a screen is being drawn the lines go to it instead, so that none lands in 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from .harmless import one_line
+from .harmless import note
 
 Sink: TypeAlias = Callable[[str], None]
 
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-_sinks: list[Sink] = [_to_stderr]
+_sinks: list[Sink] = [note]
 
 
 def configure() -> None:
@@ -46,6 +40,6 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = f"{record.levelname.lower()}: {record.name.removeprefix('callboard.')}: {record.getMessage()}"
-            _sinks[-1](one_line(text))
+            _sinks[-1](text)
         except Exception:  # a closed stderr, or arguments that don't fit; the command goes on
             self.handleError(record)

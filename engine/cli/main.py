@@ -7,12 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from bus import CallboardError, ConfigurationError
 
+from .harmless import harmless, note, say
 from .logs import configure as configure_logs
 from .screen import complain
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 FAILED = 1
 BADLY_CONFIGURED = 2
@@ -70,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return PIPE_CLOSED
     except KeyboardInterrupt:
         if sys.stderr.isatty():
-            print(file=sys.stderr)  # after the terminal's own ^C
+            note()  # after the terminal's own ^C
         return INTERRUPTED
 
 
@@ -87,7 +91,7 @@ def _needed(words: Sequence[str]) -> Iterable[str]:
 
 def build_parser(names: Iterable[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
     """The parser of these commands; each adds its own."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = _Parser(
         prog="callboard",
         description="Callboard: sessions over any model, every call an event, every cost a query.",
         epilog="Begin with `callboard demo`: it needs no key. `callboard COMMAND --help` says more of each. "
@@ -110,11 +114,18 @@ def build_parser(names: Iterable[str] = tuple(COMMANDS)) -> argparse.ArgumentPar
     return parser
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its messages quote what was typed, or pasted."""
+
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
+        super()._print_message(harmless(message), file)
+
+
 class _Version(argparse.Action):
     """As argparse's own, but the version is looked up only when it is asked for: that takes 15 ms of imports."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        print(f"callboard {installed_version()}")
+        say(f"callboard {installed_version()}")
         parser.exit()
 
 

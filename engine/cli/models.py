@@ -22,7 +22,6 @@ from tracestore.price_home import price_table
 from ..nearest import nearest
 from .events import plural
 from .fitting import FittingTable
-from .harmless import harmless
 from .output import add_format, write
 from .screen import make_console
 
@@ -204,14 +203,14 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
     table.add_column("", folds=True)
     for line in lines:
         table.add_row(
-            harmless(line.id),
+            line.id,
             _count(line.context_window),
             _count(line.max_output),
             _dollars(line.input_cost_per_million),
             _dollars(line.output_cost_per_million),
             ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-"),
-            harmless(", ".join(line.aliases)),
-            harmless(_standing(line)),
+            ", ".join(line.aliases),
+            _standing(line),
         )
     console.print(table)
     console.print(
@@ -223,7 +222,7 @@ def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
 def _show(line: Line) -> None:
     console = make_console()
     title = f"{line.id} ({line.display_name})" if line.display_name else line.id
-    console.print(harmless(title), style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
     can = _abilities(line)
     unknown = _unsaid(line)
     facts = {
@@ -238,7 +237,7 @@ def _show(line: Line) -> None:
     }
     for name, fact in facts.items():
         if fact:
-            console.print(f"  {name:<12}{harmless(fact)}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {name:<12}{fact}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _abilities(line: Line) -> list[str]:

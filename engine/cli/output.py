@@ -2,6 +2,7 @@
 
 Amounts are integer nano-USD, as everywhere. In CSV, which people open in a spreadsheet, each comes in USD as well,
 as an exact decimal; what is nested is one column per field (``usage.input_tokens``), and what is missing is empty.
+Characters that could steer a terminal are escaped in JSON, and left out of CSV, which has no escapes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from adapters.surrogates import mend_json, mend_json_value
+
+from .harmless import harmless, write_json
 
 Format: TypeAlias = Literal["table", "json", "csv"]
 _NANO = "nano_usd"
@@ -33,31 +38,41 @@ def write(form: Format, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struc
     """Structs of one kind, on stdout. Every field is there in every row of CSV, also where there are no rows."""
     if form == "json":
         for row in rows:
-            sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+            write_json(json_text(row))
     else:
-        write_csv(_flat_fields(kind), (flat(msgspec.to_builtins(row)) for row in rows))
+        write_csv(_flat_fields(kind), (flat(msgspec.json.decode(json_text(row))) for row in rows))
 
 
 def write_records(form: Format, columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
     """Flat or nested records of the same fields, on stdout. columns: of the CSV; a nested one is ``a.b``."""
     if form == "json":
         for record in records:
-            sys.stdout.write(msgspec.json.encode(record).decode() + "\n")
+            write_json(json_text(record))
     else:
         write_csv(columns, (flat(record) for record in records))
 
 
+def json_text(value: object) -> str:
+    """A value as JSON. Halves of surrogate pairs, as in a provider's own words, become U+FFFD."""
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        encoded = msgspec.json.encode(mend_json_value(msgspec.to_builtins(value)))
+    return mend_json(encoded).decode()
+
+
 def write_csv(columns: Sequence[str], records: Iterable[Mapping[str, Any]]) -> None:
     head = [name for column in columns for name in _with_usd(column)]
-    out = csv.DictWriter(sys.stdout, head, restval="", extrasaction="ignore", lineterminator="\n")
-    out.writeheader()
+    out = csv.writer(sys.stdout, lineterminator="\n")
+    out.writerow([_cell(name) for name in head])
     for record in records:
         usd = {
             column.replace(_NANO, "usd"): f"{Decimal(record[column]).scaleb(-9):f}"
             for column in columns
             if column.endswith(_NANO) and record.get(column) is not None
         }
-        out.writerow({name: _cell(value) for name, value in (dict(record) | usd).items()})
+        values = {**record, **usd}
+        out.writerow([_cell(values.get(name, "")) for name in head])
 
 
 def flat(record: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -78,9 +93,10 @@ _AS_JSON = ("tags", "routing", "raw")
 
 def _cell(value: object) -> object:
     # A cell that begins like a formula is one to a spreadsheet; an apostrophe makes it text.
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}" if not _is_number(value) else value
-    return value
+    if not isinstance(value, str):
+        return value
+    text = harmless(value)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") and not _is_number(text) else text
 
 
 def _is_number(text: str) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import tempfile
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 from bus import SYSTEM_CLOCK, ConfigurationError
+from bus.private_file import write_private
 from bus.usage import TokenUsage
 from engine.config import home_folder, load_registry
 from engine.published_prices import published_name
@@ -156,7 +155,7 @@ def run_update(arguments: argparse.Namespace) -> int:
         console.print("Nothing was changed.", style="dim")
         return 0
     home.mkdir(parents=True, exist_ok=True)
-    _replace(path, price_snapshot.encode(snapshot))
+    write_private(path, price_snapshot.encode(snapshot))
     console.print(f"Published prices are now {after.label} ({after.version}), in {path}", soft_wrap=True)
     return 0
 
@@ -193,20 +192,6 @@ def _by_model(table: PriceTable) -> dict[str, list[PriceRow]]:
     for row in table.rows:
         groups.setdefault(row.model, []).append(row)
     return groups
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """The new file is there whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _table(arguments: argparse.Namespace) -> PriceTable:

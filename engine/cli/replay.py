@@ -9,13 +9,14 @@ from pathlib import Path
 
 import anyio
 
+from adapters.surrogates import mend_json
 from bus import Bus, ConfigurationError, Envelope, Lossless
 from tracestore import StoredEvents, TraceStore
 from tracestore.codec import encode_line
 
 from .events import describe, plural
 from .filters import chosen_file, moment
-from .harmless import harmless
+from .harmless import say, write_json
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,18 +103,19 @@ class _Lines:
         self._count += 1
         since = max(0, envelope.ts_us - self._first_us) // 1000
         line = f"{since // 1000:>6}.{since % 1000:03d}  {envelope.topic:<25} {describe(envelope)}"
-        print(harmless(line).rstrip(), flush=True)  # each when it comes, for whoever watches a paced replay
+        say(line.rstrip())  # each when it comes, for whoever watches a paced replay
 
     def end(self) -> None:
         said = plural(self._count, "event") if self._count else "No such events"
-        print(f"\n{said}, from {self._path}")
+        say()
+        say(f"{said}, from {self._path}")
 
 
 class _JsonLines:
     """For programs: envelopes whole."""
 
     def show(self, envelope: Envelope) -> None:
-        sys.stdout.write(encode_line(envelope).decode())
+        write_json(mend_json(encode_line(envelope)).decode().rstrip("\n"))
         sys.stdout.flush()
 
     def end(self) -> None:

@@ -14,11 +14,13 @@ import anyio
 import msgspec
 
 from bus import ConfigurationError, StoreError
+from bus.private_file import write_private
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.repricing import OnProgress
 
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
+from .harmless import note
 from .money import usd
 from .output import add_format, write, write_records
 from .places import command_name, short
@@ -76,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     path = chosen_file(arguments)
     if arguments.use is not None:
-        return _use(path, arguments.use)
+        return _use(path, arguments)
     if arguments.undo:
-        return _undo(path)
+        return _undo(path, arguments)
     if arguments.history:
         return _history(path, arguments)
     if arguments.html is not None:
@@ -89,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not _only_looks(arguments):
             command = f"{command_name()} reprice --resume --db {short(path)}"
-            print(f"\ncallboard: interrupted; nothing has changed yet. To go on: {command}", file=sys.stderr)
+            note()
+            note(f"callboard: interrupted; nothing has changed yet. To go on: {command}")
         return INTERRUPTED
     if arguments.format == "table":
         show(report, path, arguments.by)
@@ -143,7 +146,7 @@ def _write_page(
     chosen = "all calls" if where == CallFilter() else f"only {_in_words(where)}"
     text = page(report, table, Origin(before, chosen, path.name, datetime.now(UTC)))
     try:
-        file.write_text(text, encoding="utf-8")
+        write_private(file, text.encode("utf-8", "replace"))
     except OSError as error:
         raise ConfigurationError(f"{file}: {error.strerror or error}") from error
     if arguments.format == "table":
@@ -236,7 +239,7 @@ def show(report: RepriceReport, path: Path, by: By = "model") -> None:
         console.print(f"To go back: {command}", style="dim", soft_wrap=True)
 
 
-def _undo(path: Path) -> int:
+def _undo(path: Path, arguments: argparse.Namespace) -> int:
     async def undo() -> RepriceRun:
         async with _open(path, readonly=False) as store:
             return await store.undo_reprice()
@@ -244,10 +247,8 @@ def _undo(path: Path) -> int:
     run = anyio.run(undo)
     before = run.replaced[0] if run.replaced else None
     now = f"under price version {before}" if before else "at call time"
-    make_console().print(
-        f"Undone: repricing {run.id} ({run.label or run.version}). The current costs are those {now} again.",
-        soft_wrap=True,
-    )
+    name = run.label or run.version
+    _tell(f"Undone: repricing {run.id} ({name}). The current costs are those {now} again.", arguments)
     return 0
 
 
@@ -291,11 +292,20 @@ def _title(report: RepriceReport) -> str:
     return f"As if on {report.as_model}, under {prices}" if report.as_model else f"Under {prices}"
 
 
-def _use(path: Path, version: str) -> int:
+def _use(path: Path, arguments: argparse.Namespace) -> int:
+    version: str = arguments.use
     anyio.run(_use_prices, path, None if version == AT_CALL_TIME else version)
     named = "at call time" if version == AT_CALL_TIME else f"under price version {version}"
-    make_console().print(f"The current costs are those {named} again.", soft_wrap=True)
+    _tell(f"The current costs are those {named} again.", arguments)
     return 0
+
+
+def _tell(what: str, arguments: argparse.Namespace) -> None:
+    """What was done: to whoever reads, and beside the rows that a program asked for."""
+    if arguments.format == "table":
+        make_console().print(what, soft_wrap=True)
+    else:
+        note(what)
 
 
 async def _use_prices(path: Path, version: str | None) -> None:

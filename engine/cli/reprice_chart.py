@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from .harmless import one_line
 from .money import exact, rounded
 from .reprice_lines import Line
 
@@ -37,13 +38,13 @@ def columns(rows: Sequence[Line]) -> str:
         return ""
     step = tick_step(highest)
     field = "".join(
-        f'<div class="day" title="{escape(_told(row))}">'
+        f'<div class="day" title="{escaped(_told(row))}">'
         f'<div class="before" style="height:{_part(row.before, highest)}"></div>'
         f'<div class="after" style="height:{_part(row.after, highest)}"></div></div>'
         for row in rows
     )
     shown = [rows[0], rows[len(rows) // 2], rows[-1]] if len(rows) > 2 else rows
-    across = "".join(f"<span>{escape(row.name)}</span>" for row in shown)
+    across = "".join(f"<span>{escaped(row.name)}</span>" for row in shown)
     amounts = range(0, highest + 1, step)
     ticks = "".join(f'<span style="bottom:{_part(amount, highest)}">{exact(amount)}</span>' for amount in amounts)
     widest = max((exact(amount) for amount in amounts), key=len)  # holds the room for all of them
@@ -52,6 +53,11 @@ def columns(rows: Sequence[Line]) -> str:
         f'<div class="field">{field}</div><div class="across">{across}</div></div>'
     )
     return _figure([_caption(), inside], "Columns: US dollars before and after, by day", _part(step, highest))
+
+
+def escaped(text: str) -> str:
+    """Foreign text for a page: no markup of it, and nothing that turns its order around."""
+    return escape(one_line(text))
 
 
 def tick_step(longest: int) -> int:
@@ -76,7 +82,7 @@ def _row(row: Line, longest: int) -> str:
     ):
         said = "unpriced" if row.calls and unpriced == row.calls else rounded(amount)
         pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{said}</b></div>')
-    return f'<div class="row"><span>{escape(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
+    return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
 
 
 def _told(row: Line) -> str:

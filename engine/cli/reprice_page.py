@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from html import escape
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from tracestore import PriceTable, RepriceReport
 
 from .events import plural
 from .money import beside, exact, percent, places, rounded
-from .reprice_chart import bars, columns
+from .reprice_chart import bars, columns, escaped
 from .reprice_lines import Line, lines, total
 
 _SESSIONS = 50
@@ -50,7 +49,7 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
     if report.as_model:
         title = f"Model costs as if on {report.as_model}, under {report.label or report.version}"
     parts = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{escaped(title)}</h1>",
         _facts(report, days, origin),
         _totals(everything),
         _unpriced(report),
@@ -66,7 +65,7 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
     parts += ["<h2>Where the prices come from</h2>", _sources(report, table)]
     made = origin.now.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     parts.append(
-        f"<footer>Made {made} by Callboard from {escape(origin.source)}. All amounts are in US dollars; "
+        f"<footer>Made {made} by Callboard from {escaped(origin.source)}. All amounts are in US dollars; "
         "those in the tables are exact.</footer>"
     )
     return _document(title, "\n".join(part for part in parts if part))
@@ -75,7 +74,7 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
 def _document(title: str, body: str) -> str:
     style = Path(__file__).with_name("reprice_page.css").read_text(encoding="utf-8")
     return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>\n'
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         f"<style>\n{style}</style></head><body>\n{body}\n</body></html>\n"
@@ -91,7 +90,7 @@ def _facts(report: RepriceReport, days: Sequence[Line], origin: Origin) -> str:
         ("After", f"as if {report.as_model} had served all of them, under {after}" if report.as_model else after),
         ("State", "A trial: nothing was changed." if report.dry_run else "These are the current costs now."),
     )
-    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escape(said)}</dd>' for name, said in facts)}</dl>"
+    return f"<dl>{''.join(f'<dt>{name}</dt><dd>{escaped(said)}</dd>' for name, said in facts)}</dl>"
 
 
 def _period(days: Sequence[Line]) -> str:
@@ -161,7 +160,7 @@ def _unpriced(report: RepriceReport) -> str:
     )
     notes = [
         f"Unpriced {when}: {plural(calls, 'call')}, "
-        f"of {', '.join(f'{escape(name)} ({count:,})' for name, count in by_model if count)}."
+        f"of {', '.join(f'{escaped(name)} ({count:,})' for name, count in by_model if count)}."
         for when, calls, by_model in sides
         if calls
     ]
@@ -194,14 +193,14 @@ def _row(line: Line, cell: str, digits: int) -> str:
         f'<{cell} data-label="{label}">{value}</{cell}>' if value else f"<{cell}></{cell}>"
         for label, value in zip(_HEADINGS, values, strict=True)
     )
-    return f"<tr><{cell}>{escape(line.name)}</{cell}>{cells}</tr>"
+    return f"<tr><{cell}>{escaped(line.name)}</{cell}>{cells}</tr>"
 
 
 def _sources(report: RepriceReport, table: PriceTable) -> str:
     notes = sorted({row.note for row in table.rows if row.note})
-    listed = "".join(f"<li>{escape(note)}</li>" for note in notes[:_NOTES])
+    listed = "".join(f"<li>{escaped(note)}</li>" for note in notes[:_NOTES])
     more = f"<li>and {len(notes) - _NOTES:,} more notes</li>" if len(notes) > _NOTES else ""
-    label = escape(report.label or "Prices")
+    label = escaped(report.label or "Prices")
     return (
         f"<p>{label}, version <code>{report.version}</code>: {plural(len(table), 'price row')}. "
         "A version is the hash of its rows, so the same version always means the same prices."

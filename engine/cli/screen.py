@@ -20,7 +20,7 @@ import anyio
 
 from bus import ConfigurationError
 
-from .harmless import harmless
+from .harmless import harmless, note, one_line
 from .logs import shown_by
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ _RUNS = re.compile(r"\n|[^\S\n]+|\S+")
 def make_console(*, plain: bool = False) -> Console:
     """A console on stdout; plain text if asked, or if that is no terminal. Raises ConfigurationError."""
     try:
-        from rich.console import Console
+        from .console import HarmlessConsole
     except ImportError:
         raise ConfigurationError(
             'the command line needs the package rich; install it with: pip install "callboard[cli]"'
         ) from None
     if plain:
-        return Console(force_terminal=False, no_color=True, highlight=False, markup=False)
-    console = Console(highlight=False, markup=False)
+        return HarmlessConsole(force_terminal=False, no_color=True, highlight=False, markup=False)
+    console = HarmlessConsole(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = max(console.width, PIPE_WIDTH)
     return console
@@ -52,7 +52,8 @@ def make_console(*, plain: bool = False) -> Console:
 
 def complain(text: str) -> None:
     """One line on stderr; at a terminal broken between words."""
-    print(folded(f"callboard: {' '.join(text.split())}", sys.stderr), file=sys.stderr, flush=True)
+    for line in folded(f"callboard: {' '.join(text.split())}", sys.stderr).splitlines():
+        note(line)
 
 
 def folded(line: str, out: TextIO, indent: int = 0) -> str:
@@ -176,7 +177,7 @@ class Screen:
                 self._end()
 
     def _log(self, line: str) -> None:
-        self._actions.put(lambda: self._draw(lambda: print(line, file=sys.stderr)))
+        self._actions.put(lambda: self._draw(lambda: note(line)))
 
     def _draw(self, draw: Callable[[], None]) -> None:
         if self._flow is None:
@@ -186,13 +187,13 @@ class Screen:
 
     def _print_line(self, text: str, style: str | None, whole: bool) -> None:
         if self.console.is_terminal and not whole:
-            self.console.print(harmless(text), style=style, no_wrap=True, overflow="ellipsis")
+            self.console.print(one_line(text), style=style, no_wrap=True, overflow="ellipsis")
         else:
-            self.console.print(harmless(text), style=style, soft_wrap=True)
+            self.console.print(one_line(text), style=style, soft_wrap=True)
 
     def _begin(self, label: str, style: str | None) -> None:
         self._end()
-        self._raw(label, style)
+        self._raw(one_line(label), style)
         width = self.console.width - 1 if self.console.is_terminal else None
         self._flow = Flow(len(label), width, column=len(label))
 
@@ -215,7 +216,7 @@ class Screen:
 
     def _busy(self, text: str) -> None:
         if self.console.is_terminal:
-            self._status = self.console.status(text)
+            self._status = self.console.status(one_line(text))
             self._status.start()
         else:
             self.console.print(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -26,15 +25,18 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from adapters.surrogates import mend_json
 from bus import CallboardError
+from bus.private_file import write_private
 from engine.sessions import document_of
 from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
 from tracestore.captured import encode, encode_metadata
 
 from .events import plural
 from .filters import chosen_file, positive
-from .harmless import harmless
+from .harmless import note, say, write_json
 from .money import sum_text
+from .output import json_text
 from .screen import make_console
 from .tables import session_sum, sessions_table
 
@@ -61,16 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.session is None and (arguments.delete or arguments.export is not None):
         raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
     path = chosen_file(arguments)
+    tell = note if arguments.json else say  # beside the rows that a program asked for
     if arguments.export is not None:
         document = document_of(anyio.run(_saved, path, arguments.session))
         try:
-            arguments.export.write_bytes(document)
+            write_private(arguments.export, document)
         except OSError as error:
             raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
-        print(f"Exported {arguments.session} to {arguments.export}.")
+        tell(f"Exported {arguments.session} to {arguments.export}.")
     if arguments.delete:
         anyio.run(_delete, path, arguments.session)
-        print(f"Deleted {arguments.session}; its calls and costs stay.")
+        tell(f"Deleted {arguments.session}; its calls and costs stay.")
     if arguments.delete or arguments.export is not None:
         return 0
     if arguments.session is not None:
@@ -79,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     rows = anyio.run(_sessions, path, arguments.limit)
     if arguments.json:
         for row in rows:
-            sys.stdout.write(msgspec.json.encode(row).decode() + "\n")
+            write_json(json_text(row))
         return 0
     show(path, rows)
     return 0
@@ -127,7 +130,7 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
     """Everything that is stored of a session, oldest first; what is missing, on stderr."""
     if as_json:
         for message in saved.messages:
-            sys.stdout.write(as_json_line(message) + "\n")
+            write_json(as_json_line(message))
     else:
         console = make_console()
         prompt = None if saved.setup is None else saved.setup.system_prompt
@@ -135,13 +138,13 @@ def transcript(saved: SavedSession, *, as_json: bool) -> None:
         said += [(_speaker(message), _words(message)) for message in saved.messages]
         for speaker, words in said:
             console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
-            console.print(harmless(words), soft_wrap=True)
+            console.print(words, soft_wrap=True)
     for missing in saved.missing:
-        print(f"callboard: {missing}", file=sys.stderr)
+        note(f"callboard: {missing}")
 
 
 def as_json_line(message: Message) -> str:
-    return encode(
+    written = encode(
         {
             "id": message.id,
             "role": message.role,
@@ -149,7 +152,8 @@ def as_json_line(message: Message) -> str:
             "content": msgspec.Raw(encode(message.content)),
             "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
         }
-    ).decode()
+    )
+    return mend_json(written).decode()
 
 
 def _speaker(message: Message) -> str:

@@ -13,7 +13,7 @@ from tracestore import SqlResult, TraceStore
 from .events import plural
 from .filters import chosen_file, positive
 from .fitting import FittingTable
-from .harmless import harmless
+from .harmless import note
 from .output import add_format, write_records
 from .screen import make_console
 
@@ -49,16 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(found)
     if found.truncated:
-        print(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit", file=sys.stderr)
+        note(f"callboard: only the first {plural(arguments.limit, 'row')}; see --limit")
     return 0
 
 
 def _show(found: SqlResult) -> None:
     table = FittingTable()
     for column in found.columns:
-        table.add_column(harmless(column), folds=True)
+        table.add_column(column, folds=True)
     for row in found.rows:
-        table.add_row(*("NULL" if value is None else harmless(str(value)) for value in row))
+        table.add_row(*("NULL" if value is None else str(value).split("\n") for value in row))
     console = make_console()
     console.print(table)
     console.print(f"\n{plural(len(found.rows), 'row')}", style="dim")

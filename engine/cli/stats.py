@@ -15,7 +15,6 @@ from .cost import add_by
 from .events import plural, seconds
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
-from .harmless import harmless
 from .output import add_format, write, write_records
 from .screen import make_console
 from .tables import moment_text, rate
@@ -143,7 +142,7 @@ def run_errors(arguments: argparse.Namespace) -> int:
             f"{row.ended:,}",
             "-" if row.provider_status is None else str(row.provider_status),
             moment_text(row.last_us),
-            harmless((row.error_message or "-").replace("\n", " "))[:120],
+            (row.error_message or "-")[:120],
         )
     console.print(table)
     ended = sum(row.ended for row in rows)

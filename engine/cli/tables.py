@@ -93,7 +93,7 @@ def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
     for row in rows:
         table.add_row(
             moment_text(row.last_us),
-            row.session_id if row.name is None else f"{row.session_id}\n{row.name}",
+            row.session_id if row.name is None else (row.session_id, row.name),
             row.model or "-",
             f"{row.turns:,}",
             f"{row.calls:,}",

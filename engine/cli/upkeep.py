@@ -118,7 +118,8 @@ async def _backup(path: Path, target: Path) -> None:
 def _show(text: str) -> None:
     """Progress, for someone who watches."""
     if sys.stderr.isatty():
-        print(f"\r\x1b[K{text}", end="\r", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\r\x1b[K{text}\r")
+        sys.stderr.flush()
 
 
 def _mb(count: int) -> str:

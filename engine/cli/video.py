@@ -16,6 +16,7 @@ from adapters.video import VIDEO_VARIANTS, PollPolicy, VideoJob
 from bus import CallboardError, ConfigurationError
 from engine import Engine, VideoHandle, load_registry
 
+from .harmless import note, say
 from .money import cost_text
 from .screen import make_console
 
@@ -76,11 +77,11 @@ class _Waiting:
         """Raises CallboardError."""
         handle = self._handle = await self._begin(engine)
         for warning in handle.warnings:
-            print(f"{warning.code}: {warning.message}", file=sys.stderr)
+            note(f"{warning.code}: {warning.message}")
         if self._arguments.no_wait:
-            print(handle.id)
+            say(handle.id)
             return
-        print(f"video {handle.id}, {handle.model}", file=sys.stderr)
+        note(f"video {handle.id}, {handle.model}")
         output: Path = self._arguments.output
         with shown_progress() as bar:
             result = await handle.wait(on_progress=bar.looked)
@@ -89,7 +90,7 @@ class _Waiting:
             except OSError as error:
                 raise CallboardError(f"{output}: {error.strerror or error}") from error
         length = "" if result.job.terms.seconds is None else f"{result.job.terms.seconds} s, "
-        print(f"Written: {output}, {length}{result.job.model}: {cost_text(result.cost)}", file=sys.stderr)
+        note(f"Written: {output}, {length}{result.job.model}: {cost_text(result.cost)}")
 
     async def _begin(self, engine: Engine) -> VideoHandle:
         arguments = self._arguments
@@ -126,7 +127,8 @@ class _Waiting:
         words = ["callboard", "video", "--resume", handle.id, "--model", handle.model]
         if self._arguments.output is not None:
             words += ["-o", str(self._arguments.output)]
-        print(f"\nvideo {handle.id} {goes_on}; to come back to it: {shlex.join(words)}", file=sys.stderr)
+        note()
+        note(f"video {handle.id} {goes_on}; to come back to it: {shlex.join(words)}")
 
 
 class Bar(Protocol):

@@ -10,6 +10,8 @@ from adapters import AttemptObserver, CanonicalRequest, InvalidRequestError, Ser
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from tests.support.scripted import Say, ScriptedAdapter
 
+from .faulty_day import HOSTILE
+
 
 class Parrot(ScriptedAdapter):
     """Says how long the conversation is and what was said last."""
@@ -40,6 +42,18 @@ class Rude(ScriptedAdapter):
 
     def say(self, request: CanonicalRequest) -> Say:
         return Say("a\x1b[2Jb\x07c", "\x9b31md")
+
+
+class Hostile(ScriptedAdapter):
+    """Fails every call, in words that try to steer the terminal."""
+
+    def say(self, request: CanonicalRequest) -> Say:
+        return Say(fails=ServerError(HOSTILE, retryable=False))
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        raise InvalidRequestError(HOSTILE)
 
 
 def _stop_after(steps: int) -> Callable[[], Awaitable[object]]:

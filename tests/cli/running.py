@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import anyio
@@ -62,11 +63,15 @@ def start(*arguments: str, home: Path, without: str | None = None) -> subprocess
 
 
 def call(
-    *arguments: str, home: Path, said: str = "", without: str | None = None
+    *arguments: str,
+    home: Path,
+    said: str = "",
+    without: str | None = None,
+    more: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command from start to end. said: its input."""
+    """A command from start to end. said: its input. more: variables of its environment."""
     if without is None and hasattr(os, "fork"):
-        command = Command(arguments, environment(home), str(CHECKOUT))
+        command = Command(arguments, {**environment(home), **(more or {})}, str(CHECKOUT))
         ended = _forking().call(command, said.encode(), timeout=PATIENCE_SECONDS * 4)
         return subprocess.CompletedProcess(
             ended.args, ended.returncode, ended.stdout.decode(), ended.stderr.decode()

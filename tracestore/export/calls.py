@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
@@ -21,6 +20,7 @@ import anyio.to_thread
 import msgspec
 
 from bus.errors import ConfigurationError
+from bus.private_file import private_file
 from bus.usage import Cost
 
 from ..moments import iso_moment
@@ -157,8 +157,8 @@ async def export_calls(
 ) -> int:
     """Write calls, the earliest stored first, and return how many rows that were.
 
-    target: a path, written whole or not at all, or an open binary file, for which CSV and JSON lines need no
-    seeking. under: the price version of the costs; None: the current one.
+    target: a path, written whole or not at all and for its owner alone, or an open binary file, for which CSV and
+    JSON lines need no seeking. under: the price version of the costs; None: the current one.
     Raises StoreError; OSError; ConfigurationError if Parquet is wanted and pyarrow is not installed, or if the
     target is the trace file itself.
     """
@@ -188,22 +188,8 @@ def _opened(target: Path | IO[bytes]) -> Iterator[IO[bytes]]:
     if not isinstance(target, Path):
         yield target
         return
-    if target.exists() and not target.is_file():  # a device or a pipe can't be replaced
-        with target.open("wb") as file:
-            yield file
-        return
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
-    try:
-        with open(unfinished, "xb", opener=_privately) as file:
-            yield file
-        unfinished.replace(target)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-def _privately(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    with private_file(target) as file:
+        yield file
 
 
 class _Writer(Protocol):

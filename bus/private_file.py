@@ -1,0 +1,94 @@
+"""Files that hold what was said: readable by their owner alone, whole or not there, and not behind a link.
+
+A file is made beside its place under a name that nobody can guess, and takes the place in one step. A symbolic
+link in the place is refused: it may have been laid there to have another file overwritten.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+_SYSTEM_FOLDERS = (("/", "dev"), ("/", "proc"))
+_LONGEST_PREFIX = 50  # characters of a temporary name; a file's name may have 255 bytes
+
+
+class UnfinishedFile:
+    """A private file in the making; `file` is open for reading and writing. Ends with `keep` or `drop`."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises OSError, also if there is a symbolic link at `path`."""
+        self.target = Path(path)
+        refuse_link(self.target)
+        prefix = f".{self.target.name[:_LONGEST_PREFIX]}."
+        handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=prefix, suffix=".part")
+        self.path = Path(name)
+        self.file: BinaryIO = os.fdopen(handle, "w+b")
+
+    def keep(self) -> None:
+        """Put it in its place, instead of any file that was there. Raises OSError; then it is dropped."""
+        try:
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+            refuse_link(self.target)
+            os.replace(self.path, self.target)
+        except BaseException:
+            self.drop()
+            raise
+
+    def drop(self) -> None:
+        """Leave nothing of it."""
+        self.file.close()
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def private_file(path: str | Path) -> Iterator[BinaryIO]:
+    """An open file that takes its place if the block ends in order. Raises OSError.
+
+    A device or a pipe, such as ``/dev/stdout``, is written to as it is.
+    """
+    if _is_stream(Path(path)):
+        with open(path, "wb") as stream:
+            yield stream
+        return
+    unfinished = UnfinishedFile(path)
+    try:
+        yield unfinished.file
+    except BaseException:
+        unfinished.drop()
+        raise
+    unfinished.keep()
+
+
+def write_private(path: str | Path, data: bytes) -> None:
+    """Write a private file, whole or not at all, in place of any that was there. Raises OSError."""
+    with private_file(path) as file:
+        file.write(data)
+
+
+def _is_stream(path: Path) -> bool:
+    if path.parts[:2] in _SYSTEM_FOLDERS:  # its links are the system's
+        return True
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode))
+
+
+def refuse_link(path: Path) -> None:
+    """Raises OSError if there is a symbolic link."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(mode):
+        raise OSError(errno.ELOOP, "is a symbolic link; give the path of the file itself", str(path))

@@ -1,0 +1,233 @@
+"""Every command, in every form of output that it offers, over a trace file that a faulty day has filled.
+
+Commands and forms come from the parser, so that none can be forgotten: a command without an example here fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.cli.harmless import harmless
+from engine.cli.main import build_parser
+from tests.support.media_server import MediaServer, media_server
+from tracestore.dimensions import DIMENSIONS
+
+from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
+from .running import PRICES, call
+
+STYLES = re.compile(r"\x1b\[[0-9;]*m|\x1b\]8;[^\x1b]*\x1b\\|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r")
+"""What rich writes to a terminal by itself."""
+
+FORMS = {"--json": "json", "--csv": "csv", "--html": "html"}
+
+EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "demo": (("--cassettes", "--plain"),),
+    "chat": (
+        ("--model", "rude"),
+        ("--model", "failing"),
+        ("--resume", "ses_captured", "--model", "rude"),
+        ("--model", HOSTILE),
+    ),
+    "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
+    "image": (
+        ("--model", "draw", "-o", "{folder}/i.png", HOSTILE),
+        ("--model", "failing", "-o", "{folder}/i", "x"),
+    ),
+    "video": (
+        *(("--model", "film", "-o", "{folder}/v.mp4", "--every", "0.01", HOSTILE),),
+        *(("--model", "film", "--no-wait", HOSTILE), ("--model", "failing", "--no-wait", "x")),
+    ),
+    "doctor": (("--offline",), ("--offline", "--db", "{folder}/no\x1b[2J\u202ename.db")),
+    "traces": ((), *(("--model", model) for model in MODELS), ("--tag", f"team={HOSTILE}"), ("--limit", "3")),
+    "sessions": (
+        *((), *((session,) for session in SESSIONS)),
+        *(("ses_captured", "--export", "{folder}/s\x1b[2J.json"), ("ses_captured", "--delete"), (HOSTILE,)),
+    ),
+    "cost": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", f"tag:{HOSTILE}", "day,model"))),
+    "stats": ((), *(("--by", name) for name in (*DIMENSIONS, "total", "tag:team", "operation,status"))),
+    "errors": ((), ("--error-class", HOSTILE), ("--error-class", "")),
+    "sql": (
+        *(("select * from calls",), ("select data from events",), ("select * from no\x1b[2J_table",)),
+        *(("select cast(x'ff1b' as text), x'1bff', 9e999, -9223372036854775808, null, char(27, 8238)",),),
+        *(("select 1 as \"\x1b[2J\u202e\", '=1+1', '-5', '+a', char(10)",), ("select * from calls where 0",)),
+    ),
+    "models": ((), (MODELS[0],), (HOSTILE,), ("--all", "--provider", "openai"), ("--provider", "evil")),
+    "prices list": ((), ("gpt-5",)),
+    "prices show": ((MODELS[0],), (f"evil:{HOSTILE}",)),
+    "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
+    "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
+    "reprice": (
+        *(("--prices", str(PRICES), "--by", by) for by in ("model", "day", "session")),
+        *(("--prices", str(PRICES), "--dry-run", "--model", model) for model in MODELS),
+        *(("--prices", str(PRICES), "--as-model", f"evil:{HOSTILE}"), ("--history",), ("--undo",), ("--resume",)),
+        *(("--prices", str(PRICES), "--tag", f"team={HOSTILE}"), ("--use", "call-time"), ("--use", HOSTILE)),
+    ),
+    "replay": ((), ("--session", SESSIONS[0]), ("--topic", "llm.*"), ("--call", "req_1")),
+    "export": (("-",), ("{folder}/e\x1b[2J.out",), ("-", "--under", HOSTILE), ("-", "--tag", f"team={HOSTILE}")),
+    "prune": (("--older-than", "1d", "--dry-run"), ("--older-than", "1d"), ("--vacuum",)),
+    "backup": (("{folder}/b\x1b[2J.db",),),
+}
+"""Arguments by command; `--format`, which must be given, and the forms are added to them."""
+
+MODELS_YAML = """
+adapters:
+  rude: {{type: "tests.cli.adapters:Rude"}}
+  failing: {{type: "tests.cli.adapters:Hostile"}}
+  toy: {{type: scripted, options: {{replies: ["-"]}}}}
+  openai: {{type: openai, base_url: "{url}", retry: {{base_delay: 0.01}}}}
+models:
+  "rude:m": {{adapter: rude, aliases: [rude]}}
+  "failing:m": {{adapter: failing, aliases: [failing, {hostile}]}}
+  "toy:words": {{adapter: toy, kind: embedding, aliases: [words]}}
+  "openai:gpt-image-2": {{adapter: openai, kind: image, aliases: [draw]}}
+  "openai:sora-2": {{adapter: openai, kind: video, aliases: [film]}}
+"""
+
+
+def commands(parser: argparse.ArgumentParser, name: str = "") -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The commands of a parser that do something, by their words."""
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    if not below:
+        yield name, parser
+    for action in below:
+        for word, inner in action.choices.items():
+            yield from commands(inner, f"{name} {word}".strip())
+
+
+PARSERS = dict(commands(build_parser()))
+
+
+def forms(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
+    """The options of each form of output of a command, one without any among them."""
+    needed = next((action for action in parser._actions if action.required and action.choices), None)
+    if needed is not None:
+        yield from ((needed.option_strings[0], str(choice)) for choice in needed.choices or ())
+        return
+    yield ()
+    for action in parser._actions:
+        for option in set(action.option_strings) & FORMS.keys():
+            yield (option, "{folder}/page.html") if option == "--html" else (option,)
+
+
+def cases() -> Iterator[tuple[str, ...]]:
+    for name, parser in PARSERS.items():
+        for form in forms(parser):
+            yield from ((name, *form, *example) for example in EXAMPLES.get(name, ()))
+
+
+def in_words(words: tuple[str, ...]) -> str:
+    return " ".join(words).encode("unicode_escape").decode()[:70]
+
+
+@pytest.fixture(scope="session")
+def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("day") / "trace.db"
+    make_faulty_day(path, PRICES)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[MediaServer]:
+    with media_server() as running:
+        yield running
+
+
+@pytest.fixture
+def faulty(home: Path, day: Path, server: MediaServer) -> Path:
+    """A home folder of its own, because some commands change it."""
+    shutil.copy(day, home / "trace.db")
+    hostile = json.dumps(harmless(HOSTILE))
+    (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
+    return home
+
+
+def given(word: str, folder: Path) -> str:
+    return word.replace("{folder}", str(folder)).replace("{prices}", "tracestore/snapshots/prices.json")
+
+
+def test_every_command_has_an_example() -> None:
+    """And no example is of a command that isn't there any more."""
+    assert EXAMPLES.keys() == PARSERS.keys()
+
+
+@pytest.mark.parametrize("words", list(cases()), ids=in_words)
+def test_it_shows_whatever_a_faulty_day_left(words: tuple[str, ...], faulty: Path, tmp_path: Path) -> None:
+    """It ends in order or says why; nothing that it writes can steer a terminal; JSON and CSV are whole."""
+    name, *rest = words
+    arguments = (*name.split(), *(given(word, tmp_path) for word in rest))
+    done = call(*arguments, home=faulty, said=f"{harmless(HOSTILE)}\n")
+    assert done.returncode in (0, 1, 2), done.stderr
+    assert "Traceback" not in done.stderr
+    assert harmful(done.stderr) == []
+    if name != "export":  # which leaves out nothing, unless it writes to a terminal
+        assert harmful(done.stdout) == []
+    if "--json" in rest or "jsonl" in rest:
+        check_json(done.stdout, whole=name == "doctor")
+    elif "--csv" in rest or "csv" in rest:
+        check_csv(done.stdout)
+    for file in (
+        tmp_path / "page.html",
+        *tmp_path.glob("*.json"),
+        *tmp_path.glob("*.out"),
+        *tmp_path.glob("*.db"),
+    ):
+        check_file(file)
+
+
+WIDTHS = (20, 60, 100, 400)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", sorted(set(PARSERS) - {"demo", "chat", "embed", "image", "video", "export"}))
+def test_a_terminal_of_any_width_shows_it(name: str, width: int, faulty: Path, tmp_path: Path) -> None:
+    """In colour, and with nothing in it but the styles that are ours."""
+    terminal = {"FORCE_COLOR": "1", "COLUMNS": str(width), "TERM": "xterm"}
+    for example in EXAMPLES[name][:3]:
+        words = (given(word, tmp_path) for word in example)
+        done = call(*name.split(), *words, home=faulty, more=terminal)
+        assert done.returncode in (0, 1, 2), done.stderr
+        assert "Traceback" not in done.stderr
+        assert harmful(STYLES.sub("", done.stdout)) == []
+
+
+def harmful(text: str) -> list[str]:
+    """The characters of an output that have no business there."""
+    return sorted({character for character in text if harmless(character) != character})
+
+
+def check_json(text: str, *, whole: bool) -> None:
+    for line in [text] if whole else text.removesuffix("\n").split("\n"):
+        if not line:
+            continue
+        assert isinstance(msgspec.json.decode(line), dict)
+
+
+def check_csv(text: str) -> None:
+    rows = list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    if rows:
+        head, *cells = rows
+        assert len(set(head)) == len(head)
+        assert {len(row) for row in cells} <= {len(head)}
+        assert not [cell for row in cells for cell in row if cell.startswith(("=", "@", "+")) and cell != "+a"]
+
+
+def check_file(path: Path) -> None:
+    """It is for its owner alone; a page has no markup of others, and nothing that turns its order."""
+    if not path.is_file():
+        return
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    if path.suffix == ".html":
+        page = path.read_text()
+        assert "<script" not in page
+        assert harmful(page) == []
