@@ -18,7 +18,7 @@ _OF_MODELS: tuple[tuple[str, str], ...] = (
     (r"claude", "claude"),
     (r"gemini|gemma", "gemma"),
     (r"llama-?4", "o200k"),  # not published by a registry; of the same size
-    (r"llama", "llama"),
+    (r"(?<!o)llama", "llama"),  # a model may have its provider's name before it, and one is Ollama's
     (r"qwen|qwq|glm", "qwen"),
     (r"deepseek", "deepseek"),
     (r"mistral|mixtral|pixtral|codestral|devstral|magistral", "tekken"),

@@ -146,7 +146,9 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
 
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         facts = self._catalogue.facts(request.wire_model) or ModelFacts()
-        estimated = self.estimate_input_tokens(request.messages, request.tools, request.system_prompt)
+        estimated = self.estimate_input_tokens(
+            request.messages, request.tools, request.system_prompt, model=request.wire_model
+        )
         defaults: dict[str, Json] = {"options": self.options.options}
         if self.options.keep_alive is not None:
             defaults["keep_alive"] = self.options.keep_alive
@@ -165,10 +167,10 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
         )
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
-        read_whole(body, assembler, self._token_rates(None))
+        read_whole(body, assembler, self._token_rates(assembler.model))
 
     def normaliser(self, assembler: Assembler) -> ChatNormaliser:
-        return ChatNormaliser(assembler, self._token_rates(None))
+        return ChatNormaliser(assembler, self._token_rates(assembler.model))
 
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         return classify(

@@ -91,7 +91,9 @@ class TGIAdapter(EmulatingAdapter):
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         room: int | None = None
         if self._window is not None:
-            estimated = self.estimate_input_tokens(request.messages, (), request.system_prompt)
+            estimated = self.estimate_input_tokens(
+                request.messages, (), request.system_prompt, model=request.wire_model
+            )
             room = self._window - at_most(estimated)
         return write_request(
             request,
@@ -105,7 +107,7 @@ class TGIAdapter(EmulatingAdapter):
     def _reader(self, assembler: Assembler) -> ReplyReader:
         request = assembler.request
         stops = stop_sequences(request, self.template, self.options.max_stop) if request is not None else ()
-        return ReplyReader(assembler, self.template, stops, self._token_rates(None))
+        return ReplyReader(assembler, self.template, stops, self._token_rates(assembler.model))
 
     def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
         said = reply.headers.get("x-prompt-tokens", "")  # the details of a whole reply don't have it

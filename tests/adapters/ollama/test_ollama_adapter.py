@@ -190,6 +190,23 @@ async def test_each_call_asks_for_the_window_that_it_needs() -> None:
     assert windows == [4096, 16384, 16384, 40960]
 
 
+async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
+    """Whole and streamed."""
+    metrics: JsonObject = {"eval_count": 1}
+    server = Server(
+        answer(last("stop", metrics, content="Hi")), streamed(line(content="Hi"), last("stop", metrics))
+    )
+    adapter = made(server)
+    request = ask(Message.user("人工智能正在改变企业做出决策的方式。" * 20))
+    whole = (await adapter.complete(request)).usage
+    stream = adapter.stream(request)
+    check_stream([event async for event in stream])
+    assert stream.response is not None
+    expected = adapter.estimate_input_tokens(request.messages, model="qwen3:8b")
+    assert (whole.input_tokens, stream.response.usage.input_tokens) == (expected, expected)
+    assert expected != adapter.estimate_input_tokens(request.messages)
+
+
 async def test_a_fixed_window_is_kept_and_what_can_t_fit_it_refused() -> None:
     """The configuration knows the machine's memory."""
     server = Server(answer(last(content="Hi")))

@@ -80,6 +80,14 @@ async def test_a_head_that_makes_no_sense_is_none(said: str) -> None:
     assert (await adapter.complete(ask())).usage.source is UsageSource.ESTIMATED
 
 
+async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_its_model() -> None:
+    adapter, _ = made(generated("Hi."))
+    request = ask(Message.user("人工智能正在改变企业做出决策的方式。" * 20), model="tgi:Qwen/Qwen3-8B")
+    usage = (await adapter.complete(request)).usage
+    assert usage.input_tokens == adapter.estimate_input_tokens(request.messages, model="Qwen/Qwen3-8B")
+    assert usage.input_tokens != adapter.estimate_input_tokens(request.messages)
+
+
 async def test_a_stream_without_tools_comes_token_by_token() -> None:
     """From its own endpoint."""
     adapter, transport = made(FakeReply(body(token("Hi"), token(" you"), end("Hi you", details()))))
