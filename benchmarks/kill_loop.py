@@ -3,12 +3,12 @@
     python benchmarks/kill_loop.py [--rounds N] [--seed N]
 
 A round is one victim, or two on one file: processes with a whole engine, many sessions at once against the reply
-server, content captured, that tell what they have flushed. Some write to a full disk meanwhile and spill. Each is
-killed at a moment that its seed decides, some while they still start. Then an engine takes the file up as the next
-process would, and it must hold: what was flushed is there, events of a run are unbroken, each attempt has one row
-and one end, runs are ended, sessions go on where they were, nothing lies beside the file, and SQLite's own
-integrity check is content. A file lives through 20 rounds. Exits with 1 if a round failed; `--seed N --rounds 1`
-runs one again, on a new file.
+server, content captured, that tell what they were answered and what they have flushed. Some write to a full disk
+meanwhile and spill. Each is killed at a moment that its seed decides, some while they still start. Then an engine
+takes the file up as the next process would, and it must hold: what was answered or flushed is there, events of a
+run are unbroken, each attempt has one row and one end, runs are ended, sessions go on where they were, nothing
+lies beside the file, and SQLite's own integrity check is content. A file lives through 20 rounds. Exits with 1 if
+a round failed; `--seed N --rounds 1` runs one again, on a new file.
 """
 
 from __future__ import annotations

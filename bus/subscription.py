@@ -266,14 +266,16 @@ class Subscription:
         return taken
 
     async def wait(self) -> None:
-        """Return when there is something to take, or when the subscription is closed. Takes nothing itself."""
+        """Return when something has come, or when the subscription is closed. Takes nothing itself.
+
+        By then somebody else may have taken it.
+        """
         if self._buffer or self._closed:
             await anyio.lowlevel.checkpoint()
             return
-        while not self._buffer and not self._closed:
-            if self._waiter is None:
-                self._waiter = new_signal()
-            await self._waiter.wait()
+        if self._waiter is None:
+            self._waiter = new_signal()
+        await self._waiter.wait()
 
     def __aiter__(self) -> Subscription:
         return self

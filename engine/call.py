@@ -1,8 +1,9 @@
 """One call: one request to one (provider, model), with all its attempts, and exactly one terminal event.
 
-The adapter's actor reports attempts as they happen; this task alone publishes `llm.call_*`. Whatever ends the
-call (a return, an error, a crash of the adapter, a cancellation, the engine's shutdown), one `finally` without an
-`await` closes the stream's log and publishes the terminal that is still missing.
+The adapter's actor reports attempts as they happen; this task alone publishes `llm.call_*`. Whatever ends the call
+(a return, an error, a crash of the adapter, a cancellation, the engine's shutdown), one `finally` without an
+`await` ends the message and publishes the terminal that is still missing. Readers of a stream see its end when
+what was published can't be lost with this process any more; for who waits for a whole reply the turn sees to that.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Call(CallEvents):
         self._waiting: anyio.CancelScope | None = None
         self._filtered: tuple[ContentBlock, ...] | None = None
         self._filter_error: Exception | None = None
+        self._end: list[StreamEvent] = []  # of the message, until it may be handed over
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
@@ -129,8 +131,9 @@ class Call(CallEvents):
             raise
         finally:
             self.over = True
-            self._close_log(first_seq, error if terminal is None else None)
+            self._end_message(first_seq, error if terminal is None else None)
             self.publish_terminal(terminal, error)
+            await self._hand_over_end()
 
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
@@ -186,7 +189,12 @@ class Call(CallEvents):
             return
         if self.scene.filter is not None:
             events = self._through_filter(self.scene.filter, events)
-        self.scene.log.extend(self._warned(events) if self.scene.warnings else events)
+        if self.scene.warnings:
+            events = self._warned(events)
+        if events and isinstance(events[-1], MessageComplete):
+            self._end.append(events[-1])
+            events = events[:-1]
+        self.scene.log.extend(events)
 
     def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
         """The same events, where a message begins with what is known to be amiss."""
@@ -211,7 +219,14 @@ class Call(CallEvents):
 
     # -- the log
 
-    def _close_log(self, first_seq: int, error: AdapterError | None) -> None:
+    async def _hand_over_end(self) -> None:
+        try:
+            if self.streamed:
+                await self.secured()
+        finally:
+            self.scene.log.extend(self._end)
+
+    def _end_message(self, first_seq: int, error: AdapterError | None) -> None:
         """Give the message the end that it lacks, if the call ended before the adapter could."""
         if error is None:
             return
@@ -219,12 +234,11 @@ class Call(CallEvents):
         for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
             if getattr(event, "message_id", None) == self.request.message_id:
                 accumulator.process(event)
-        for event in self.scene.log.since(first_seq):
+        for event in (*self.scene.log.since(first_seq), *self._end):
             accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
         usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
-        for event in accumulator.closing_events(reason, usage):
-            self.scene.log.append(event)
+        self._end += accumulator.closing_events(reason, usage)
         if not error.content or self.scene.filter is not None:
             error.content = with_whole_calls(accumulator.content, reason)

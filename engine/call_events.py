@@ -5,7 +5,7 @@ Shared by `call` (conversations) and `embedding`. Nothing here waits, so that a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -84,7 +84,8 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     """What the events of a call say besides what happens in it.
 
     prices: asked when an attempt starts. priced_as: whose published prices the model has, see
-    `engine.published_prices`. settle: is told the end.
+    `engine.published_prices`. settle: is told the end. secure: returns when what was published survives the end of
+    this process.
     """
 
     bus: Bus
@@ -98,6 +99,7 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
     settle: Settle | None = None
+    secure: Callable[[], Awaitable[None]] | None = None
 
 
 class Served(Protocol):
@@ -235,6 +237,11 @@ class CallEvents:
             return None
         usage = TokenUsage(sent, self.most_output, source=UsageSource.ESTIMATED)
         return WorstCase(usage, self.price(usage))
+
+    async def secured(self) -> None:
+        """Return when the end survives the end of this process, as far as it can. Before it is handed over."""
+        if self._events.secure is not None:
+            await self._events.secure()
 
     def _started(self, report: AttemptStarted) -> LlmCallStarted:
         routing = self._events.routing

@@ -516,6 +516,12 @@ class Engine(ObjectMethods, MediaMethods):
         if writer is not None:
             await admit(writer, self._limits)
 
+    async def secure(self) -> None:
+        """For the engine's own parts: return when what was published survives the end of this process."""
+        writer = self._hosted.writer if self._hosted is not None else None
+        if writer is not None:
+            await writer.secure()
+
     @property
     def closed(self) -> bool:
         """True when it has been stopped, or has ended of itself: then another one is needed."""

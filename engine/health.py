@@ -334,9 +334,9 @@ def _disk(facts: FileFacts) -> Check:
 def _writer(writer: WriterStatistics) -> Check:
     lost = f", {writer.lost} lost" if writer.lost else ""
     detail = f"{writer.state}: {writer.committed} events committed, {writer.waiting} wait{lost}"
-    if writer.state == "ok" and not writer.lost:
+    if writer.state == "ok" and not writer.lost and writer.unsecured is None:
         return Check("store:writer", True, detail)
-    reason = f" ({writer.reason})" if writer.reason else ""
+    reason = "".join(f" ({why})" for why in (writer.reason, writer.unsecured) if why)
     return Check(
         "store:writer",
         False,

@@ -78,6 +78,7 @@ class PlainCall(CallEvents):
                 terminal = self.completed(self._late, cost, StopReason.END_TURN)
             self.over = True
             self.publish_terminal(terminal, error)
+            await self.secured()
 
     async def _ask(
         self,

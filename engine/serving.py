@@ -55,4 +55,5 @@ def scene_of(
         estimated_input_tokens=estimated_input_tokens,
         priced_as=published_name(running.entry, route.option.named.entry),
         settle=engine.middleware.settling,
+        secure=engine.secure,
     )

@@ -311,6 +311,7 @@ class Step:
             warnings=route.option.warnings,
             filter=engine.middleware.filter(request) if engine.middleware else None,
             settle=engine.middleware.settling,
+            secure=engine.secure,
             priced_as=published_name(running.entry, route.option.named.entry),
         )
 

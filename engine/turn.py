@@ -158,7 +158,8 @@ class Turn:
     def leave_queue(self, error: BaseException) -> None:
         """Give the place back, and end the stream: there is nobody to run this turn."""
         self._state.waiting -= 1
-        self._finish(error)
+        self._end(error)
+        self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
         """Ask the turn to end. why: the text of its CancelledError. False if it is over. Idempotent.
@@ -187,7 +188,11 @@ class Turn:
             error = failure
             raise
         finally:
-            self._finish(error)
+            self._end(error)
+            try:
+                await self._engine.secure()
+            finally:
+                self._close_log(error)
 
     async def _in_turn(self) -> Message:
         state = self._state
@@ -244,6 +249,7 @@ class Turn:
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
+                await self._engine.secure()  # tools are the host's own code
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self._scope.cancelled:  # by one of them, say
                     tools.leave(made.waiting)
@@ -353,22 +359,18 @@ class Turn:
 
     # -- the end
 
-    def _finish(self, error: BaseException | None) -> None:
-        """Close the stream and say how the turn ended; no await, so that nothing can come between."""
+    def _end(self, error: BaseException | None) -> None:
+        """Say how the turn ended; no await, so that nothing can come between."""
         self._over = True
         self._engine.underway.remove(self)
         if error is not None:
             self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
-        text = None if error is None else f"{type(error).__name__}: {error}"
-        if not self.log.closed:
-            self.log.append(TurnComplete(self.status, text))
-            self.log.close()
         self._engine.bus.publish(
             SessionTurnCompleted(
                 status=self.status,
                 calls=self.calls,
                 cost_nano_usd=self.cost.nano_usd,
-                error=text,
+                error=None if error is None else in_a_line(error),
                 attempts=self.cost_sum.calls,
                 known_nano_usd=self.cost_sum.nano_usd,
                 estimated=self.cost_sum.estimated,
@@ -378,6 +380,16 @@ class Turn:
             session_id=self._state.id or None,
             turn_id=self.id,
         )
+
+    def _close_log(self, error: BaseException | None) -> None:
+        if not self.log.closed:
+            self.log.append(TurnComplete(self.status, None if error is None else in_a_line(error)))
+            self.log.close()
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong, in words."""
+    return f"{type(error).__name__}: {error}"
 
 
 async def own(turn: Turn, task: TaskHandle[Message]) -> Message:

@@ -174,28 +174,44 @@ def storable_text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
+_WITH_CONTENT = (CapturedMessage, CapturedSetup)
+
+
 def encode_line(envelope: Envelope) -> bytes:
     """An envelope as one line of JSON, newline included."""
-    fields = {
-        name: getattr(envelope, name)
-        for name in StoredEnvelope.__struct_fields__
-        if name not in ("topic", "data", "content") and getattr(envelope, name) is not None
-    }
     event = envelope.data
-    content = _spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None
-    stored = StoredEnvelope(
-        topic=topic_of(event), data=msgspec.Raw(encode_event(event)), content=content, **fields
+    stored = StoredEnvelope(  # by position: this is done for every event, before an answer is handed over
+        envelope.seq,
+        envelope.run_id,
+        envelope.ts_us,
+        envelope.mono_ns,
+        topic_of(event),
+        msgspec.Raw(encode_event(event)),
+        envelope.session_id,
+        envelope.turn_id,
+        envelope.request_id,
+        envelope.attempt,
+        envelope.message_id,
+        envelope.caused_by,
+        envelope.tags,
+        _spilled(event) if type(event) in _WITH_CONTENT else None,
     )
     try:
         return _encoder.encode(stored) + b"\n"
     except UnicodeError:
-        plain = {**fields, "topic": stored.topic, "data": json.loads(bytes(stored.data))}
-        if content is not None:
-            plain["content"] = json.loads(_encoder.encode(content))
-        return json.dumps(plain).encode() + b"\n"
+        return _encode_line_the_hard_way(stored)
 
 
-def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
+def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:
+    plain = {name: value for name, value in msgspec.structs.asdict(stored).items() if value is not None}
+    plain["data"] = json.loads(bytes(stored.data))
+    if stored.content is not None:
+        plain["content"] = json.loads(_encoder.encode(stored.content))
+    return json.dumps(plain).encode() + b"\n"
+
+
+def _spilled(event: Event) -> SpilledContent | None:
+    assert isinstance(event, CapturedMessage | CapturedSetup)
     try:
         return spilled(event)
     except (TypeError, ValueError, RecursionError):

@@ -274,6 +274,8 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
             messages.append(message)
         else:
             missing.append(f"message {position} {why}")
+    if setups and not (messages or missing) and statements.run(_ASKED, (session_id,)):
+        missing.append("nothing of what was said in it is stored, though the model was asked")
     return SavedSession(
         session_id=session_id,
         setup=setup,
@@ -286,6 +288,14 @@ def load_session(statements: Statements, session_id: str) -> SavedSession | None
 
 
 _EXPIRED = "has expired or was lost"
+
+_ASKED = """
+    SELECT 1
+      FROM session_setups AS s JOIN calls AS c ON c.session_id = s.session_id AND c.run = s.run
+     WHERE s.session_id = ? AND c.ts_us >= s.ts_us AND (c.status = 'completed' OR c.error_class = 'process_lost')
+     LIMIT 1
+"""
+"""Whether a session has been asked something that was answered, or may have been, since it is set up."""
 
 
 class _Fetch:

@@ -13,8 +13,8 @@ next number, its last moment, and its last monotonic time. So (run, seq) stays u
 gave numbers to this run is dead; whoever reads or replays one run finds start and end in it, in order; and a
 replay at the original pace doesn't wait for the hours until somebody came to look. `runs.ended_us` is when.
 
-What the process could not write any more may be in its spill file, ends of calls among it. A run whose spill file
-is still there is left open until that is written.
+What the process could not write any more may be in its spill file or its journal, ends of calls among it. A run
+of which something is in there is left open until that is written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .files import RunLock, free_run_lock, run_locks
 from .prices import PriceTable
 from .projection import Batch, RunSpan
 from .queries import tags_of
-from .spill import spill_path
+from .spill import is_unwritten
 
 PROCESS_LOST = "process_lost"
 """The error class of a call whose process died; no adapter raises it, so it is none of `ErrorClass`."""
@@ -71,7 +71,7 @@ class Runs:
         closed = []
         for run_id in await open_runs(self._database):
             with free_run_lock(path, run_id) as lock:
-                if lock is None or spill_path(path, run_id).exists():
+                if lock is None or is_unwritten(path, run_id):
                     continue
                 calls = await self._close(run_id, prices)
                 lock.remove()
@@ -97,12 +97,12 @@ class Runs:
     async def end_all(self) -> None:
         """Mark the runs that were held as ended, and let go of them.
 
-        One with calls that have no end, or with a spill file, is left to the next start.
+        One with calls that have no end, or with something in its spill file, is left to the next start.
         """
         held, self._held = self._held, {}
         self._wanted.clear()
         path, now = self._database.path, self._clock.now_us()
-        ended = [run_id for run_id in held if not spill_path(path, run_id).exists()]
+        ended = [run_id for run_id in held if not is_unwritten(path, run_id)]
 
         def work(statements: Statements) -> None:
             for run_id in ended:

@@ -35,6 +35,10 @@ class Waiting:
         """The oldest, at most so many; None is all. They still wait."""
         return list(islice(self._events, limit))
 
+    def after(self, oldest: int, limit: int) -> list[Envelope]:
+        """At most so many of those that follow the `oldest` ones. They still wait."""
+        return list(islice(self._events, oldest, oldest + limit))
+
     def remove(self, oldest: Sequence[Envelope]) -> None:
         """Take off what `first` returned, or the beginning of it."""
         for _ in oldest:

@@ -13,6 +13,9 @@ The order never changes: first what was spilled, then what waits in memory. What
 The first commit that works leads back to ``ok`` from everywhere, spilled events included. Every change of state is
 published as `StoreStateChanged`. A store that fails never stops or slows a call.
 
+Whoever hands over an answer calls `WriterCore.secure` first: what waits in memory is copied to the journal beside
+the database, so that it survives the end of the process (see `tracestore.journal`).
+
 `WriterCore` holds everything that must survive a crash of the actor; the engine makes it once and hands it to each
 new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for what came last.
 """
@@ -35,14 +38,16 @@ from bus.log import Log
 
 from .adoption import adopt_leftovers
 from .captured import Capture
+from .journal import Journal
 from .prices import PriceTable
-from .spill import SpillFile, spill_path
+from .spill import SpillFile, journal_paths, spill_path
 from .store import TraceStore
 from .waiting import EVENT_BYTES, Waiting
 from .writer_state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
 
 _log = Log("tracestore.writer")
 
+_SECURED_AT_ONCE = 64
 _TAKEN_AT_ONCE = 256
 """Events that are taken in before others on the event loop have their turn, the host's redaction included."""
 
@@ -67,9 +72,9 @@ class Source(Protocol):
 class WriterCore:
     """The writer without an actor around it; made by `for_bus`. For one event loop.
 
-    sink: what stores, such as a TraceStore. source: what gives events, such as a subscription. spill_path: None
-    keeps everything in memory. database_path: of the trace file; the spill files that earlier processes left
-    beside it are taken up. on_state: told of each change of state; must not raise.
+    sink: what stores, such as a TraceStore. source: what gives events, such as a subscription. spill_path: the
+    journal lies beside it; None keeps everything in memory. database_path: of the trace file; what earlier
+    processes left beside it is taken up. on_state: told of each change of state; must not raise.
     close_lost: ends the runs whose processes died, once what they had spilled is written.
     capture: clears the content of messages for storing, when they come in; None stores none.
     """
@@ -90,7 +95,9 @@ class WriterCore:
         self._source = source
         self._options = options or WriterOptions()
         self._capture = capture
-        self._spill = None if spill_path is None else SpillFile(spill_path, self._options.spill_bytes)
+        limit = self._options.spill_bytes
+        self._spill = None if spill_path is None else SpillFile(spill_path, limit)
+        self._journal = None if spill_path is None else Journal(journal_paths(spill_path), limit)
         self._database_path = database_path
         self._close_lost = close_lost
         self._on_state = on_state
@@ -163,6 +170,7 @@ class WriterCore:
             failures=self._failures,
             reason=self._reason,
             waiting_bytes=self._pending.size + EVENT_BYTES * self._source.depth,
+            unsecured=None if self._journal is None else self._journal.error,
         )
 
     async def run(self) -> None:
@@ -204,6 +212,23 @@ class WriterCore:
             lost, self._lost_told = self._lost - self._lost_told, self._lost
             raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
 
+    async def secure(self) -> None:
+        """Return when everything that was published before the call survives the end of this process.
+
+        Committed, spilled, or in the journal; one small write, and no wait unless very much came at once. It
+        never raises: if the file can't be written, `WriterStatistics.unsecured` says why, and only a commit helps.
+        """
+        journal = self._journal
+        if journal is None:
+            return
+        mark = self._entered + self._source.depth
+        while True:
+            self._take(_SECURED_AT_ONCE)
+            journal.copy(self._pending)
+            if journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark:
+                return
+            await anyio.lowlevel.checkpoint()
+
     async def adopted(self) -> None:
         """Return when `run` has written what earlier processes had to leave, or has found that it can't."""
         await self._adopted.wait()
@@ -218,12 +243,15 @@ class WriterCore:
                 await self._attempt()  # what was taken in meanwhile, to be weighed
             if self._pending and self._spill is not None:
                 await self._spill_pending("closing")
-            if len(self._pending) > self._told_at_close:
-                more = len(self._pending) - self._told_at_close
+            copied = 0 if self._journal is None else self._journal.copied
+            if len(self._pending) - copied > self._told_at_close:
+                more = len(self._pending) - copied - self._told_at_close
                 _log.error("lost_at_close", events=more, reason=self._reason)
                 self._told_at_close += more
             if self._spill is not None:
                 await anyio.to_thread.run_sync(self._spill.close)
+            if self._journal is not None:
+                self._journal.close()
 
     # -- Waiting
 
@@ -271,18 +299,25 @@ class WriterCore:
         whoever waits for a flush would wait with it.
         """
         mark = self._entered
+        if self._journal is not None:
+            self._journal.turn()
         try:
             await self._commit_spilled()
             while self._pending and self._left < mark:
                 batch = self._pending.first(self._options.batch_events)
                 await self._write(batch)
-                self._pending.remove(batch)
+                self._let_go(batch)
                 self._left += len(batch)
         except (StoreError, OSError) as error:
             self._note_failure(str(error))
         else:
             self._failures = 0
             self._become("ok", "the store can be written")
+
+    def _let_go(self, batch: Sequence[Envelope]) -> None:
+        self._pending.remove(batch)
+        if self._journal is not None:
+            self._journal.forget(len(batch))
 
     async def _commit_spilled(self) -> None:
         spill = self._spill
@@ -363,6 +398,8 @@ class WriterCore:
             while self._too_much:
                 lost.append(waiting.drop_newest())
             self._entered -= len(lost)
+            if self._journal is not None:
+                self._journal.keep(len(waiting))
             self._count_lost(lost)
 
     @property
@@ -382,7 +419,7 @@ class WriterCore:
             why = f"the spill file {spill.path} can't be written: {error.strerror or error}"
         else:
             why = f"the spill file {spill.path} is full"
-        self._pending.remove(batch[:fitted])
+        self._let_go(batch[:fitted])
         if fitted < len(batch):
             self._become("dropping", f"{reason}; {why}")
 

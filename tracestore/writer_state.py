@@ -37,6 +37,8 @@ class WriterStatistics(msgspec.Struct, frozen=True):
 
     committed: events since the start. lost: events that nobody has any more; their seq lies between
     `lost_first_seq` and `lost_last_seq`. failures: in a row. reason: of the last failure.
+    unsecured: why what waits would go with this process if it ended now, answers that were handed over among it;
+    None if it would not.
     """
 
     state: StoreState
@@ -49,6 +51,7 @@ class WriterStatistics(msgspec.Struct, frozen=True):
     failures: int
     reason: str | None
     waiting_bytes: int = 0
+    unsecured: str | None = None
 
 
 def retry_delay(failures: int, options: WriterOptions) -> float:

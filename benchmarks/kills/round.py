@@ -32,11 +32,24 @@ RESUMED = 3
 
 
 class Told(msgspec.Struct):
-    """What a victim said last. seq: everything up to it was flushed. sessions: the messages each had then."""
+    """What a victim said last. seq: everything up to it was flushed. sessions: the messages each had then.
+
+    answered: the requests whose answers were handed over since it started, and after which session of how many
+    messages.
+    """
 
     run: str = ""
     seq: int = 0
     sessions: dict[str, int] = {}
+    answered: dict[str, tuple[str, int]] = {}
+
+
+class Answered(msgspec.Struct):
+    """What a victim says of each answer that it was given."""
+
+    request: str
+    session: str
+    messages: int
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -65,6 +78,7 @@ class Victim:
         self.plan = plan
         self.told = Told()
         self.flushes = 0
+        self._answered: dict[str, tuple[str, int]] = {}
         self._url, self._seed = url, seed
         self._up = threading.Event()
         self._errors = b""
@@ -86,9 +100,17 @@ class Victim:
                 if line == b"up\n":
                     self._up.set()
                 elif line.endswith(b"\n"):  # a torn line was never told
-                    self.told = msgspec.json.decode(line, type=Told)
-                    self.flushes += 1
+                    self._note(line)
         self._up.set()
+
+    def _note(self, line: bytes) -> None:
+        if line.startswith(b'{"request"'):
+            answer = msgspec.json.decode(line, type=Answered)
+            self._answered[answer.request] = (answer.session, answer.messages)
+        else:
+            self.told = msgspec.json.decode(line, type=Told)
+            self.flushes += 1
+        self.told.answered = self._answered
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
@@ -148,7 +170,7 @@ def run_round(seed: int, url: str, path: Path) -> Report:
         counts[f"killed, {victim.plan.kind}"] += 1
         counts["flushes told"] += victim.flushes
     counts["spill files found"] += len(list(path.parent.glob(f"{path.name}.spill-*")))
-    told = [victim.told for victim in victims if victim.told.run]
+    told = [victim.told for victim in victims if victim.told.run or victim.told.answered]
     try:
         failures += asyncio.run(_take_up(url, path, told))
         failures += examine(path, told, counts)
@@ -185,6 +207,8 @@ def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
         spans = {run: span for run, *span in file.execute(_SPANS)}
         wrong += [f"run {run}: events {span}, not unbroken" for run, span in spans.items() if not _unbroken(span)]
         for victim in told:
+            wrong += _unkept(file, victim.answered)
+            counts["answers told"] += len(victim.answered)
             number, _ = runs.get(victim.run, (0, None))
             last = spans.get(number, [0, 0, 0])[1]
             if last < victim.seq:
@@ -202,6 +226,19 @@ def examine(path: Path, told: list[Told], counts: Counter[str]) -> list[str]:
         each.name for each in path.parent.iterdir() if each.name not in (path.name, f"{path.name}.lock")
     )
     return wrong + [f"left beside the file: {name}" for name in beside]
+
+
+def _unkept(file: sqlite3.Connection, answered: dict[str, tuple[str, int]]) -> list[str]:
+    """Which answers were handed over and are not in the file, with the messages that were there then."""
+    wrong = []
+    for request, (session, messages) in answered.items():
+        ended = file.execute("SELECT 1 FROM calls WHERE request_id = ? AND status = 'completed'", (request,))
+        if not ended.fetchall():
+            wrong.append(f"request {request} was answered, and is not completed in the file")
+        ((stored,),) = file.execute(_WHOLE_MESSAGES, (session,))
+        if stored < messages:
+            wrong.append(f"session {session}: {messages} messages were handed over, {stored} stored")
+    return wrong
 
 
 def _unbroken(span: list[int]) -> bool:

@@ -3,8 +3,9 @@
     python -m benchmarks.kills.victim URL FILE SEED calls|full
 
 Its calls go to the reply server at URL: sessions side by side over all protocols, whole and streamed, some left
-early, their content captured. It prints ``up`` with the first reply, and after each `flush()` that returned a line
-of JSON: its run, the last seq that was published before the flush, and how many messages each session had then.
+early, their content captured. It prints ``up`` with the first reply, a line of JSON with each answer, and one
+after each `flush()` that returned: its run, the last seq that was published before the flush, and how many
+messages each session had then.
 `full`: after a while the database takes no more pages, which is SQLite's own word for a full disk; now and then
 there is room again.
 """
@@ -21,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from adapters import StopReason
 from benchmarks.faults.checks import stacks
 from benchmarks.hosts import PROTOCOLS, registry
-from benchmarks.kills.round import UP_SECONDS
+from benchmarks.kills.round import UP_SECONDS, Answered
 from bus import CallboardError, StoreError
 from engine import Engine, Session
 from tracestore import PriceTable, WriterOptions
@@ -75,8 +77,19 @@ async def _talk(engine: Engine, chance: random.Random, talked: dict[str, Session
                     await session.send(f"Turn {turn}")
                 else:
                     await _stream(session, f"Turn {turn}", leaves_after=chance.choice((3, 1000)))
+                _tell_answer(session)
                 replied.set()
         talked.pop(session.id)
+
+
+def _tell_answer(session: Session) -> None:
+    """Say that an answer was handed over, if the last one was whole."""
+    metadata = session.messages[-1].metadata if session.messages else None
+    if metadata is not None and metadata.stop_reason is not StopReason.CANCELLED:
+        print(
+            msgspec.json.encode(Answered(metadata.request_id or "", session.id, len(session.messages))).decode(),
+            flush=True,
+        )
 
 
 async def _stream(session: Session, text: str, leaves_after: int) -> None:

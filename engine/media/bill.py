@@ -44,6 +44,7 @@ class Bill(CallEvents):
             tags=watch.tags,
             priced_as=watch.priced_as,
             settle=engine.middleware.settling,
+            secure=engine.secure,
         )
         super().__init__(scene, engine.clock.new_id("req"), None, streamed=False)
 

@@ -198,6 +198,7 @@ class VideoHandle:
         self._told = job.status != "completed"
         if self._told:
             self._fail(job)
+            await self._bill.secured()
             return
         counted = await self._counted_before()
         self._told = True
@@ -214,6 +215,7 @@ class VideoHandle:
             expires_at=job.expires_at,
         )
         self._publish(told)
+        await self._bill.secured()
 
     async def _counted_before(self) -> Cost | None:
         """What another process, or an earlier handle, has counted."""

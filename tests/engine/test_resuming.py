@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,7 +17,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import Message
+from adapters import AuthError, Message
 from bus import (
     CallboardError,
     ConfigurationError,
@@ -286,6 +287,28 @@ async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> No
     spill.close()
     async with engine_on(path) as engine:
         assert (await engine.resume("x")).messages == tuple(said)
+
+
+async def test_a_session_whose_messages_are_all_missing_is_refused(path: Path) -> None:
+    """Answered, set up, and with no message stored: going on as if nothing had been said would be silent loss."""
+    async with engine_on(path, Say("One.")) as engine:
+        await engine.session("s:m", session_id="x").send("First")
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("DELETE FROM session_messages")
+        file.execute("UPDATE session_setups SET history = 0")
+        file.commit()
+    async with engine_on(path) as engine:
+        with pytest.raises(CallboardError, match="nothing of what was said in it is stored"):
+            await engine.resume("x")
+
+
+async def test_a_session_that_was_never_answered_is_resumed_empty(path: Path) -> None:
+    """A first turn that failed has left nothing, and so nothing is missing."""
+    async with engine_on(path, Say(fails=AuthError("no"))) as engine:
+        with pytest.raises(AuthError):
+            await engine.session("s:m", session_id="x").send("First")
+    async with engine_on(path) as engine:
+        assert (await engine.resume("x")).messages == ()
 
 
 PROGRAM = """

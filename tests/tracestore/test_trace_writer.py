@@ -64,7 +64,7 @@ class FakeSource:
         return taken
 
     async def wait(self) -> None:
-        while not self._waiting and not self.closed:
+        if not self._waiting and not self.closed:
             self._arrived = anyio.Event()
             await self._arrived.wait()
 

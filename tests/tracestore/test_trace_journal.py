@@ -1,0 +1,170 @@
+"""What is copied beside the database before an answer is handed over."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from bus.events import ActorStarted, Envelope
+from tests.support.virtual_time import Backend, backend
+from tests.tracestore.test_trace_writer import DISK_FULL, Rig
+from tests.tracestore.trace_making import Maker
+from tracestore import TraceStore, WriterOptions
+from tracestore.adoption import adopt_leftovers
+from tracestore.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    return backend("asyncio")
+
+
+def copied(rig: Rig) -> list[int]:
+    """The seqs that are in the journal, as whoever adopts it would read them."""
+    paths = [path for path in journal_paths(rig.spill) if path.exists()]
+    return sorted(envelope.seq for path in paths for envelope in read_leftover(path, 0, 10_000)[0])
+
+
+async def test_what_is_secured_stands_beside_the_database_until_it_is_committed(tmp_path: Path) -> None:
+    """All that was published before, in its order; and when it is committed, no longer."""
+    rig = Rig(tmp_path)
+    rig.publish(200)
+    await rig.core.secure()
+    assert copied(rig) == list(range(1, 201))
+    await rig.core.flush()
+    assert rig.sink.seqs == list(range(1, 201))
+    assert copied(rig) == []
+    await rig.core.close()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_what_comes_during_a_commit_outlives_that_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two files, the one that the commit covers is emptied, and the other one stays."""
+    rig = Rig(tmp_path)
+    write = rig.sink.write
+
+    async def slowly(envelopes: Sequence[Envelope]) -> None:
+        rig.publish(3)
+        await rig.core.secure()
+        assert copied(rig) == [1, 2, 3, 4, 5]
+        await write(envelopes)
+
+    rig.publish(2)
+    await rig.core.secure()
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.sink, "write", slowly)
+        await rig.core.flush()
+    assert copied(rig) == [3, 4, 5]
+    await rig.core.flush()
+    assert copied(rig) == []
+
+
+async def test_nothing_is_copied_twice(tmp_path: Path) -> None:
+    """However many answers are handed over between two commits."""
+    rig = Rig(tmp_path)
+    for _ in range(5):
+        rig.publish(3)
+        await rig.core.secure()
+    assert copied(rig) == list(range(1, 16))
+
+
+async def test_events_that_were_secured_are_committed_without_others_coming(tmp_path: Path) -> None:
+    """A writer that waits for something to come finds what a caller took from its source."""
+    rig = Rig(tmp_path)
+    async with anyio.create_task_group() as group:
+        group.start_soon(rig.core.run)
+        await anyio.sleep(1)
+        rig.publish()
+        await rig.core.secure()
+        await anyio.sleep(1)
+        assert rig.sink.seqs == [1]
+        group.cancel_scope.cancel()
+
+
+async def test_a_journal_that_cannot_be_written_holds_nobody_up_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is handed over, the statistics say why it is not safe; later ones are when there is room."""
+    rig = Rig(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        rig.publish()
+        await rig.core.secure()
+        assert "No space left on device" in str(rig.core.statistics().unsecured)
+    await anyio.sleep(2)
+    rig.publish()
+    await rig.core.secure()
+    assert rig.core.statistics().unsecured is None
+    assert copied(rig) == [1, 2]
+
+
+async def test_a_journal_is_bounded(tmp_path: Path) -> None:
+    """While the store fails it takes no more than a spill file does."""
+    rig = Rig(tmp_path, WriterOptions(spill_bytes=1000))
+    rig.publish(50)
+    await rig.core.secure()
+    assert "1,000 bytes" in str(rig.core.statistics().unsecured)
+    assert sum(path.stat().st_size for path in journal_paths(rig.spill) if path.exists()) <= 1000
+
+
+async def test_what_was_secured_when_all_failed_is_there_at_the_next_start(tmp_path: Path) -> None:
+    """A store that fails till the end, and no room to spill: what the journal has isn't lost."""
+    rig = Rig(tmp_path, WriterOptions(spill_bytes=10_000))
+    rig.sink.failure = DISK_FULL
+    rig.publish(20)
+    await rig.core.secure()
+    await rig.core.close()
+    async with TraceStore(tmp_path / "trace.db") as store:
+        assert await adopt_leftovers(store.path, store.write, own=None, batch_events=7)
+        assert [envelope.seq for envelope in await store.events()] == list(range(1, 21))
+
+
+async def test_files_of_one_run_are_taken_up_in_the_order_of_their_events(tmp_path: Path) -> None:
+    """Whatever their names and times say: what was spilled first, then what was copied."""
+    database, make = tmp_path / "trace.db", Maker()
+    events = [make(ActorStarted(actor=f"a{n}")) for n in range(6)]
+    spill = spill_path(database, "run_test")
+    for path, part in zip((spill, *reversed(journal_paths(spill))), (0, 2, 4), strict=True):
+        file = SpillFile(path, 10**6)
+        file.append(events[part : part + 2])
+        file.close()
+    os.utime(spill)
+    found = [envelope.seq for path in leftovers(database) for envelope in read_leftover(path, 0, 9)[0]]
+    assert found == [1, 2, 3, 4, 5, 6]
+
+
+async def test_a_run_that_left_an_empty_spill_file_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk let the file be made and nothing be written: the next start finds no lost run."""
+    async with TraceStore(tmp_path / "trace.db") as store:
+        store.hold_run("run_test")
+        await store.write([Maker()(ActorStarted(actor="a"))])
+        spill = SpillFile(spill_path(store.path, "run_test"), 10**6)
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(os, "pwrite", full)
+            spill.append([Maker()(ActorStarted(actor="b"))])
+        assert spill.path.exists()
+    async with TraceStore(tmp_path / "trace.db") as store:
+        ((ending,),) = (await store.sql("SELECT ending FROM runs")).rows
+        assert ending == "closed"
+        assert await store.close_lost_runs() == []
+    spill.close()
+    assert not spill.path.exists()
