@@ -22,6 +22,7 @@ from .classify import error_without_status, read_error_value
 from .contract import AttemptObserver
 from .http_adapter import HttpAdapter, WireCall
 from .http_attempts import AttemptTerms, HttpAttempts
+from .key_masking import masked_headers
 from .transport import exchange
 
 T = TypeVar("T")
@@ -74,8 +75,9 @@ class AskingAdapter(HttpAdapter):
         try:
             reply, body = await attempts.wait(lambda: exchange(self._transport, http), what="the reply")
             if reply.status >= 300:
-                raise self._error(body, reply, request_id)
-            return self._read(body, reply.headers, read), Answer(body, reply.headers)
+                raise self.error_of(body, reply, request_id)
+            headers = masked_headers(reply.headers, self.secrets)
+            return self._read(body, headers, read), Answer(body, headers)
         except AdapterError as error:
             if wire.once and not came_to_nothing(error):
                 raise self._unknown_outcome(error) from error
@@ -88,9 +90,7 @@ class AskingAdapter(HttpAdapter):
             said = StreamError(f"{self.name}: {error}", retryable=error.retryable)
             raise self._error_inside(body) or said from error
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            kind = headers.get("content-type", "no content type")
-            what = f"{self.name}: the reply is none of its protocol ({kind}): {error}"
-            raise self._error_inside(body) or StreamError(what) from error
+            raise self._error_inside(body) or self.unreadable(body, headers, error) from error
 
     def _unknown_outcome(self, error: AdapterError) -> OutcomeUnknownError:
         return OutcomeUnknownError(

@@ -7,13 +7,13 @@ plain bool for an answer, too.
 from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
-from urllib.parse import urlsplit
 
 import anyio
 import msgspec
 
 from bus.errors import CallboardError, InvalidRequestError
 
+from .addresses import place
 from .transport import HttpRequest, Transport, TransportStatistics, close_reply
 
 
@@ -102,10 +102,3 @@ def judge(status: int, said: str) -> AdapterHealth:
             return AdapterHealth(False, f"redirects, which is never followed: {said}", "Correct base_url.")
         case _:
             return AdapterHealth(True, f"answers: {said}")
-
-
-def place(url: str) -> str:
-    """Scheme, host and path of a URL: what may be shown, without a password or a key in it."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")[2]
-    return f"{parts.scheme}://{host}{parts.path}"

@@ -20,6 +20,7 @@ from bus.json_types import Json
 from bus.messages import Message, ToolDefinition
 from bus.usage import TokenUsage, UsageSource
 
+from .addresses import checked_base_url, normalise_base_url
 from .assembler import Assembler
 from .classify import ErrorType, build_error, read_error
 from .contract import (
@@ -33,12 +34,15 @@ from .contract import (
 )
 from .estimate import estimate_request, estimate_tokens, rates_for
 from .estimate_rates import TokenRates
+from .header_values import with_clean_headers
 from .health import AdapterHealth, AdapterStatistics, CountingTransport, probe
 from .http_attempts import HttpAttempts
 from .http_call import HttpCall
 from .http_stream import HttpStream
+from .key_masking import hide_in_logs, masked, masked_headers, secrets
 from .normaliser import StreamNormaliser
 from .repair import Repair, RepairRules, edited, find_repair
+from .strange_replies import not_of_protocol, origin
 from .surrogates import mend_json
 from .transport import (
     HttpReply,
@@ -99,10 +103,13 @@ class HttpAdapter(ABC):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.name = name or self.default_name
-        self.config = config
+        self.config = with_clean_headers(config, self.name)
+        self.secrets = secrets(self.config)
         self.clock = clock
-        self.base_url = normalise_base_url(config.base_url or self.default_base_url)
+        given = config.base_url
+        self.base_url = checked_base_url(given, self.name) if given else normalise_base_url(self.default_base_url)
         self._transport = transport or HttpxTransport()
+        hide_in_logs(self, self.secrets)
         self.running: WeakValueDictionary[str, HttpAttempts] = WeakValueDictionary()
 
     # -- what a provider says
@@ -182,7 +189,7 @@ class HttpAdapter(ABC):
         request = self._request(call, wire)
         reply, body = await call.wait(lambda: exchange(self._transport, request), what="the reply")
         if reply.status >= 300:
-            raise self._error(body, reply, call.request.request_id)
+            raise self.error_of(body, reply, call.request.request_id)
         self.read_whole(body, call.assembler, reply)
         call.first_event()
         return self.response_of(call, wire, reply)
@@ -261,7 +268,7 @@ class HttpAdapter(ABC):
             body = await call.wait(lambda: read_error_body(reply), limit, what="the error's body")
         finally:
             await close_reply(reply)
-        raise self._error(body, reply, call.request.request_id)
+        raise self.error_of(body, reply, call.request.request_id)
 
     def _request(self, call: HttpCall, wire: WireCall) -> HttpRequest:
         accept = "text/event-stream" if call.streamed else "application/json"
@@ -306,6 +313,12 @@ class HttpAdapter(ABC):
             warnings=wire.warnings + tuple(repair.warning for repair in repairs),
         )
 
+    def error_of(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
+        """What an error reply means, and where it comes from if that isn't plainly the provider."""
+        error = self._error(body, reply, request_id)
+        error.args = (f"{error}{origin(reply.status, reply.headers, body, self.base_url)}",)
+        return error
+
     def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
         return build_error(
             read_error(body),
@@ -316,6 +329,10 @@ class HttpAdapter(ABC):
             request_id=request_id,
             now_us=self.clock.now_us(),
         )
+
+    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
+        """The error for a reply, or the beginning of one, that is none of the protocol."""
+        return not_of_protocol(self.name, body, headers, self.base_url, why)
 
     def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
         """`read_reply`, also of JSON that can be mended. Raises StreamError for what is none of the protocol."""
@@ -328,26 +345,26 @@ class HttpAdapter(ABC):
                     raise
                 self.read_reply(mended, assembler)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            kind = reply.headers.get("content-type", "no content type")
-            raise StreamError(f"{self.name}: the reply is none of its protocol ({kind}): {error}") from error
+            raise self.unreadable(body, reply.headers, error) from error
         if not assembler.complete:
-            raise StreamError(f"{self.name}: the reply holds no message")
+            raise self.unreadable(body, reply.headers, "it holds no message")
 
     def response_of(self, call: HttpCall, wire: WireCall, reply: HttpReply | None) -> CanonicalResponse:
         assembler = call.assembler
         assert assembler.usage is not None
         assert assembler.stop_reason is not None
-        headers: Mapping[str, str] = reply.headers if reply is not None else {}
+        headers = masked_headers(reply.headers, self.secrets) if reply is not None else {}
+        response_id = assembler.response_id
         return CanonicalResponse(
             request_id=call.request.request_id,
-            model=f"{self.name}:{assembler.model}",
+            model=f"{self.name}:{masked(assembler.model, self.secrets)}",
             provider=self.name,
             content=assembler.final_content,
             stop_reason=assembler.stop_reason,
             raw_stop_reason=assembler.raw_stop_reason,
             usage=assembler.usage,
             latency_ms=call.elapsed_ms(),
-            response_id=assembler.response_id,
+            response_id=None if response_id is None else masked(response_id, self.secrets),
             warnings=wire.warnings + tuple(assembler.warnings),
             rate_limit=self.rate_limit(headers),
             provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
@@ -362,11 +379,3 @@ class HttpAdapter(ABC):
             output_tokens=estimate_tokens(output, self._token_rates(request.model)),
             source=UsageSource.ESTIMATED,
         )
-
-
-def normalise_base_url(url: str) -> str:
-    """A base URL without its trailing slash and version suffix; adapters add the version themselves."""
-    url = url.rstrip("/")
-    for suffix in ("/v1", "/v1beta"):
-        url = url.removesuffix(suffix)
-    return url.rstrip("/")

@@ -16,7 +16,6 @@ import anyio
 from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
 
 from .contract import (
-    AdapterConfig,
     AttemptFailed,
     AttemptFirstEvent,
     AttemptObserver,
@@ -25,6 +24,7 @@ from .contract import (
     AttemptStarted,
     RetryPolicy,
 )
+from .key_masking import masked
 from .retry import retry_delay
 
 if TYPE_CHECKING:
@@ -185,12 +185,12 @@ class HttpAttempts:
         """Put ids on an error, and take keys out of it: some providers repeat them."""
         error.request_id = self._terms.request_id
         error.provider = self.adapter.name
-        for secret in secrets(self.adapter.config):
-            error.args = (str(error).replace(secret, "***"),)
-            for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
-                said = getattr(error, field)
-                if said:
-                    setattr(error, field, said.replace(secret, "***"))
+        hidden = self.adapter.secrets
+        error.args = (masked(str(error), hidden),)
+        for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
+            said = getattr(error, field)
+            if said:
+                setattr(error, field, masked(said, hidden))
 
     def _out_of_time_error(self) -> AdapterError:
         """The end of the whole call; of one that was cancelled, also the end of its drain."""
@@ -215,16 +215,3 @@ class HttpAttempts:
 def given(own: float | None, default: float) -> float:
     """What a request says, or else the configuration."""
     return default if own is None else own
-
-
-_SECRET_HEADERS = ("auth", "key", "token", "cookie")
-_SHORTEST_SECRET = 6  # masking a shorter one would only garble the text
-
-
-def secrets(config: AdapterConfig) -> list[str]:
-    """What must not be seen: the key, and the values of extra headers that carry one."""
-    values = [config.api_key or ""]
-    for name, value in config.extra_headers.items():
-        if any(part in name.lower() for part in _SECRET_HEADERS):
-            values.append(value)
-    return [value for value in values if len(value) >= _SHORTEST_SECRET]

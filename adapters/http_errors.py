@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from bus.errors import AdapterError, InvalidRequestError, NetworkError, RequestTimeoutError, StreamError
+
+from .addresses import host_of
 
 
 def translate(error: Exception, url: str = "") -> AdapterError:
@@ -17,7 +17,7 @@ def translate(error: Exception, url: str = "") -> AdapterError:
 
     if isinstance(error, AdapterError):
         return error
-    said, host = str(error) or type(error).__name__, _host(url)
+    said, host = str(error) or type(error).__name__, host_of(url)
     match error:
         case httpx.ConnectTimeout() | httpx.PoolTimeout() | httpcore.ConnectTimeout() | httpcore.PoolTimeout():
             return _unsent(RequestTimeoutError(f"no connection to {host} within the connect timeout"))
@@ -48,16 +48,6 @@ def translate(error: Exception, url: str = "") -> AdapterError:
             return NetworkError(f"the connection to {host} failed: {said}")
         case _:
             return AdapterError(f"the request could not be made: {type(error).__name__}: {said}")
-
-
-def _host(url: str) -> str:
-    """Host and port, without what else an address may hold, such as a key."""
-    try:
-        parts = urlsplit(url)
-        found = parts.hostname or ""
-        return f"{found}:{parts.port}" if found and parts.port else found or "the provider"
-    except ValueError:
-        return "the provider"
 
 
 def _unsent(error: NetworkError) -> NetworkError:

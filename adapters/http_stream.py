@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 
 import anyio
 
-from bus.errors import AdapterError, CancelledError
+from bus.errors import AdapterError, CancelledError, StreamError
 from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
 
@@ -22,7 +22,8 @@ from .contract import CanonicalResponse
 from .event_wait import EventWait
 from .normaliser import StreamNormaliser
 from .reply_size import MAX_REPLY_BYTES, too_large
-from .transport import HttpReply, close_reply, read_body
+from .strange_replies import EXCERPT_BYTES, is_page
+from .transport import HttpReply, close_reply, read_body, read_error_body
 
 if TYPE_CHECKING:
     from .http_adapter import HttpAdapter, WireCall
@@ -44,6 +45,7 @@ class HttpStream:
         self._wire: WireCall | None = None
         self._normaliser: StreamNormaliser | None = None
         self._size = 0
+        self._head = b""  # of the body, for what has to be said of one that can't be read
         self._event_wait = EventWait(0.0)
         self._delivered = False
         self._response: CanonicalResponse | None = None
@@ -116,9 +118,12 @@ class HttpStream:
 
     async def _open(self, reply: HttpReply) -> None:
         """Choose how to read the body: some servers answer a streamed request with a whole reply."""
-        self._size = 0
+        self._size, self._head = 0, b""
         self._event_wait = EventWait(self._adapter.config.first_event_timeout)
         if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
+            if is_page(reply.headers):
+                page = await self._call.wait(lambda: read_error_body(reply), what="the reply's body")
+                raise self._adapter.unreadable(page, reply.headers, "it is a page")
             self._normaliser = self._adapter.normaliser(self._call.assembler)
             self._call.on_drain = self._read_on
             return
@@ -160,6 +165,7 @@ class HttpStream:
         normaliser = self._normaliser
         assert normaliser is not None
         if chunk is not None:
+            self._head = self._head or chunk[:EXCERPT_BYTES]
             self._size += len(chunk)
             if self._size > MAX_REPLY_BYTES:
                 raise too_large()
@@ -170,9 +176,16 @@ class HttpStream:
             return
         self._deliver(events)
         if normaliser.error is not None:
-            raise normaliser.error
+            raise self._explained(normaliser.error)
         if normaliser.finished:
             self._succeed()
+
+    def _explained(self, error: AdapterError) -> AdapterError:
+        """The normaliser's error; of a body of which nothing could be read, with what it begins with."""
+        reply = self._reply
+        if self._delivered or reply is None or type(error) is not StreamError:
+            return error
+        return self._adapter.unreadable(self._head, reply.headers, error)
 
     def _deliver(self, events: list[StreamEvent]) -> None:
         if events:

@@ -22,6 +22,7 @@ import msgspec
 
 from bus.errors import NetworkError
 
+from .header_values import check_sendable
 from .http_errors import harmless, translate
 from .reply_size import MAX_REPLY_BYTES, too_large
 from .unpacking import unpacked
@@ -233,6 +234,7 @@ class HttpxTransport:
 
         home.calls += 1
         try:
+            check_sendable(request.headers)
             address = _address_of(request.url)
             timeouts = {"timeout": {"connect": request.connect_timeout}}
             if isinstance(home.pool, httpx.AsyncClient):

@@ -225,7 +225,7 @@ class MakesVideosOverHttp(AskingAdapter):
                             f"{self.name}: a download leads to {urlsplit(url).scheme}", retryable=False
                         )
                     continue
-                raise self._error(await self._within(read_error_body(reply)), reply, "")
+                raise self.error_of(await self._within(read_error_body(reply)), reply, "")
             finally:
                 await close_reply(reply)
         raise StreamError(f"{self.name}: a download leads in circles", retryable=False)

@@ -1,0 +1,138 @@
+"""A key is sent, and seen nowhere else: not when it can't be sent, and not when a server repeats it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from pathlib import Path
+
+import anyio
+import pytest
+
+from adapters import AdapterConfig, create_adapter
+from adapters.header_values import check_sendable
+from adapters.http_adapter import HttpAdapter
+from bus.errors import AdapterError, ConfigurationError, InvalidRequestError
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+
+from ..support.fake_http import request
+from ..support.scripted_server import Connection, serving
+from ..support.virtual_time import Backend, backend
+from .test_wrong_addresses import WITH_ADDRESS
+
+pytestmark = pytest.mark.anyio
+
+KEY = "sk-very-secret-0123456789"
+
+REPLY = (
+    b'{"id":"%b","model":"m","choices":[{"message":{"role":"assistant","content":"Hi"},"finish_reason":"stop"}],'
+    b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}' % KEY.encode()
+)
+ECHO = (
+    f"x-request-id: req-{KEY}\r\nrequest-id: req-{KEY}\r\nx-ratelimit-reset-tokens: {KEY}\r\n"
+    f"x-ratelimit-limit-tokens: 5\r\nset-cookie: {KEY}\r\n"
+).encode()
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+@pytest.mark.parametrize("kind", WITH_ADDRESS)
+def test_white_space_around_a_key_is_taken_off(kind: str) -> None:
+    """As it stands in a file, or comes with a copy."""
+    config = AdapterConfig(api_key=f"  {KEY}\r\n", base_url="https://x.test", extra_headers={"x-mine": " a b\n"})
+    adapter = create_adapter(kind, config, name="mine")
+    assert isinstance(adapter, HttpAdapter)
+    assert adapter.config.api_key == KEY
+    assert adapter.config.extra_headers == {"x-mine": "a b"}
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "what"),
+    [
+        ({"api_key": f"{KEY}\nsecond"}, "api_key", "a line break (character 26 of 32)"),
+        ({"api_key": f"{KEY}ä"}, "api_key", "none of ASCII"),
+        ({"api_key": f"{KEY}\x00x"}, "api_key", "a control character"),
+        ({"extra_headers": {"x-token": f"{KEY}\r\nx: y"}}, "extra_headers['x-token']", "a line break"),
+        ({"extra_headers": {"x token": "y"}}, "extra_headers", "a name that no header can have: 'x token'"),
+    ],
+)
+@pytest.mark.parametrize("kind", WITH_ADDRESS)
+def test_what_no_header_can_carry_is_named_and_not_shown(
+    kind: str, config: dict[str, object], field: str, what: str
+) -> None:
+    """When the adapter is made, so that no library comes to log it."""
+    with pytest.raises(ConfigurationError) as raised:
+        create_adapter(kind, AdapterConfig(base_url="https://x.test", **config), name="mine")  # type: ignore[arg-type]
+    said = str(raised.value)
+    assert said.startswith(f"mine: {field} ")
+    assert what in said
+    assert KEY not in "".join(traceback.format_exception(raised.value))
+
+
+def test_any_other_header_is_checked_before_it_is_sent() -> None:
+    """Such as one that is made of a request."""
+    check_sendable({"a": "plain text, with\ttabs"})
+    for value in ("x\ny", "\x00", "ü", "x\x7f"):
+        with pytest.raises(InvalidRequestError, match="the header 'x-session' holds") as raised:
+            check_sendable({"x-session": value})
+        assert value not in str(raised.value)
+
+
+async def test_a_key_that_a_server_repeats_is_seen_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither in the response, nor in an error, nor in a line that any library logs at any level."""
+    caplog.set_level(logging.DEBUG)
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if b"fail" in body:
+            head = b"HTTP/1.1 400 Bad\r\ncontent-length: 0\r\n"
+            return await connection.send(head + ECHO + b"\r\n")
+        await connection.reply(REPLY, b"content-type: application/json\r\n" + ECHO)
+
+    async with serving(script) as server:
+        config = AdapterConfig(api_key=KEY, base_url=server.url.removesuffix("/v1/talk"))
+        adapter = create_adapter("openai_compatible", config, name="mine")
+        response = await adapter.complete(request(model="mine:m"))
+        stream = adapter.stream(request(model="mine:m"))
+        async with stream:
+            events = [event async for event in stream]
+        with pytest.raises(AdapterError) as raised:
+            await adapter.complete(request(model="mine:fail"))
+        await adapter.close()
+        assert all(f"Bearer {KEY}".encode() in head for _, head, _ in server.requests)
+    assert response.provider_request_id == "req-***"
+    assert response.response_id == "***"
+    assert response.rate_limit is not None
+    assert response.rate_limit.tokens_limit == 5
+    seen = [repr(response), repr(stream.response), repr(events), repr(vars(raised.value)), str(raised.value)]
+    seen += [record.getMessage() for record in caplog.records]
+    assert any("receive_response_headers.complete" in text for text in seen)
+    assert not [text for text in seen if KEY in text]
+
+
+async def test_a_key_that_a_server_repeats_is_in_no_event_and_not_in_the_trace(
+    tmp_path: Path, anyio_backend_name: str
+) -> None:
+    """Not a byte of it in any file of the trace."""
+    if anyio_backend_name != "asyncio":
+        pytest.skip("the store is asyncio's")
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+        await connection.reply(REPLY, b"content-type: application/json\r\n" + ECHO)
+
+    async with serving(script) as server:
+        config = AdapterConfig(api_key=KEY, base_url=server.url.removesuffix("/v1/talk"))
+        entry = AdapterEntry(name="s", type="openai_compatible", config=config)
+        models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
+        async with Engine(models=models, store=tmp_path / "trace.db", capture_content=True) as engine:
+            await engine.session("s:m").send("Hi")
+            await engine.flush()
+            (row,) = await engine.store.calls()
+    assert row.provider_request_id == "req-***"
+    files = [await path.read_bytes() async for path in anyio.Path(tmp_path).iterdir()]
+    assert files
+    assert not [data for data in files if KEY.encode() in data]
