@@ -104,6 +104,8 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
     parallel_tool_calls: whether one reply may call several tools. reasoning_effort: in the model's own words, such
     as ``low`` or ``high``. provider_options: merged into the body, by the name of a protocol or an adapter.
+    capabilities: of the model, as the configuration corrects them; None is what the adapter knows. The current
+    turn and the history are both held against them.
     message_id: of the reply, for its stream events; made up if empty. session_id: for logs, and so that
     what follows in a session finds its prompt cached; never sent as it is.
     tool_choice: None is the provider's default. max_retries, retry, timeout_seconds, drain_for_usage: instead of
@@ -118,6 +120,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     model: str
     max_output_tokens: int
+    capabilities: AdapterCapabilities | None = None
     tools: tuple[ToolDefinition, ...] = ()
     system_prompt: str | None = None
     stop_sequences: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from bus.errors import AdapterError
 
 from . import emulation
 from .contract import AdapterStream, AttemptObserver, CanonicalRequest, CanonicalResponse
+from .demands import check_demands
 from .http_adapter import HttpAdapter, WireCall
 from .whole_stream import WholeStream
 
@@ -30,6 +31,7 @@ class EmulatingAdapter(HttpAdapter):
         emulated = self._emulation(request)
         if emulated is None:
             return self.write_plain(request, stream=stream)
+        check_demands(request, request.capabilities, self.name)  # the emulated one demands no tools any more
         wire = self.write_plain(emulated.request, stream=stream)
         return msgspec.structs.replace(wire, warnings=(emulation.WARNING, *wire.warnings))
 
@@ -45,9 +47,7 @@ class EmulatingAdapter(HttpAdapter):
             return response
         return emulation.read_response(response, self.clock)
 
-    def stream(  # type: ignore[override]  # the protocol's type: an emulated call streams in whole pieces
-        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> AdapterStream:
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         try:
             emulated = self._emulation(request)
         except AdapterError:

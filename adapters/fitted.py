@@ -17,7 +17,7 @@ from bus.json_types import JsonObject
 from bus.log import Log
 from bus.messages import Message
 
-from .contract import CallWarning
+from .contract import AdapterCapabilities, CallWarning
 from .data_url import WEB
 
 _log = Log("adapters.history")
@@ -61,6 +61,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     adopts_signatures: a signature of unstated origin is taken to be its own.
     begins_with_user: it refuses a history whose first message is an assistant's.
     keeps_own_blanks: it wants text of white space alone back, if it marked it with data of its own.
+    carries_tools: it takes calls and results of tools; else they are told in words.
+    takes_system: it has a place for the system text; else the user says it first.
     """
 
     provider: str
@@ -79,6 +81,30 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     adopts_signatures: bool = False
     begins_with_user: bool = False
     keeps_own_blanks: bool = False
+    carries_tools: bool = True
+    takes_system: bool = True
+
+    def within(self, can: AdapterCapabilities) -> Target:
+        """What of it a model takes that can do no more than that."""
+        return msgspec.structs.replace(
+            self,
+            accepts_images=self.accepts_images and can.supports_images,
+            accepts_audio=self.accepts_audio and can.supports_audio,
+            accepts_documents=self.accepts_documents and can.supports_documents,
+            image_types=_common(self.image_types, can.accepted_image_media_types),
+            audio_types=_common(self.audio_types, can.accepted_audio_media_types),
+            document_types=_common(self.document_types, can.accepted_document_media_types),
+            replays_thinking=self.replays_thinking and can.supports_thinking,
+            carries_tools=self.carries_tools and can.supports_tools,
+            takes_system=self.takes_system and can.supports_system_prompt,
+        )
+
+
+def _common(own: tuple[str, ...] | None, others: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The media types in both; None is any."""
+    if own is None or others is None or own == others:
+        return others if own is None else own
+    return tuple(media_type for media_type in own if media_type in others)
 
 
 class Loss(msgspec.Struct, frozen=True):

@@ -14,7 +14,12 @@ or change.
   user message comes first.
 * Tool ids are the issuing provider's own where it is the target. Otherwise they are derived from our id: the
   same if it is legal there and not taken, else a digest of it, so that it stays the same from send to send.
-* A tool's name that a model made up is made legal.
+* A tool's name that a model made up is made legal. Where the model takes no tools, calls and their results are
+  told in words.
+* Where the model takes no system text, the user says it first.
+
+What the target takes is narrowed by the request's `capabilities`: a model may be able to do less than its
+protocol.
 
 ``provider_options["history"]`` of a request may say ``on_loss: "error"``, which makes every loss a CapabilityError
 before anything is sent, and ``foreign_thinking: "text"``.
@@ -49,6 +54,7 @@ from .contract import CanonicalRequest
 from .data_url import media_type_of
 from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
 from .surrogates import mend_object, mend_text
+from .told_tools import tell_tools
 
 __all__ = [
     "BEGINNING",
@@ -74,7 +80,8 @@ OPTIONS = "history"
 
 def fit_history(request: CanonicalRequest, target: Target) -> FittedHistory:
     """Fit a request's messages to a target. Pure; see the module's text for the rules."""
-    return _Fitter(request, target).fit()
+    can = request.capabilities
+    return _Fitter(request, target if can is None else target.within(can)).fit()
 
 
 class _Fitter:
@@ -88,16 +95,17 @@ class _Fitter:
         self.tool_names: dict[str, str] = {}
         self.homes: list[tuple[str, tuple[ContentBlock, ...]]] = []
         self.taken: set[str] = set()
-        self.results = _collect_results(request.messages)
+        self.messages = request.messages if target.carries_tools else self._tools_told()
+        self.results = _collect_results(self.messages)
 
     def fit(self) -> FittedHistory:
-        system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
         hoisted = (Role.SYSTEM,) if self.target.keeps_developer else (Role.SYSTEM, Role.DEVELOPER)
-        for role in hoisted:
-            said = [mend_text(message.text) for message in self.request.messages if message.role is role]
-            system += [text for text in said if text]
+        system = self._system(hoisted)
         fitted: list[Message] = []
-        for message in self.request.messages:
+        if system and not self.target.takes_system:
+            fitted.append(Message.user(system))
+            self.homes.append(("", fitted[0].content))
+        for message in self.messages:
             if fitted and _is_plain(message) and fitted[-1].role is not message.role:
                 fitted.append(message)
                 self.homes.append((message.id or "", message.content))
@@ -112,7 +120,7 @@ class _Fitter:
                 case _:
                     pass
         return FittedHistory(
-            system="\n\n".join(system) or None,
+            system=system if self.target.takes_system else None,
             messages=tuple(fitted),
             tool_ids=self.tool_ids,
             tool_names=self.tool_names,
@@ -122,6 +130,22 @@ class _Fitter:
             homes=tuple(self.homes),
             may_lose=self.options.get("on_loss") != "error",
         )
+
+    def _system(self, hoisted: tuple[Role, ...]) -> str | None:
+        system = [mend_text(self.request.system_prompt)] if self.request.system_prompt else []
+        for role in hoisted:
+            said = [mend_text(message.text) for message in self.messages if message.role is role]
+            system += [text for text in said if text]
+        return "\n\n".join(system) or None
+
+    def _tools_told(self) -> tuple[Message, ...]:
+        """The history for a model without tools."""
+        calls: dict[str, ToolUseBlock] = {}
+        for message in self.request.messages:
+            for block in message.tool_uses:
+                calls[block.id] = block
+                self._lose(message, block, "the model takes no tools; with its result it is told in words")
+        return tuple(tell_tools(self.request.messages, calls, ())) if calls else self.request.messages
 
     def _append(self, fitted: list[Message], origin: Message, role: Role, content: Iterable[ContentBlock]) -> None:
         """Add blocks of a role. origin: the message that they were, taken as it is if nothing had to change."""
@@ -149,7 +173,7 @@ class _Fitter:
     @cached_property
     def called(self) -> set[str]:
         """Our ids of all calls."""
-        return {block.id for message in self.request.messages for block in message.tool_uses}
+        return {block.id for message in self.messages for block in message.tool_uses}
 
     # -- what users say
 

@@ -26,6 +26,7 @@ from .classify import ErrorType, build_error, read_error
 from .contract import (
     AdapterCapabilities,
     AdapterConfig,
+    AdapterStream,
     AttemptObserver,
     CallWarning,
     CanonicalRequest,
@@ -53,6 +54,7 @@ from .transport import (
     exchange,
     read_error_body,
 )
+from .whole_stream import WholeStream
 
 HEALTH_SECONDS = 5.0
 
@@ -194,7 +196,9 @@ class HttpAdapter(ABC):
         call.first_event()
         return self.response_of(call, wire, reply)
 
-    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> HttpStream:
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
+        if request.capabilities is not None and not request.capabilities.supports_streaming:
+            return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
         return HttpStream(self, HttpCall(self, request, on_attempt, stream=True))
 
     async def cancel(self, request_id: str) -> bool:
@@ -298,11 +302,17 @@ class HttpAdapter(ABC):
             return call.wire  # every attempt sends the same, but after a repair
         await self.prepare(call)
         try:
-            wire = self.write_request(call.request, stream=call.streamed)
+            wire = self.write_request(self._informed(call.request), stream=call.streamed)
             call.wire = self._mended(wire, call.repairs) if call.repairs else wire
             return call.wire
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error
+
+    def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
+        """The request with what the model can do, also where nobody but this adapter knows it."""
+        if request.capabilities is not None:
+            return request
+        return msgspec.structs.replace(request, capabilities=self.get_capabilities(request.wire_model))
 
     @staticmethod
     def _mended(wire: WireCall, repairs: Sequence[Repair]) -> WireCall:

@@ -12,24 +12,20 @@ import msgspec
 
 from adapters import (
     AdapterCapabilities,
-    AudioBlock,
     CallWarning,
     CapabilityError,
-    DocumentBlock,
-    ImageBlock,
     Message,
     ToolChoice,
     ToolDefinition,
     UnsupportedToolChoiceError,
 )
+from adapters.demands import FORCING, media_lacks
 from adapters.estimate import at_most
 from bus import PromptTooLongError
 from bus.json_types import JsonObject
 
 from .choice import Requirements
 from .schema_means import SchemaMode
-
-_FORCING = ("required", "named")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,12 +81,12 @@ def check_tool_choice(asked: Asked) -> None:
 
 def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> Iterator[str]:
     for message in asked.new:
-        yield from _content_lacks(message, capabilities)
+        yield from media_lacks(message, capabilities)
     if asked.tools and not capabilities.supports_tools:
         yield "can't call tools"
     if (
         asked.tool_choice is not None
-        and asked.tool_choice.mode in _FORCING
+        and asked.tool_choice.mode in FORCING
         and not capabilities.supports_tool_choice
     ):
         yield "can't be made to call a tool"
@@ -105,23 +101,3 @@ def _lacks(asked: Asked, capabilities: AdapterCapabilities, *, listed: bool) -> 
         unmet = requirements.unmet(capabilities)
         if unmet is not None:
             yield unmet
-
-
-def _content_lacks(message: Message, capabilities: AdapterCapabilities) -> Iterator[str]:
-    for block in message.content:
-        match block:
-            case ImageBlock():
-                kind, supported = "images", capabilities.supports_images
-                accepted = capabilities.accepted_image_media_types
-            case AudioBlock():
-                kind, supported = "audio", capabilities.supports_audio
-                accepted = capabilities.accepted_audio_media_types
-            case DocumentBlock():
-                kind, supported = "documents", capabilities.supports_documents
-                accepted = capabilities.accepted_document_media_types
-            case _:
-                continue
-        if not supported:
-            yield f"takes no {kind}"
-        if accepted is not None and block.media_type is not None and block.media_type not in accepted:
-            yield f"takes no {block.media_type} {kind}, only {', '.join(accepted)}"

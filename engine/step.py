@@ -261,6 +261,7 @@ class Step:
             request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
             messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
+            capabilities=capabilities,
             max_output_tokens=options.max_output_tokens
             or default_max_output(entry, capabilities, listed=named.listed),
             tools=shaped.tools,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.encoding import encode_json
 from adapters.history import Loss, Target, ToolIdRule, fit_history
 from adapters.http_adapter import WireCall
@@ -59,6 +60,7 @@ def write_request(
         adopts_signatures=True,
         begins_with_user=True,
     )
+    check_demands(request, request.capabilities, provider)
     return _Writer(request, target, stream).write(options)
 
 
@@ -84,7 +86,8 @@ class _Writer:
         if ttl not in TTLS:
             raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
         body = self._body(extra, errors_in_words=options.get(ERRORS_IN_WORDS) is True)
-        if auto_cache is not False:
+        can = self.request.capabilities
+        if auto_cache is not False and (can is None or can.supports_prompt_caching):
             minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
             mark(
                 body,

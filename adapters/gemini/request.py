@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.schema_sanitizer import instruction
@@ -62,6 +63,7 @@ class _Builder:
         self.warnings: list[CallWarning] = []
 
     def build(self) -> BuiltRequest:
+        check_demands(self.request, self.request.capabilities, self.provider)
         history = fit_history(self.request, self._target())
         contents, losses, added = write_contents(history, self.request.wire_model, self.row)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))

@@ -159,11 +159,17 @@ class LocalAdapter:
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
         self._check(request)
-        return await self._inner.complete(request, on_attempt=on_attempt)
+        return await self._inner.complete(self._informed(request), on_attempt=on_attempt)
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         self._check(request)
-        return self._inner.stream(request, on_attempt=on_attempt)
+        return self._inner.stream(self._informed(request), on_attempt=on_attempt)
+
+    def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
+        """The request with what the local model can do, which the adapter of its protocol doesn't know."""
+        if request.capabilities is not None:
+            return request
+        return msgspec.structs.replace(request, capabilities=self.capabilities)
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None

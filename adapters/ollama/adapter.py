@@ -156,7 +156,7 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
             request,
             provider=self.name,
             facts=facts,
-            capabilities=self.get_capabilities(request.wire_model),
+            capabilities=request.capabilities or self.get_capabilities(request.wire_model),
             estimated_tokens=estimated,
             num_ctx=self.options.num_ctx
             or self._windows.choose(

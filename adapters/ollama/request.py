@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.encoding import encode_json
 from adapters.estimate import at_most
@@ -103,11 +104,10 @@ class _Writer:
         model, can = self.request.model, self.capabilities
         if self.request.tools and not can.supports_tools:
             raise CapabilityError(f"{model} calls no tools; `options: {{tools: emulate}}` emulates them")
+        check_demands(self.request, can, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:
                 match block:
-                    case ImageBlock() if not can.supports_images:
-                        raise CapabilityError(f"{model} takes no images")
                     case ImageBlock() if reason := refused_image(block, can):
                         raise CapabilityError(f"{model}: {reason}")
                     case AudioBlock() | DocumentBlock():

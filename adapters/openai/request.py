@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, fit_history
 from adapters.settings import check_tool_choice, own_options, write_settings
@@ -70,6 +71,7 @@ class _Builder:
         self.warnings: list[CallWarning] = []
 
     def build(self, *, stream: bool) -> BuiltRequest:
+        check_demands(self.request, self.request.capabilities, self.provider)
         history = self._fit()
         items, losses = write_items(history, self.request.wire_model)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
@@ -95,7 +97,7 @@ class _Builder:
             body["stream"] = True
         options = self._options()
         auto_cache = options.pop(AUTO_CACHE, True)
-        if auto_cache is not False and self.quirks.cache_key and self.request.session_id:
+        if auto_cache is not False and self._caches() and self.request.session_id:
             body["prompt_cache_key"] = _digest(self.request.session_id)
         _merge(body, options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
@@ -104,7 +106,13 @@ class _Builder:
         self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
 
     def _reasons(self) -> bool:
-        return self.quirks.reasoning and (self.model is None or bool(self.model.efforts))
+        can = self.request.capabilities
+        able = can is None or can.supports_thinking
+        return able and self.quirks.reasoning and (self.model is None or bool(self.model.efforts))
+
+    def _caches(self) -> bool:
+        can = self.request.capabilities
+        return self.quirks.cache_key and (can is None or can.supports_prompt_caching)
 
     def _fit(self) -> FittedHistory:
         target = Target(

@@ -94,7 +94,7 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
         return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
 
     def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        capabilities = self.get_capabilities(request.model)
+        capabilities = request.capabilities or self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
         return WireCall(self._path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
@@ -168,9 +168,7 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
 
     # -- what the server can't stream
 
-    def stream(  # type: ignore[override]  # the protocol's type: what can't be streamed comes in whole pieces
-        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> AdapterStream:
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
         if self._can_stream(request):
             return super().stream(request, on_attempt=on_attempt)
         return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)

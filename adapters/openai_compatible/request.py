@@ -13,6 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.effort import EFFORTS, nearest_effort
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
@@ -100,33 +101,14 @@ class _Builder:
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
     def _check(self) -> None:
-        """What the current turn itself asks for must be there."""
-        model, can = self.request.model, self.capabilities
-        if self.request.tools and not can.supports_tools:
-            raise CapabilityError(f"{model} has no tools")
-        if self.request.output_schema is not None and not can.supports_structured_output:
-            raise CapabilityError(f"{model} has no structured output")
+        """What the current turn itself asks for must be there, in a form that the server takes."""
+        check_demands(self.request, self.capabilities, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:
                 if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
-                    self._check_media(block)
-
-    def _check_media(self, block: ImageBlock | AudioBlock | DocumentBlock) -> None:
-        model, can = self.request.model, self.capabilities
-        match block:
-            case ImageBlock():
-                kind, supported, accepted = "images", can.supports_images, can.accepted_image_media_types
-            case AudioBlock():
-                kind, supported, accepted = "audio", can.supports_audio, can.accepted_audio_media_types
-            case DocumentBlock():
-                kind, supported, accepted = "documents", can.supports_documents, can.accepted_document_media_types
-        if not supported:
-            raise CapabilityError(f"{model} takes no {kind}")
-        if accepted is not None and block.media_type is not None and block.media_type not in accepted:
-            raise CapabilityError(f"{model} takes no {kind} of type {block.media_type}")
-        reason = refusal(block, self.quirks)
-        if reason is not None:
-            raise CapabilityError(f"{self.provider}: {reason}")
+                    reason = refusal(block, self.quirks)
+                    if reason is not None:
+                        raise CapabilityError(f"{self.provider}: {reason}")
 
     def _left_out(self, parameter: str, why: str) -> None:
         self.warnings.append(dropped(parameter, self.provider, why))

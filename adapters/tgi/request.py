@@ -7,6 +7,7 @@ server and means that nothing is sampled, which is said instead.
 from __future__ import annotations
 
 from adapters.contract import CallWarning, CanonicalRequest
+from adapters.demands import check_demands
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, fit_history
 from adapters.http_adapter import WireCall
@@ -37,6 +38,7 @@ def write_request(
 
     Raises CapabilityError for images of the current turn and InvalidRequestError for what can't be said.
     """
+    check_demands(request, request.capabilities, provider)
     for message in current_turn(request.messages):
         for block in message.content:
             if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):

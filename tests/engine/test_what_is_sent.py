@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from adapters import AdapterConfig, AnthropicAdapter
+from adapters import AdapterConfig, AnthropicAdapter, CapabilityError, ImageBlock, Message
 from bus.json_types import Json
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, NoObjectGeneratedError
 from tests.support.fake_http import FakeReply, FakeTransport
@@ -16,6 +16,7 @@ from tests.support.scripted import adapter_type
 
 pytestmark = pytest.mark.anyio
 
+PNG = b"\x89PNG\r\n\x1a\n"
 JSON = {"content-type": "application/json"}
 
 
@@ -33,8 +34,8 @@ def said(text: str) -> FakeReply:
     return FakeReply(msgspec.json.encode(body), headers=JSON)
 
 
-def on_anthropic(*replies: FakeReply) -> tuple[Engine, FakeTransport]:
-    """An engine with Anthropic's adapter, and its network."""
+def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
+    """An engine with Anthropic's adapter, and its network. can: what models.yaml corrects of the model."""
     transport = FakeTransport(*replies)
 
     class Wired(AnthropicAdapter):
@@ -42,7 +43,7 @@ def on_anthropic(*replies: FakeReply) -> tuple[Engine, FakeTransport]:
             super().__init__(config, name="a", transport=transport)
 
     adapters = {"a": AdapterEntry(name="a", type=adapter_type(Wired), config=AdapterConfig(max_retries=0))}
-    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m")}
+    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m", capabilities=can)}
     return Engine(models=ModelRegistry(adapters, models), trace=False), transport
 
 
@@ -58,3 +59,16 @@ async def test_bounds_that_anthropic_refuses_are_checked_here_instead() -> None:
     sent = transport.requests[0].body
     assert b'"minimum"' not in sent
     assert b"at most 99; at least 1" in sent
+
+
+async def test_what_models_yaml_says_of_a_model_holds_for_the_history_too() -> None:
+    """New images are refused, and those of earlier turns, which another model saw, stay behind with a warning."""
+    engine, transport = on_anthropic(said("Text only."), supports_images=False)
+    image = ImageBlock(data=PNG, media_type="image/png")
+    seen = (Message.user((image,)), Message.assistant("A cat."))
+    async with engine:
+        result = await engine.generate("a:m", messages=[*seen, Message.user("And?")])
+        with pytest.raises(CapabilityError, match="takes no images"):
+            await engine.generate("a:m", messages=[*seen, Message.user((image,))])
+    assert [b'"image"' in sent.body for sent in transport.requests] == [False]
+    assert (result.text, [warning.code for warning in result.warnings]) == ("Text only.", ["content_dropped"])

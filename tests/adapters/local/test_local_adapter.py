@@ -12,6 +12,7 @@ import anyio
 import pytest
 
 from adapters.contract import (
+    AdapterCapabilities,
     AdapterConfig,
     AttemptFailed,
     AttemptReport,
@@ -143,7 +144,8 @@ async def test_the_protocols_agree_on_a_conversation(adapters: dict[str, LocalAd
 
 
 async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalAdapter]) -> None:
-    """llama.cpp's Messages API overlooks `is_error`, so the model is told in words, as by the others."""
+    """llama.cpp's Messages API overlooks `is_error`, so the model is told in words, as by the others. The host
+    says here that the model takes tools."""
     call = ToolUseBlock("tu_1", "get_weather", {"city": "Paris"})
     seen = set()
     for adapter in adapters.values():
@@ -159,6 +161,7 @@ async def test_the_protocols_agree_that_a_tool_failed(adapters: dict[str, LocalA
                     model="local:smollm2",
                     max_output_tokens=8,
                     temperature=0.0,
+                    capabilities=AdapterCapabilities(supports_tools=True),
                 )
             )
             seen.add((is_error, response.text, response.usage.total_input_tokens))
