@@ -50,9 +50,14 @@ class AskingAdapter(HttpAdapter):
         terms: AttemptTerms,
         on_attempt: AttemptObserver | None,
         once: Callable[[HttpAttempts], Awaitable[T]],
+        *,
+        estimate_input: Callable[[], int] | None = None,
     ) -> T:
-        """What `once` gives, tried as often as the terms allow. Raises AdapterError."""
-        attempts = HttpAttempts(self, terms, on_attempt)
+        """What `once` gives, tried as often as the terms allow. Raises AdapterError.
+
+        estimate_input: see `HttpAttempts`.
+        """
+        attempts = HttpAttempts(self, terms, on_attempt, estimate_input)
         try:
             while True:
                 attempts.begin_attempt()
@@ -72,6 +77,7 @@ class AskingAdapter(HttpAdapter):
     ) -> tuple[T, Answer]:
         """Send, and what `read` makes of the answer. Raises AdapterError: what an error means, or of no answer."""
         http = self.http_request(wire, accept="application/json", on_resend=attempts.resend_observer())
+        attempts.sent = True
         try:
             reply, body = await attempts.wait(lambda: exchange(self._transport, http), what="the reply")
             if reply.status >= 300:

@@ -21,18 +21,17 @@ import copy
 from collections.abc import Callable, Hashable
 from typing import Literal, TypeAlias
 
-import msgspec
-
 from bus.clock import Clock
 from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
 from bus.json_types import JsonObject
 from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.usage import StopReason, TokenUsage
 from bus.whole_calls import ended_well, with_whole_calls
 
 from .contract import CallWarning, CanonicalRequest
 from .failed_ends import failed_end
 from .reply_block import CleanInput, ReplyBlock
+from .unfinished import usage_until_now
 
 Key: TypeAlias = Hashable
 
@@ -225,16 +224,20 @@ class Assembler:
     def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
         """The reply was cancelled or broke off: what is open is closed as far as it got.
 
-        usage: what it really was, if that is known all the same. Otherwise its usage is what had been reported,
-        marked partial, or an estimate.
+        usage: what it really was, if that is known; else it is `usage_so_far`.
         """
-        if usage is not None:
-            pass
-        elif self.usage is not None:
-            usage = msgspec.structs.replace(self.usage, source=UsageSource.PARTIAL)
-        else:
-            usage = self._estimate_usage(self.partial_text())
-        self._finish(stop_reason, self.raw_stop_reason, usage, cut_off=True)
+        self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
+
+    def usage_so_far(self) -> TokenUsage:
+        """What the reply has used, if it ended here."""
+        if self.complete and self.usage is not None:
+            return self.usage
+        return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))
+
+    @property
+    def heard(self) -> bool:
+        """True if anything of a reply has come, be it no more than a part of its usage."""
+        return self.started or bool(self._held) or self.usage is not None
 
     def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
         if self.complete:

@@ -285,12 +285,25 @@ class PumpedStream(Protocol):
 
 
 @runtime_checkable
+class MeteredAdapter(Protocol):
+    """A ProviderAdapter that knows at any moment what a call has used."""
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """What the current attempt of a call under way has used, if it ended here; None if nothing is known of it.
+
+        Costs nothing until it is asked. It is what is booked for a call that ends so.
+        """
+        ...
+
+
+@runtime_checkable
 class ProviderAdapter(Protocol):
     """One provider. Usable alone: construct, call, close; nothing else of Callboard is needed.
 
     Every method but `estimate_input_tokens` and `get_capabilities` is I/O. Calls may run side by side, on one
     event loop. Only AdapterError (with its subclasses) is ever raised by a call, besides the loop's cancellation.
-    Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`.
+    Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`;
+    `usage_so_far()`, see `MeteredAdapter`.
 
     name: stands before the colon of its models' names. capabilities: of a model that isn't known.
     """

@@ -189,6 +189,7 @@ class HttpAdapter(ABC):
     async def _complete_once(self, call: HttpCall) -> CanonicalResponse:
         wire = await self._written(call)
         request = self._request(call, wire)
+        call.sent = True
         reply, body = await call.wait(lambda: exchange(self._transport, request), what="the reply")
         if reply.status >= 300:
             raise self.error_of(body, reply, call.request.request_id)
@@ -207,6 +208,11 @@ class HttpAdapter(ABC):
             return False
         await call.cancel()
         return True
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """See `adapters.contract.MeteredAdapter`."""
+        call = self.running.get(request_id)
+        return None if call is None else call.usage_so_far()
 
     async def health_check(self) -> AdapterHealth:
         """Whether the provider answers and takes the key: one GET, never repeated, bounded to 5 s
@@ -265,6 +271,7 @@ class HttpAdapter(ABC):
         wire = await self._written(call)
         http = self._request(call, wire)
         limit = self.config.first_event_timeout
+        call.sent = True
         reply = await call.wait(lambda: self._transport.send(http), limit, what="the reply")
         if reply.status < 300:
             return wire, reply

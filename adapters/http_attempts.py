@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 import anyio
 
 from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from bus.usage import TokenUsage, UsageSource
 
 from .contract import (
     AttemptFailed,
@@ -26,11 +27,14 @@ from .contract import (
 )
 from .key_masking import masked
 from .retry import retry_delay
+from .unfinished import NOTHING_USED, usage_of_failure
 
 if TYPE_CHECKING:
     from .http_adapter import HttpAdapter
 
 T = TypeVar("T")
+
+_ESTIMATED = UsageSource.ESTIMATED
 
 
 class Limit(NamedTuple):
@@ -54,20 +58,30 @@ class AttemptTerms(Protocol):
 
 
 class HttpAttempts:
-    """One request over all its attempts. ended: nothing will be waited for again.
+    """One request over all its attempts. ended: nothing will be waited for again. sent: the request of the current
+    attempt has left, or is about to.
 
     on_cancel: closes the reply when the request is cancelled while nothing is waited for. draining: it is being
     read on after its cancelling; what is waited for then ends at the drain's own time limit. repaired: how many
-    attempts followed a repair; they don't count as retries.
+    attempts followed a repair; they don't count as retries. estimate_input: the tokens that are sent, for the
+    usage of an attempt that ends early.
     """
 
-    def __init__(self, adapter: HttpAdapter, terms: AttemptTerms, on_attempt: AttemptObserver | None) -> None:
+    def __init__(
+        self,
+        adapter: HttpAdapter,
+        terms: AttemptTerms,
+        on_attempt: AttemptObserver | None,
+        estimate_input: Callable[[], int] | None = None,
+    ) -> None:
         self.adapter = adapter
+        self._estimate_input = estimate_input
         self.attempt = 0
         self.cancelled = False
         self.ended = False
         self.draining = False
         self.repaired = 0
+        self.sent = False
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
         self.timeout_seconds = given(terms.timeout_seconds, adapter.config.timeout_seconds)
         self._terms = terms
@@ -97,6 +111,7 @@ class HttpAttempts:
         if self.cancelled:
             raise self._cancelled_error()
         self.attempt += 1
+        self.sent = False
         self._first_event_told = False
         self.prepare_attempt()
         self.report(AttemptStarted(self.attempt, self._next_reason))
@@ -160,7 +175,7 @@ class HttpAttempts:
         if self.mend(error):
             self.repaired += 1
             self._next_reason = "repair"
-            self.report(AttemptFailed(self.attempt, error, 0.0))
+            self._failed(error, 0.0)
             return
         config, terms = self.adapter.config, self._terms
         budget = terms.max_retries if terms.max_retries is not None else config.max_retries
@@ -170,8 +185,12 @@ class HttpAttempts:
         if delay is None or self.out_of_time(delay):
             raise error
         self._next_reason = "retry"
-        self.report(AttemptFailed(self.attempt, error, delay))
+        self._failed(error, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+
+    def _failed(self, error: AdapterError, delay: float) -> None:
+        self.sent = False
+        self.report(AttemptFailed(self.attempt, error, delay))
 
     def mend(self, error: AdapterError) -> bool:
         """Change what the next attempt sends, if the error says how; whether it did."""
@@ -182,9 +201,11 @@ class HttpAttempts:
         return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
 
     def identify(self, error: AdapterError) -> None:
-        """Put ids on an error, and take keys out of it: some providers repeat them."""
+        """Put ids and usage on an error, and take keys out of it: some providers repeat them."""
         error.request_id = self._terms.request_id
         error.provider = self.adapter.name
+        if error.usage is None:
+            error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
         hidden = self.adapter.secrets
         error.args = (masked(str(error), hidden),)
         for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
@@ -200,7 +221,22 @@ class HttpAttempts:
         return RequestTimeoutError(said, retryable=False)
 
     def _cancelled_error(self) -> CancelledError:
-        return CancelledError("the call was cancelled", request_id=self._terms.request_id)
+        error = CancelledError("the call was cancelled", request_id=self._terms.request_id)
+        error.usage = self.usage_so_far()
+        return error
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything of a reply has come in this attempt."""
+        return False
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+        return self._count_used() if self.sent else NOTHING_USED
+
+    def _count_used(self) -> TokenUsage | None:
+        """The same, of an attempt whose request was sent."""
+        return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
         """End the request. at_once: even if it may, or does, read on for its usage."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from bus.errors import AdapterError
+from bus.usage import TokenUsage
 
 from .assembler import Assembler
 from .contract import AttemptObserver, CanonicalRequest
@@ -50,12 +51,22 @@ class HttpCall(HttpAttempts):
             provider=self.adapter.name,
             requested_model=self.request.wire_model,
             clock=self.adapter.clock,
-            estimate_usage=lambda output: self.adapter.estimate_usage(self.request, output),
+            estimate_usage=self._estimate_usage,
             request=self.request,
         )
 
     def prepare_attempt(self) -> None:
         self.assembler = self.new_assembler()
+
+    def _estimate_usage(self, output: str) -> TokenUsage:
+        return self.adapter.estimate_usage(self.request, output)
+
+    @property
+    def heard(self) -> bool:
+        return self.sent and self.assembler.heard
+
+    def _count_used(self) -> TokenUsage:
+        return self.assembler.usage_so_far()
 
     def mend(self, error: AdapterError) -> bool:
         """Mend the request, if the error says how and that was not tried before."""

@@ -15,7 +15,7 @@ import anyio
 
 from bus.errors import AdapterError, CancelledError, StreamError
 from bus.stream_events import StreamEvent
-from bus.usage import StopReason, TokenUsage
+from bus.usage import StopReason
 
 from .assembler import Assembler
 from .contract import CanonicalResponse
@@ -244,11 +244,9 @@ class HttpStream:
         call.ended = True
         if call.attempt == 0:  # cancelled before anything was sent
             call.assembler = call.new_assembler()
-        usage: TokenUsage | None = None
+        usage = call.usage_so_far()  # of all that came, also while it was read on
         if self._kept is not None:
-            whole, call.assembler = call.assembler, self._kept
-            call.assembler.usage = whole.usage
-            usage = whole.usage if whole.complete else None
+            call.assembler = self._kept
         call.assembler.abort(reason, usage)
         self._ready.extend(call.assembler.take())
         if self._wire is not None:

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from .content import ContentBlock
-    from .usage import TokenUsage
+    from .usage import Cost, TokenUsage
 
 
 class CallboardError(Exception):
@@ -136,7 +136,8 @@ class AdapterError(CallboardError):
     retryable: the failure is of a passing kind; whoever gets it may try again later. None takes the class's word.
     retry_after_seconds: the provider's hint, if it gave one.
     request_id: ours. provider_request_id: the provider's, for its support.
-    content, usage: what had arrived when the call failed; usage is None if nothing is known of it.
+    content, usage: what had arrived when the call failed, and what it had used; usage is None if nothing is known
+    of that. cost: of that usage; set by the engine, None where an adapter is used alone.
 
     What a turn raises has `turn` as well, see `Session.send`.
     """
@@ -170,6 +171,7 @@ class AdapterError(CallboardError):
         self.provider_request_id = provider_request_id
         self.content: tuple[ContentBlock, ...] = ()
         self.usage: TokenUsage | None = None
+        self.cost: Cost | None = None
 
 
 class AuthError(AdapterError):
@@ -275,6 +277,6 @@ class NoModelAvailable(AdapterError):
 
 
 class CancelledError(AdapterError):
-    """The call was cancelled; `content` and `usage` hold what had arrived."""
+    """The call was cancelled; `content`, `usage` and `cost` hold what had arrived, and what that comes to."""
 
     error_class = ErrorClass.CANCELLED

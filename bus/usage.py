@@ -29,7 +29,7 @@ class UsageSource(StrEnum):
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """What the provider had reported when the call ended early; the output count is a lower bound."""
+    """Of a call that ended early: what the provider had reported by then, and an estimate where more had come."""
     ESTIMATED = "estimated"
     """Counted by us, because the provider said nothing."""
 

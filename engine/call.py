@@ -21,13 +21,17 @@ from adapters import (
     CanonicalRequest,
     CanonicalResponse,
     ContentBlock,
+    Message,
     MessageComplete,
     MessageStart,
+    Role,
     StopReason,
     StreamEvent,
     TokenUsage,
 )
-from adapters.actor import CallHandle, start_call
+from adapters.actor import AdapterActor, CallHandle, start_call
+from adapters.contract import MeteredAdapter, ProviderAdapter
+from adapters.unfinished import NOTHING_USED
 from bus import (
     ActorRef,
     Cost,
@@ -100,6 +104,7 @@ class Call(CallEvents):
         self._filtered: tuple[ContentBlock, ...] | None = None
         self._filter_error: Exception | None = None
         self._end: list[StreamEvent] = []  # of the message, until it may be handed over
+        self._content: tuple[ContentBlock, ...] = ()
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
@@ -130,8 +135,9 @@ class Call(CallEvents):
                 raise self._filter_error from None
             raise
         finally:
+            if terminal is None:
+                self._end_early(first_seq, error)
             self.over = True
-            self._end_message(first_seq, error if terminal is None else None)
             self.publish_terminal(terminal, error)
             await self._hand_over_end()
 
@@ -217,6 +223,28 @@ class Call(CallEvents):
                 self._filtered = event.final_content
         return events
 
+    # -- what it has used
+
+    def used(self) -> TokenUsage:
+        return self.used_by_now(self._content)
+
+    def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
+        """What the attempt under way has used: as its adapter says, or else as much as has come. content: that.
+
+        It is what is booked if the call ends here.
+        """
+        if not self._attempt_open:
+            return NOTHING_USED
+        actor = self.scene.adapter.actor
+        adapter = actor.made if isinstance(actor, AdapterActor) else None
+        if isinstance(adapter, MeteredAdapter):
+            used = adapter.usage_so_far(self.request.request_id)
+            if used is not None:
+                return used
+        sent = self.scene.estimated_input_tokens or 0
+        delivered = _output_tokens(adapter, self.request.wire_model, content) if adapter is not None else 0
+        return TokenUsage(sent, delivered, source=UsageSource.ESTIMATED)
+
     # -- the log
 
     async def _hand_over_end(self) -> None:
@@ -226,10 +254,8 @@ class Call(CallEvents):
         finally:
             self.scene.log.extend(self._end)
 
-    def _end_message(self, first_seq: int, error: AdapterError | None) -> None:
-        """Give the message the end that it lacks, if the call ended before the adapter could."""
-        if error is None:
-            return
+    def _end_early(self, first_seq: int, error: AdapterError) -> None:
+        """Say what the call had used, and give the message the end that it lacks if the adapter could not."""
         accumulator = StreamAccumulator()
         for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
             if getattr(event, "message_id", None) == self.request.message_id:
@@ -238,7 +264,20 @@ class Call(CallEvents):
             accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
-        usage = error.usage or TokenUsage(source=UsageSource.PARTIAL)
-        self._end += accumulator.closing_events(reason, usage)
+        self._content = accumulator.content
+        self.account(error)
+        self._end += accumulator.closing_events(reason, error.usage or NOTHING_USED)
         if not error.content or self.scene.filter is not None:
             error.content = with_whole_calls(accumulator.content, reason)
+
+
+_NOTHING_SAID = Message(Role.ASSISTANT, ())
+
+
+def _output_tokens(adapter: ProviderAdapter, model: str, content: tuple[ContentBlock, ...]) -> int:
+    """About how many tokens a reply has come to."""
+    if not content:
+        return 0
+    estimate = adapter.estimate_input_tokens
+    said = estimate((Message(Role.ASSISTANT, content),), model=model)
+    return max(said - estimate((_NOTHING_SAID,), model=model), 0)

@@ -21,8 +21,10 @@ from adapters import (
     StopReason,
     TokenUsage,
 )
+from adapters.unfinished import NOTHING_USED, usage_of_failure
 from bus import Bus, Clock, Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
 from bus.cost_sum import CostSum, usage_is_unknown
+from bus.errors import CancelledError
 from bus.usage import UsageSource
 from tracestore import PriceTable
 
@@ -120,17 +122,17 @@ class Served(Protocol):
 class CallEvents:
     """The events of one call. operation: what kind of call, in OpenTelemetry's word for it.
 
-    failure_cost: of what a failed or cancelled call had used, if that is known. costs: of all attempts that may
-    have used something; sum: of all that have ended. most_output: tokens that the model may write; None if there
-    is no such limit. Nothing is heard of attempts once `over` is set.
+    costs: of all attempts that may have used something; usages: of those of which it is known; sum: of all that
+    have ended. most_output: tokens that the model may write; None if there is no such limit. Nothing is heard of
+    attempts once `over` is set.
     """
 
     operation = "chat"
     most_output: int | None = 0
 
     def __init__(self, scene: EventScene, request_id: str, message_id: str | None, *, streamed: bool) -> None:
-        self.failure_cost: Cost | None = None
         self.costs: list[Cost] = []
+        self.usages: list[TokenUsage] = []
         self.sum = CostSum()
         self.over = False
         self.streamed = streamed
@@ -194,6 +196,8 @@ class CallEvents:
     def _count(self, end: CallEnd) -> None:
         part = cost_sum(end)
         self.sum += part
+        if end.usage is not None:
+            self.usages.append(end.usage)
         if part.unknown:
             self.costs.append(NOT_KNOWN)
         elif end.cost is not None and end.cost is not NOTHING_SENT:
@@ -202,6 +206,7 @@ class CallEvents:
     def publish_terminal(self, terminal: CallEnd | None, error: AdapterError) -> None:
         """The end that is missing, published and settled. terminal: None if the call failed, with this error."""
         if terminal is None:
+            self.account(error)
             terminal = self._failed(error, will_retry=False, delay=0.0)
         if self._attempt == 0:  # it never came to an attempt, yet every call has one start and one end
             self._note_attempt(AttemptStarted(1))
@@ -243,6 +248,18 @@ class CallEvents:
         if self._events.secure is not None:
             await self._events.secure()
 
+    def account(self, error: AdapterError) -> None:
+        """Put on an error what the call had used, where the adapter has not said it."""
+        if error.usage is None and self._attempt_open:
+            error.usage = usage_of_failure(error, self.used, heard=False)
+        elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
+            error.usage = NOTHING_USED
+
+    def used(self) -> TokenUsage | None:
+        """What the current attempt has used, if it ended here and the provider worked on it; None if not known."""
+        estimate = self._events.estimated_input_tokens
+        return None if estimate is None else TokenUsage(estimate, source=UsageSource.ESTIMATED)
+
     def _started(self, report: AttemptStarted) -> LlmCallStarted:
         routing = self._events.routing
         return LlmCallStarted(
@@ -278,9 +295,8 @@ class CallEvents:
 
     def _failed(self, error: AdapterError, *, will_retry: bool, delay: float) -> LlmCallFailed:
         routing = self._events.routing
-        cost = self.price(error.usage) if error.usage is not None else None
-        if not will_retry:
-            self.failure_cost = cost
+        if error.usage is not None:
+            error.cost = self.cost_of(error.usage)
         return LlmCallFailed(
             provider=routing.provider,
             model=routing.model,
@@ -294,12 +310,16 @@ class CallEvents:
             provider_code=error.provider_code,
             provider_request_id=error.provider_request_id,
             retry_after_seconds=error.retry_after_seconds,
-            usage=error.usage,
-            cost=cost,
+            usage=None if error.usage is NOTHING_USED else error.usage,
+            cost=error.cost,
             latency_ms=self._elapsed_ms(),
             first_token_ms=self._first_token_ms,
             resent=self._resent,
         )
+
+    def cost_of(self, usage: TokenUsage) -> Cost:
+        """What an attempt cost that used so much; what was never sent needs no price."""
+        return NOTHING_SENT if usage is NOTHING_USED else self.price(usage)
 
     def price(self, usage: TokenUsage, served: str | None = None) -> Cost:
         """What the provider says it cost, else under the table in force when the attempt started.

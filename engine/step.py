@@ -19,8 +19,8 @@ from adapters import (
     Role,
     StopReason,
     TokenUsage,
-    UsageSource,
 )
+from adapters.unfinished import NOTHING_USED
 from bus import CallboardError, ConfigurationError, Cost
 from bus.cost_sum import CostSum
 from bus.errors import CancelledError
@@ -55,8 +55,8 @@ _log = Log("engine.step")
 class Step:
     """Run it once. messages: the history with this turn's part. first: no reply has come in this turn yet.
 
-    Afterwards, also when it failed: calls, their number; costs, of all their attempts; cost_sum, what those add up
-    to; partial, what had arrived.
+    Afterwards, also when it failed: calls, their number; costs and usages, of all their attempts; cost_sum, what
+    those add up to; partial, what had arrived.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class Step:
     ) -> None:
         self.calls = 0
         self.costs: list[Cost] = []
+        self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
         self.partial: Message | None = None
         self._journey = journey
@@ -225,12 +226,13 @@ class Step:
         try:
             outcome = await call.run()
         except AdapterError as error:
-            self._keep(request, route, error, call.failure_cost)
+            self._keep(request, route, error)
             raise
         finally:
             self._journey.hold_time(False)
             self._call = None
             self.costs += call.costs
+            self.usages += call.usages
             self.cost_sum += call.sum
         if route.option.shape is not None and route.option.shape.forced is not None:
             outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
@@ -333,7 +335,7 @@ class Step:
         )
         return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 
-    def _keep(self, request: CanonicalRequest, route: Route, error: AdapterError, cost: Cost | None) -> None:
+    def _keep(self, request: CanonicalRequest, route: Route, error: AdapterError) -> None:
         """What had arrived of a reply is kept, marked with how it ended."""
         if not error.content:
             return
@@ -341,8 +343,8 @@ class Step:
         metadata = MessageMetadata(
             provider=route.decision.provider,
             model=route.decision.model,
-            usage=error.usage or TokenUsage(source=UsageSource.PARTIAL),
-            cost=cost or NOT_KNOWN,
+            usage=error.usage or NOTHING_USED,
+            cost=error.cost or NOT_KNOWN,
             stop_reason=StopReason.CANCELLED if cancelled else StopReason.ERROR,
             routing=route.decision,
             request_id=request.request_id,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from adapters import Message, StopReason, ToolResultBlock
+from adapters import Message, StopReason, TokenUsage, ToolResultBlock
 from bus import (
     CallboardError,
     ContextOverflowError,
@@ -70,9 +70,9 @@ class Turn:
 
     new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
     them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
-    over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs: of its calls, the failed
-    ones and their attempts included; cost_sum: what they add up to. max_pauses: how often a reply that paused is
-    continued.
+    over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs, usages: of its calls, the
+    failed ones and their attempts included; cost_sum: what they add up to. max_pauses: how often a reply that
+    paused is continued.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class Turn:
         self.steps: list[StepResult] = []
         self.status = "failed"
         self.costs: list[Cost] = []
+        self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
         self._engine = engine
         self._state = state
@@ -313,6 +314,7 @@ class Turn:
             self.calls += turn.calls
             self.costs += turn.costs
             self.cost_sum += turn.cost_sum
+            self.usages += turn.usages
         return message.text
 
     async def _call(
@@ -326,6 +328,7 @@ class Turn:
             self.calls += step.calls
             self.costs += step.costs
             self.cost_sum += step.cost_sum
+            self.usages += step.usages
             if step.partial is not None:
                 self._history.add(step.partial)
             if self._scope.cancelled:  # even if the call came to its end just then

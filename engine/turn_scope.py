@@ -49,7 +49,7 @@ class TurnScope:
             ending = self._ending(cancelled)
             if ending is cancelled:
                 raise
-            ending.content, ending.usage = cancelled.content, cancelled.usage
+            ending.content, ending.usage, ending.cost = cancelled.content, cancelled.usage, cancelled.cost
             raise ending from cancelled
         except anyio.get_cancelled_exc_class():  # what this runs below has crashed, or ends without us
             raise CancelledError(CLOSED if self._underway.closing else MANAGER_ENDED) from None

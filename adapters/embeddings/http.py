@@ -61,7 +61,7 @@ class EmbedsOverHttp(AskingAdapter):
             written = written or self._write(request)
             return await self._embed_once(attempts, request, written)
 
-        return await self.in_attempts(request, on_attempt, once)
+        return await self.in_attempts(request, on_attempt, once, estimate_input=lambda: self._estimate(request))
 
     def _write(self, request: EmbeddingRequest) -> _Written:
         wire = self.embedding_wire
@@ -96,10 +96,14 @@ class EmbedsOverHttp(AskingAdapter):
             provider_request_id=answer.provider_request_id,
         )
 
+    def _estimate(self, request: EmbeddingRequest) -> int:
+        return sum(self.estimate_text_tokens(text, model=request.model) for text in request.inputs)
+
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:
-            estimate = sum(self.estimate_text_tokens(text, model=request.model) for text in request.inputs)
-            return TokenUsage(estimate, source=UsageSource.ESTIMATED, reported_cost_nano_usd=reply.cost_nano_usd)
+            return TokenUsage(
+                self._estimate(request), source=UsageSource.ESTIMATED, reported_cost_nano_usd=reply.cost_nano_usd
+            )
         return TokenUsage(
             reply.input_tokens,
             details=reply.details,

@@ -29,6 +29,7 @@ from adapters.contract import (
     AttemptObserver,
     CanonicalRequest,
     CanonicalResponse,
+    MeteredAdapter,
     ProviderAdapter,
 )
 from adapters.embeddings.contract import (
@@ -46,6 +47,7 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, ConfigurationError
 from bus.messages import Message, ToolDefinition
+from bus.usage import TokenUsage
 
 from .process import LocalServer
 from .settings import LocalServerSettings, check_installed, choose_model
@@ -197,6 +199,11 @@ class LocalAdapter:
 
     async def cancel(self, request_id: str) -> bool:
         return await self._inner.cancel(request_id)
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """See `adapters.contract.MeteredAdapter`."""
+        inner = self._inner
+        return inner.usage_so_far(request_id) if isinstance(inner, MeteredAdapter) else None
 
     def estimate_input_tokens(
         self,

@@ -7,24 +7,22 @@ from operator import add
 
 import msgspec
 
-from adapters import CanonicalResponse, ContentBlock, Message, Role, TokenUsage, UsageSource
-from adapters.actor import AdapterActor
+from adapters import CanonicalResponse, TokenUsage, UsageSource
 from bus import Cost, StreamReset
 
 from ..accumulator import StreamAccumulator
 from ..call import Call
 from ..turn import Turn
 
-_NOTHING_SAID = Message(Role.ASSISTANT, ())
-
 
 class UsageSoFar(msgspec.Struct, frozen=True):
     """What all calls of a turn have used until now.
 
-    usage: `estimated` while a reply comes, the provider's figures afterwards. cost: of that; unknown as soon as
-    one call's is.
+    usage: of the calls that are over, the failed ones included, and of the one under way what it would be booked
+    at if it ended now: what the provider has reported, and an estimate of what else has come. cost: of that;
+    unknown as soon as one call's is.
 
-    While it is estimated, all input counts as read afresh: what came from a cache is only known at the end.
+    While nothing is reported, all input counts as read afresh: what came from a cache is only known then.
     """
 
     usage: TokenUsage
@@ -33,7 +31,7 @@ class UsageSoFar(msgspec.Struct, frozen=True):
     @property
     def estimated(self) -> bool:
         """True while a part of the usage is an estimate."""
-        return self.usage.estimated
+        return self.usage.source is not UsageSource.REPORTED
 
 
 class Progress:
@@ -57,22 +55,20 @@ class Progress:
 
     @property
     def usage(self) -> UsageSoFar:
-        """What is known of the calls that are over, with an estimate of the one under way."""
+        """Of the calls that are over, and of the one under way what it would be booked at if it ended now."""
         turn, call = self._turn, self._turn.call
-        usages, costs = [step.usage for step in turn.steps], [*turn.costs]
+        usages, costs = [*turn.usages], [*turn.costs]
         if call is not None:
-            reply = self._arrived()
-            current = reply.message_id == call.request.message_id
-            if current and reply.complete is not None:
-                usage = reply.complete.usage
-            else:
-                usage = _estimated(call, reply.content if current else ())
-            usages.append(usage)
-            costs.append(call.price(usage))
+            usage = self._used_by(call)
+            usages += [*call.usages, usage]
+            costs += [*call.costs, call.cost_of(usage)]
         return UsageSoFar(
-            reduce(add, usages, TokenUsage()) if len(usages) != 1 else usages[0],
-            reduce(add, costs) if costs else turn.cost,
+            reduce(add, usages) if usages else TokenUsage(), reduce(add, costs) if costs else turn.cost
         )
+
+    def _used_by(self, call: Call) -> TokenUsage:
+        reply = self._arrived()
+        return call.used_by_now(reply.content if reply.message_id == call.request.message_id else ())
 
     def _arrived(self) -> StreamAccumulator:
         log = self._turn.log
@@ -83,13 +79,3 @@ class Progress:
             self._accumulator.process(event)
         self._seq = log.next_seq
         return self._accumulator
-
-
-def _estimated(call: Call, content: tuple[ContentBlock, ...]) -> TokenUsage:
-    """Input as it was estimated before the call, output from what has arrived."""
-    output, actor = 0, call.scene.adapter.actor
-    if content and isinstance(actor, AdapterActor):
-        model, estimate = call.request.wire_model, actor.adapter.estimate_input_tokens
-        said = estimate((Message(Role.ASSISTANT, content),), model=model)
-        output = max(said - estimate((_NOTHING_SAID,), model=model), 0)
-    return TokenUsage(call.scene.estimated_input_tokens or 0, output, source=UsageSource.ESTIMATED)

@@ -5,20 +5,23 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+import anyio
 import msgspec
 import pytest
 
-from adapters import StopReason, ToolUseBlock
+from adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
 from adapters.conformance import CALLS, TOOLS
-from bus import AdapterError
+from bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
+from bus.errors import StreamError
 from bus.whole_calls import ended_well
-from engine import Session, Tool
+from engine import Session, StreamResult, Tool
+from tracestore import PriceRow, PriceTable
 
-from ..support.fake_http import FakeReply
+from ..support.fake_http import HANG, FakeReply, Step
 from ..support.virtual_time import Backend, backend
 from .endings import ENDINGS, ending
 from .test_objects_over_wires import asking
-from .wires import WIRES
+from .wires import WIRES, Wire
 
 pytestmark = pytest.mark.anyio
 
@@ -62,7 +65,8 @@ def described(case: object) -> str:
     return f"{case.wire}-{case.word or 'nothing'}-{mode}-{case.calls}"
 
 
-each_case = pytest.mark.parametrize("case", [*cases()], ids=described)
+ALL = [*cases()]
+each_case = pytest.mark.parametrize("case", ALL, ids=described)
 
 
 def tools(ran: list[str]) -> list[Tool]:
@@ -109,3 +113,157 @@ async def test_tools_run_only_from_replies_that_ended_well(case: Case) -> None:
     assert sorted(ran) == sorted(name for name, _ in CALLS[: case.calls] if well)
     calls = [block for block in reply if isinstance(block, ToolUseBlock)]
     assert [call.incomplete for call in calls] == [not well] * len(calls)
+
+
+# -- what is booked
+
+LONG = "word " * 400
+"""2,000 characters, which are between 300 and 700 tokens for everybody."""
+REPORTED_EARLY = {"anthropic": 12, "gemini": 10}
+"""Wires that say what the input is before the reply is over, and what they say."""
+FAILURES = [case for case in ALL if isinstance(case.means, type)]
+
+each_wire = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+def price_of(wire: Wire) -> PriceTable:
+    """1,000 nano-USD for a token of input, 100,000 for one of output."""
+    return PriceTable([PriceRow(model=f"{wire.name}:*", input=1_000_000, output=100_000_000)])
+
+
+def nano_usd(usage: TokenUsage) -> int:
+    return usage.total_input_tokens * 1_000 + usage.output_tokens * 100_000
+
+
+def ends_in(events: Subscription) -> list[LlmCallCompleted | LlmCallFailed]:
+    """The ends of calls, and of their attempts, that have been published."""
+    found = [envelope.data for envelope in events.take()]
+    return [event for event in found if isinstance(event, LlmCallCompleted | LlmCallFailed)]
+
+
+def check_bill(error: AdapterError, end: LlmCallCompleted | LlmCallFailed) -> TokenUsage:
+    """The error says what the trace says, usage and cost; and it is called no report."""
+    assert isinstance(end, LlmCallFailed)
+    assert error.usage is not None
+    assert error.cost is not None
+    assert (error.usage, error.cost) == (end.usage, end.cost)
+    assert error.cost.nano_usd == nano_usd(error.usage)
+    assert error.usage.source is not UsageSource.REPORTED
+    return error.usage
+
+
+@each_case
+async def test_a_reply_that_ended_is_booked_as_reported(case: Case) -> None:
+    """Well or not: its usage is there. Of a failure it is kept as partial, whole or streamed."""
+    wire = BY_NAME[case.wire]
+    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
+    async with asking(wire, "some-model", case.reply(), after, prices=price_of(wire)) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named, tools=tools([]) if case.calls else ())
+        if isinstance(case.means, type):
+            with pytest.raises(case.means) as caught:
+                await said(session, case.streamed)
+            usage = check_bill(caught.value, ends_in(events)[-1])
+            assert usage.total_input_tokens == 12
+            assert usage.source is UsageSource.PARTIAL
+            assert usage.output_tokens >= 7
+        else:
+            await said(session, case.streamed)
+            end = ends_in(events)[0]
+            assert isinstance(end, LlmCallCompleted)
+            assert end.usage.source is UsageSource.REPORTED
+            assert (end.usage.total_input_tokens, end.usage.output_tokens) == (12, 7)
+            assert end.cost.nano_usd == nano_usd(end.usage)
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=described)
+async def test_a_failure_is_tried_again_while_nothing_was_delivered(case: Case) -> None:
+    """A whole reply is; a stream isn't, once it has said something. The failed attempt is paid for, too."""
+    wire = BY_NAME[case.wire]
+    after = wire.streamed("Fine.") if case.streamed else wire.whole("Fine.")
+    prices = price_of(wire)
+    async with asking(wire, "some-model", case.reply(), after, prices=prices, max_retries=1) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named)
+        if case.streamed:
+            with pytest.raises(AdapterError):
+                await said(session, streamed=True)
+            assert len(ends_in(events)) == 1
+            return
+        message = await session.send("Go on")
+        assert message.text == "Fine."
+        failed, end = ends_in(events)
+        assert isinstance(failed, LlmCallFailed)
+        assert failed.will_retry
+        assert failed.usage is not None
+        assert failed.usage.source is UsageSource.PARTIAL
+        assert failed.cost is not None
+        assert failed.cost.nano_usd == nano_usd(failed.usage)
+        assert isinstance(end, LlmCallCompleted)
+
+
+def cut(wire: Wire) -> list[bytes]:
+    """The pieces of a stream without its end: text, and a call if the wire has any."""
+    chunks = wire.chunks(LONG, min(1, wire.most[0]), "end")
+    at_the_end = 1 if wire.name in ("ollama", "tgi") else 3
+    return chunks[:-at_the_end]
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks", "just stops"])
+@each_wire
+async def test_a_stream_without_its_end_is_booked_at_what_it_delivered(wire: Wire, ends: str) -> None:
+    """Its tools don't run; the meter had said the same; the error and the trace agree."""
+    last: list[Step] = {"breaks": [1.0, StreamError("reset")], "just stops": [1.0]}.get(ends, [HANG])
+    reply, prices, ran = wire.stream_of(*cut(wire), *last), price_of(wire), list[str]()
+    async with asking(wire, "some-model", reply, prices=prices, stream_read_timeout=2.0) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        stream = engine.stream(named, "Go on", tools=tools(ran) if wire.calls_tools else ())
+        failures: list[AdapterError] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(note_failure, stream, failures)
+            await anyio.sleep(0.5)
+            meter = stream.usage_so_far
+            if ends == "cancelled":
+                await stream.cancel()
+        (error,) = failures
+        usage = check_bill(error, ends_in(events)[-1])
+        assert isinstance(error, CancelledError if ends == "cancelled" else NetworkError)
+        assert meter.usage == stream.usage_so_far.usage == usage
+        assert meter.cost == stream.usage_so_far.cost == error.cost
+        assert meter.estimated
+    assert ran == []
+    assert all(block.incomplete for block in error.content if isinstance(block, ToolUseBlock))
+    early = REPORTED_EARLY.get(wire.name)
+    assert usage.source is (UsageSource.ESTIMATED if early is None else UsageSource.PARTIAL)
+    assert usage.total_input_tokens == early or early is None
+    assert usage.total_input_tokens > 0
+    assert 300 < usage.output_tokens < 700
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "times out", "breaks"])
+@each_wire
+async def test_a_whole_call_without_an_answer_is_booked_at_what_was_sent(wire: Wire, ends: str) -> None:
+    """Nothing of its reply is known; its request is."""
+    reply = FakeReply(1.0, StreamError("reset")) if ends == "breaks" else FakeReply(wait=HANG)
+    async with asking(wire, "some-model", reply, prices=price_of(wire), timeout_seconds=5.0) as (engine, named, _):
+        events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
+        session = engine.session(named)
+        async with anyio.create_task_group() as group:
+            if ends == "cancelled":
+                group.start_soon(cancel_later, session)
+            with pytest.raises(AdapterError) as caught:
+                await session.send(LONG)
+        usage = check_bill(caught.value, ends_in(events)[-1])
+    assert usage.source is UsageSource.ESTIMATED
+    assert (usage.input_tokens > 300, usage.output_tokens) == (True, 0)
+
+
+async def cancel_later(session: Session) -> None:
+    await anyio.sleep(1)
+    await session.cancel()
+
+
+async def note_failure(stream: StreamResult, failures: list[AdapterError]) -> None:
+    with pytest.raises(AdapterError) as caught:
+        await stream.result()
+    failures.append(caught.value)

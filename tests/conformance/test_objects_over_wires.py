@@ -19,6 +19,7 @@ from bus.json_types import Json, JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.generation.object_reply import NoObjectGeneratedError
 from engine.type_schema import json_schema
+from tracestore import PriceTable
 
 from ..definition_of_done.rows import row
 from ..support.fake_http import FakeReply, FakeTransport
@@ -57,17 +58,19 @@ def anyio_backend() -> Backend:
 
 
 @asynccontextmanager
-async def asking(wire: Wire, model: str, *replies: FakeReply) -> AsyncIterator[tuple[Engine, str, FakeTransport]]:
-    """An engine with that wire's adapter, the model's name, and the network."""
+async def asking(
+    wire: Wire, model: str, *replies: FakeReply, prices: PriceTable | None = None, **settings: object
+) -> AsyncIterator[tuple[Engine, str, FakeTransport]]:
+    """An engine with that wire's adapter, the model's name, and the network. settings: of the adapter."""
     transport = FakeTransport(*replies)
 
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
-        return wire.make(transport, clock, max_retries=0)
+        return wire.make(transport, clock, **{"max_retries": 0, **settings})
 
     entry = AdapterEntry(name=wire.name, type=adapter_type(make), config=AdapterConfig())
     named = f"{wire.name}:{model}"
     models = {named: ModelEntry(id=named, adapter=wire.name, wire_name=model)}
-    async with Engine(models=ModelRegistry({wire.name: entry}, models), trace=False) as engine:
+    async with Engine(models=ModelRegistry({wire.name: entry}, models), trace=False, prices=prices) as engine:
         yield engine, named, transport
 
 
