@@ -382,7 +382,7 @@ class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
 
     calls: all that it was about. unpriced: those of them without a price in this version. estimated: those of them
     with usage that was estimated. unknown: calls beside them of which not even the usage is known.
-    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost.
+    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost before and after.
     """
 
     pricing_version: str

@@ -34,7 +34,8 @@ from .jobs import StoredJob
 from .price_rows import PriceAlias, PriceRow
 from .prices import Component, Explanation, PriceTable
 from .queries import CallFilter, CallRow
-from .reprice_runs import CurrentPrices, DayReprice, ModelReprice, RepriceReport, RepriceRun, SessionReprice
+from .reprice_reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
+from .reprice_runs import CurrentPrices, RepriceRun
 from .sessions import SessionRow
 from .store import TraceStore
 from .writer import WriterCore
@@ -80,6 +81,7 @@ __all__ = [
     "Redact",
     "RepriceReport",
     "RepriceRun",
+    "RepriceSums",
     "SavedReplies",
     "SavedSession",
     "SessionReprice",

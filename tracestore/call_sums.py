@@ -4,9 +4,7 @@
 adds it. So a batch of events costs nothing more: now and then `sum_up` takes the new calls in, all at once. When a
 call that is summed already changes, or goes, triggers change the sums in the same transaction.
 
-`repriced_sums` says by how much the costs under a price version differ from those at call time, in sums over all
-calls that have one, whatever their number. Repricings add to it in the transaction of the costs themselves. So
-the sums under any version are known at once, whichever is current: undoing a repricing changes no sum.
+What calls cost under a repricing has sums of its own, see `run_costs`.
 
 A count so absurd that a sum leaves 64 bits makes that sum a REAL and so inexact: better than a batch refused.
 """
@@ -14,10 +12,8 @@ A count so absurd that a sum leaves 64 bits makes that sum a REAL and so inexact
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
 
 from .database import Statements
-from .insert import SqlValue
 from .unknown import NEW_INDEXES, usage_unknown
 
 SUM_UP_AFTER = 5_000
@@ -114,9 +110,6 @@ _SUM_UP = _sum_up(SUMMED)
 _SUMMED_UP = "UPDATE summed_calls SET up_to = max(up_to, (SELECT coalesce(max(id), 0) FROM calls))"
 
 _REPRICED_KEY = ("price_version", *KEY)
-_ADD_REPRICED = added(
-    "repriced_sums", _REPRICED_KEY, REPRICED, f"VALUES ({', '.join('?' * len((*_REPRICED_KEY, *REPRICED)))})"
-)
 
 
 def _out_of_sums(names: Sequence[str]) -> str:
@@ -232,10 +225,6 @@ UNKNOWN_SUMS = (
 )
 """The sums made anew, with the calls of unknown cost among them."""
 
-RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""Day, provider, model; how many calls got a cost, by how much their sum is more than that at call time, in
-nano-USD, and how many more of them are unpriced."""
-
 
 def sum_up(statements: Statements) -> None:
     """Take the new calls into the sums."""
@@ -247,9 +236,3 @@ def not_summed_up(statements: Statements) -> int:
     """About how many calls are waiting for `sum_up`: never fewer than are."""
     ((waiting,),) = statements.run("SELECT coalesce((SELECT max(id) FROM calls), 0) - up_to FROM summed_calls")
     return max(0, int(waiting))
-
-
-def add_repriced(statements: Statements, version: str, groups: Iterable[RepricedGroup]) -> None:
-    """Add new costs under a version; to be called in the transaction that writes them."""
-    rows: list[list[SqlValue]] = [[version, *group] for group in groups]
-    statements.run_many(_ADD_REPRICED, rows)

@@ -17,7 +17,8 @@ from .dimensions import grouping
 from .insert import SqlValue
 from .moments import US_PER_DAY, to_us
 from .price_rows import MAX_INT64
-from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
+from .queries import NOW_NANO, CallFilter, with_cost
+from .run_costs import current_runs, runs_of
 from .unknown import usage_unknown
 
 
@@ -60,7 +61,7 @@ async def costs(database: Database, where: CallFilter, by: Sequence[str], under:
     kept = await _from_sums(database, where, by, under)
     if kept is None:
         condition, values = where.condition(NOW_NANO)
-        sql, values, sums = f"{WITH_CURRENT_COST} WHERE {condition}", [under, *values], _SUMS
+        (sql, values), sums = with_cost(under, condition, values), _SUMS
     else:
         (sql, values), sums = kept, _SUMS_OF_SUMS
     rows = await database.read(
@@ -85,8 +86,8 @@ async def _from_sums(
 ) -> tuple[str, list[SqlValue]] | None:
     """A query for sums of calls, and its parameters; None where the sums that are kept don't tell.
 
-    They don't tell which calls of a group one version has priced, and so not what calls cost of which some were
-    repriced on top of another repricing.
+    They don't tell which calls of a group a run has priced, and so not what calls cost of which some were repriced
+    on top of another repricing.
     """
     anywhen = msgspec.structs.replace(where, since=None, until=None)
     if (
@@ -97,21 +98,24 @@ async def _from_sums(
     since, until = (None if moment is None else to_us(moment) for moment in (where.since, where.until))
     first = -MAX_INT64 if since is None else -(-since // US_PER_DAY)
     end = MAX_INT64 if until is None else until // US_PER_DAY
-    ((versions,),) = await database.read("SELECT count(*) FROM current_version")
-    if first >= end or (under is None and versions > 1):
+    runs = await database.look(
+        lambda statements: current_runs(statements) if under is None else runs_of(statements, under)
+    )
+    if first >= end or len(runs) > 1:
         return None
     parts, values = [], []
     condition, of_filter = anywhen.condition()
     whole = (f"{condition} AND c.day >= ? AND c.day < ?", [*of_filter, first, end])
-    for sql, parameters in ((_KEPT, []), (_REPRICED, [under]), (_NOT_YET_KEPT, [])):
+    for sql, parameters in ((_KEPT, []), (_REPRICED, [runs[0] if runs else None]), (_NOT_YET_KEPT, [])):
         parts.append(sql.format(condition=whole[0]))
         values += [*parameters, *whole[1]]
     edges = ((since, first * US_PER_DAY), (end * US_PER_DAY, until))
     for begin, stop in edges:
         if begin is not None and stop is not None and begin < stop:
             edge = msgspec.structs.replace(where, since=begin, until=stop).condition(NOW_NANO)
-            parts.append(_OF_CUT_DAY.format(condition=edge[0]))
-            values += [under, *edge[1]]
+            calls, of_calls = with_cost(under, *edge)
+            parts.append(_OF_CUT_DAY.format(calls=calls))
+            values += of_calls
     return " UNION ALL ".join(parts), values
 
 
@@ -129,7 +133,7 @@ _KEPT = f"""
 _REPRICED = f"""
     SELECT day, provider, model, {", ".join(name if name == "unpriced" else "0" for name in SUMMED)}, cost_nano, 0
       FROM repriced_sums AS c
-     WHERE price_version = coalesce(?, (SELECT version FROM current_version)) AND {{condition}}
+     WHERE run = ? AND {{condition}}
 """
 _NOT_YET_KEPT = f"""
     SELECT day, provider, model, {", ".join(summands("c"))}, coalesce(cost_nano, 0), {_UNPRICED_THEN.format("c")}
@@ -140,7 +144,7 @@ _OF_CUT_DAY = f"""
     SELECT day, provider, model,
            {", ".join((_SUMMANDS | {"unpriced": "(p.usage_source IS NOT NULL AND p.now_nano IS NULL)"}).values())},
            coalesce(now_nano, 0), {_UNPRICED_THEN.format("p")}
-      FROM ({WITH_CURRENT_COST} WHERE {{condition}}) AS p
+      FROM ({{calls}}) AS p
 """
 
 _SUMMED = CostRow.__struct_fields__[1:]

@@ -8,10 +8,10 @@ How the tables hang together:
 * `events` is the truth: append-only, in commit order, one row per envelope, unique by (run, seq).
 * `calls` is a projection of `llm.*`, one row per attempt, written in the transaction of its events. Its cost is
   the one at call time and never changes afterwards.
-* `price_version`, `price_row` and `price_alias` hold the price tables that were used for repricing, `call_cost`
-  what each call costs under each of them: both append-only, which triggers enforce.
-* `current_version` says which of those costs is *the* cost: the first in it that has a row for the call, else
-  the one at call time. It mostly has no row or one; a filtered repricing puts its version before the others.
+* `price_version`, `price_row` and `price_alias` hold the price tables that were used for repricing, `reprice_run`
+  the repricings, `call_cost` what each call costs under each of them: append-only, which triggers enforce.
+* `current_run` says which of those costs is *the* cost: that of the first run in it that has a row for the call,
+  else the one at call time. It mostly has no row or one; a filtered repricing puts itself before the others.
 * `call_sums` and `repriced_sums` are what `calls` and `call_cost` add up to by day and model (see `call_sums`).
 * `content`, `session_messages` and `session_setups` have what was said, if the host asks for it (see `content`).
 
@@ -29,7 +29,8 @@ from .content import CONTENT_TABLES
 from .database import APPLICATION_ID, Database, Statements
 from .jobs import JOBS
 from .reprice_counts import REPRICE_COUNTS
-from .reprice_sums import REPRICE_BASE
+from .repricing_base import REPRICE_BASE
+from .run_costs import RUN_COSTS
 
 _M001_INITIAL = (
     """
@@ -322,6 +323,7 @@ MIGRATIONS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("repricing base", REPRICE_BASE),
     ("resent", _RESENT),
     ("calls of unknown cost", (*UNKNOWN_SUMS, *REPRICE_COUNTS)),
+    ("costs of runs", RUN_COSTS),
 )
 """Name and statements of each step; the step at index i brings a file to version i + 1."""
 

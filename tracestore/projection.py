@@ -32,6 +32,7 @@ from .codec import encode_event, storable_text, topic_of
 from .content import store_content
 from .database import Statements
 from .insert import Insert, SqlValue
+from .late_costs import add_late_costs
 from .moments import US_PER_DAY
 from .price_rows import MAX_INT64
 
@@ -144,6 +145,7 @@ class Batch:
         self._completed: list[Values] = []
         self._failed: list[Values] = []
         self._tags: list[Values] = []
+        self._ended: list[tuple[str, int, int]] = []  # calls with usage: request, attempt and when they began
         # of each session: model, tags and name
         self._told: dict[str, tuple[str | None, str | None, str | None]] = {}
         self._captured: list[Envelope] = []
@@ -214,6 +216,8 @@ class Batch:
         if self._tags:
             statements.run_many(INSERT_TAG, self._tags)
         statements.insert(UPSERT_SESSION, self._sessions)
+        if self._ended:
+            add_late_costs(statements, self._ended)
         return numbers
 
     def _add(self, envelope: Envelope) -> None:
@@ -293,6 +297,8 @@ class Batch:
                 )
             case _:
                 assert_never(data)
+        if not isinstance(data, LlmCallStarted) and data.usage is not None:
+            self._ended.append((request_id, attempt, _began(data, ts_us)[0]))
         for tag, value in (envelope.tags or {}).items():
             self._tags.append([tag, value, request_id, attempt])
 

@@ -1,6 +1,6 @@
 """Retention: what is older than wanted leaves the file, in small steps between which others write.
 
-What goes, goes whole. A call goes with all its attempts, tags, costs under any price version, and events, in one
+What goes, goes whole. A call goes with all its attempts, tags, costs of any repricing, and events, in one
 transaction, once all its attempts ended before the cutoff; other events by their own time; then sessions and
 ended runs of which nothing is left, and with a session what was captured of it, but for what another one says too.
 So the sums over what remains are what they were.
@@ -52,7 +52,7 @@ GOES_WITH_CALLS = (
     """,
     """
     DELETE FROM call_cost
-     WHERE price_version IN (SELECT version FROM price_version)
+     WHERE run IN (SELECT id FROM reprice_run)
        AND call_id IN (SELECT value FROM json_each(:ids))
     """,
     """
@@ -106,14 +106,14 @@ _COUNT_OLD_CALLS = f"""
              WHERE o.id = (SELECT min(k.id) FROM calls AS k WHERE k.request_id = o.request_id)),
            (SELECT count(*)
               FROM call_cost
-             WHERE price_version IN (SELECT version FROM price_version) AND call_id IN (SELECT id FROM old))
+             WHERE run IN (SELECT id FROM reprice_run) AND call_id IN (SELECT id FROM old))
 """
 
 
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
     """What went, or with `dry_run` would go. before_us: the cutoff, in microseconds UTC; 0 if there was none.
 
-    attempts: of calls; events; costs: under any price version. sessions, runs, bodies (of captured content):
+    attempts: of calls; events; costs: of any repricing. sessions, runs, bodies (of captured content):
     counted when they have gone, so a dry run says 0. bytes_before, bytes_after: of the pages in use. file_bytes:
     of the database file afterwards.
     """

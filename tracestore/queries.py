@@ -6,6 +6,7 @@ the one at call time, which never changes, and the one under the current (or a g
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -62,7 +63,7 @@ class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         cost: an SQL expression for a call's nano-USD; None looks its current cost up.
         """
-        nano = cost or _CURRENT_NANO
+        nano = cost or CURRENT_NANO
         parts: list[str] = ["1"]
         values: list[SqlValue] = []
 
@@ -183,28 +184,40 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
         return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
 
 
-# The cost under the current version: the first of the current versions that has a row for the call, else the one
-# at call time. `under` stands for the version of that row, and is NULL where the call-time cost holds.
-CURRENT_VERSION_OF_CALL = """(
-        SELECT cv.version
-          FROM current_version AS cv
-          JOIN call_cost AS k ON k.price_version = cv.version AND k.call_id = c.id
-         ORDER BY cv.position
+# The current cost: that of the first of the current runs that has one for the call, else the one at call time. The
+# run is NULL where the call-time cost holds.
+_CURRENT_RUN_OF_CALL = """(
+        SELECT cr.run
+          FROM current_run AS cr
+          JOIN call_cost AS k ON k.run = cr.run AND k.call_id = c.id
+         ORDER BY cr.position
          LIMIT 1
     )"""
 
-_CURRENT_NANO = f"""(
-        CASE WHEN {CURRENT_VERSION_OF_CALL} IS NULL THEN c.cost_nano
+# The cost under a version: that of its latest run that finished and has one for the call.
+_RUN_OF_CALL_UNDER = """(
+        SELECT v.id
+          FROM reprice_run AS v
+          JOIN call_cost AS k ON k.run = v.id AND k.call_id = c.id
+         WHERE v.version = ? AND v.finished_no IS NOT NULL
+         ORDER BY v.finished_no DESC
+         LIMIT 1
+    )"""
+
+CURRENT_NANO = f"""(
+        CASE WHEN {_CURRENT_RUN_OF_CALL} IS NULL THEN c.cost_nano
              ELSE (SELECT k.cost_nano FROM call_cost AS k
-                    WHERE k.call_id = c.id AND k.price_version = {CURRENT_VERSION_OF_CALL})
+                    WHERE k.call_id = c.id AND k.run = {_CURRENT_RUN_OF_CALL})
         END)"""
 
 NOW_NANO = "(CASE WHEN cc.call_id IS NULL THEN c.cost_nano ELSE cc.cost_nano END)"
-"""The current cost where `WITH_CURRENT_COST` has joined it: for `CallFilter.condition`."""
+"""The current cost where `with_cost` has joined it: for `CallFilter.condition`."""
 
-WITH_CURRENT_COST = f"""
+_WITH_COST = f"""
     SELECT c.*, r.run_id,
-           coalesce(cc.price_version, c.cost_version) AS now_version,
+           CASE WHEN cc.call_id IS NULL THEN c.cost_version
+                ELSE (SELECT v.version FROM reprice_run AS v WHERE v.id = cc.run)
+           END AS now_version,
            {NOW_NANO} AS now_nano,
            CASE WHEN cc.call_id IS NULL THEN c.cost_reason ELSE cc.reason END AS now_reason,
            CASE WHEN cc.call_id IS NULL THEN c.cost_source
@@ -215,9 +228,31 @@ WITH_CURRENT_COST = f"""
       FROM calls AS c
       JOIN runs AS r ON r.id = c.run
       LEFT JOIN call_cost AS cc
-        ON cc.call_id = c.id AND cc.price_version = coalesce(?, {CURRENT_VERSION_OF_CALL})
+        ON cc.call_id = c.id
+       AND cc.run = {{run}}
 """
-"""All of a call and its cost now; the one parameter is a version to use, or NULL for the current one."""
+
+
+def nano_under(runs: Iterable[int]) -> str:
+    """An SQL expression for what a call costs if these runs are the current ones, the first of them first."""
+    of_run = "FROM call_cost AS k WHERE k.run = {:d} AND k.call_id = c.id"
+    cases = "".join(
+        f" WHEN EXISTS (SELECT 1 {of_run.format(run)}) THEN (SELECT k.cost_nano {of_run.format(run)})"
+        for run in runs
+    )
+    return f"(CASE{cases} ELSE c.cost_nano END)" if cases else "c.cost_nano"
+
+
+def with_cost(
+    under: str | None, condition: str = "1", values: Sequence[SqlValue] = ()
+) -> tuple[str, list[SqlValue]]:
+    """A SELECT of calls, with their costs under a version or the current ones, and its parameters.
+
+    condition, values: which calls, and what follows that.
+    """
+    run, asked = (_CURRENT_RUN_OF_CALL, []) if under is None else (_RUN_OF_CALL_UNDER, [under])
+    return f"{_WITH_COST.format(run=run)} WHERE {condition}", [*asked, *values]
+
 
 _CALL_COLUMNS = """
     id run_id request_id attempt status provider model session_id turn_id message_id caused_by tags
@@ -241,14 +276,15 @@ _routing = msgspec.json.Decoder(RoutingDecision)
 def calls_query(where: CallFilter | None, under: str | None, limit: int | None) -> tuple[str, list[SqlValue]]:
     """The query behind `TraceStore.calls`, newest first."""
     condition, values = (where or CallFilter()).condition(NOW_NANO)
+    priced, values = with_cost(under, condition, values)
     sql = f"""
-        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition})
+        WITH priced AS ({priced})
         SELECT {", ".join(_CALL_COLUMNS)}
           FROM priced
          ORDER BY ts_us DESC, id DESC
          LIMIT ?
     """
-    return sql, [under, *values, -1 if limit is None else limit]
+    return sql, [*values, -1 if limit is None else limit]
 
 
 def calls_after_query(
@@ -256,11 +292,9 @@ def calls_after_query(
 ) -> tuple[str, list[SqlValue]]:
     """The query behind `TraceStore.calls_after`: in the order of `call_id`, which is that of their storing."""
     condition, values = (where or CallFilter()).condition()
-    sql = f"""
-        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition} AND c.id > ? ORDER BY c.id LIMIT ?)
-        SELECT {", ".join(_CALL_COLUMNS)} FROM priced ORDER BY id
-    """
-    return sql, [under, *values, after_id, limit]
+    page = f"{condition} AND c.id > ? ORDER BY c.id LIMIT ?"
+    priced, values = with_cost(under, page, [*values, after_id, limit])
+    return f"WITH priced AS ({priced}) SELECT {', '.join(_CALL_COLUMNS)} FROM priced ORDER BY id", values
 
 
 def call_row(row: Row) -> CallRow:
@@ -269,7 +303,7 @@ def call_row(row: Row) -> CallRow:
     costs = {prefix: [named.pop(f"{prefix}_{part}") for part in _COST_PARTS] for prefix in ("cost", "now")}
     return CallRow(
         call_id=named.pop("id"),
-        usage=_usage(named),
+        usage=usage_of(named),
         at_call_time=_cost(*costs["cost"]),
         cost=_cost(*costs["now"]),
         tags=tags_of(named.pop("tags")),
@@ -289,7 +323,8 @@ def tags_of(text: str | None) -> dict[str, str]:
     return _strings.decode(text) if text else {}
 
 
-def _usage(named: dict[str, object]) -> TokenUsage | None:
+def usage_of(named: dict[str, object]) -> TokenUsage | None:
+    """The usage in columns of a call, which it takes out of `named`; None if there is none."""
     source, raw = named.pop("usage_source"), named.pop("usage_raw")
     details, tier = named.pop("usage_details"), named.pop("service_tier")
     counts = {name: named.pop(name) for name in TokenUsage.__struct_fields__[:6]}

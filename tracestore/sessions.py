@@ -6,7 +6,7 @@ import msgspec
 
 from .content import RESUMABLE, STORED_MESSAGES
 from .database import Database
-from .queries import WITH_CURRENT_COST, tags_of
+from .queries import tags_of, with_cost
 from .unknown import usage_unknown
 
 
@@ -39,14 +39,13 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
     """The query behind `TraceStore.sessions`: the one with the latest event first."""
+    priced, _ = with_cost(None, "c.session_id IN (SELECT session_id FROM newest)")
     rows = await database.read(
         f"""
         WITH newest AS (
             SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC LIMIT ?
         ),
-        priced AS (
-            {WITH_CURRENT_COST} WHERE c.session_id IN (SELECT session_id FROM newest)
-        )
+        priced AS ({priced})
         SELECT n.session_id, n.first_us, n.last_us, n.model, n.tags,
                count(DISTINCT p.turn_id),
                count(p.id),
@@ -62,7 +61,7 @@ async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
          GROUP BY n.session_id
          ORDER BY n.last_us DESC, n.session_id DESC
         """,
-        [-1 if limit is None else limit, None],
+        [-1 if limit is None else limit],
     )
     return [
         SessionRow(

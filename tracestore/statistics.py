@@ -14,7 +14,7 @@ import msgspec
 from .database import Database, Row
 from .dimensions import Grouping, grouping
 from .insert import SqlValue
-from .queries import NOW_NANO, WITH_CURRENT_COST, CallFilter
+from .queries import NOW_NANO, CallFilter, with_cost
 from .unknown import usage_unknown
 
 
@@ -162,14 +162,14 @@ async def statistics(database: Database, where: CallFilter, by: Sequence[str]) -
 
 
 async def _counts(database: Database, where: CallFilter, group: Grouping, grouped: str) -> list[Row]:
-    condition, values = where.condition(NOW_NANO)
+    priced, values = with_cost(None, *where.condition(NOW_NANO))
     return await database.read(
         f"""
-        WITH priced AS ({WITH_CURRENT_COST} WHERE {condition}),
+        WITH priced AS ({priced}),
              keyed AS (SELECT p.*{group.columns} FROM priced AS p)
         SELECT {group.listed(",")} {_COUNTS} FROM keyed {grouped}
         """,
-        [None, *values, *group.values],
+        [*values, *group.values],
     )
 
 

@@ -32,7 +32,8 @@ from .ownership import claim, owner
 from .prices import PriceTable
 from .projection import RunSpan
 from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
-from .reprice_runs import CurrentPrices, RepriceReport, RepriceRun
+from .reprice_reports import RepriceReport
+from .reprice_runs import CurrentPrices, RepriceRun
 from .repricing import OnProgress
 from .sessions import SessionRow, sessions
 from .trace_file import TraceFile
@@ -461,7 +462,7 @@ class TraceStore:
 
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if they are those at call time."""
-        return await stored_prices.current_version(self._database)
+        return await self._database.look(stored_prices.current_version)
 
     async def price_tables(self) -> list[PriceTable]:
         """The price tables that this file knows, in the order in which they came."""

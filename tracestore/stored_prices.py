@@ -10,6 +10,7 @@ from .database import Database, Row, Statements
 from .insert import SqlValue
 from .price_rows import PriceAlias, PriceRow
 from .prices import PriceTable
+from .run_costs import make_current, runs_of
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
 
@@ -58,15 +59,13 @@ def _row_of(values: Row) -> PriceRow:
     return PriceRow(**fields)
 
 
-async def stored_table(database: Database, version: str) -> PriceTable:
-    """A price table of the file. Raises StoreError, naming the known ones, if it isn't there."""
-    labels = await database.read("SELECT label FROM price_version WHERE version = ?", (version,))
-    if not labels:
-        await _refuse_unknown(database, version)
-    rows = await database.read(
+def table_of(statements: Statements, version: str) -> PriceTable:
+    """A price table of the file. Raises StoreError if it isn't there as a whole."""
+    labels = statements.run("SELECT label FROM price_version WHERE version = ?", (version,))
+    rows = statements.run(
         f"SELECT {', '.join(_ROW_COLUMNS)} FROM price_row WHERE version = ? ORDER BY position", (version,)
     )
-    aliases = await database.read(
+    aliases = statements.run(
         "SELECT pattern, target, reference FROM price_alias WHERE version = ? ORDER BY position", (version,)
     )
     try:
@@ -75,8 +74,15 @@ async def stored_table(database: Database, version: str) -> PriceTable:
             label=labels[0][0],
             aliases=[PriceAlias(pattern, target, bool(flag)) for pattern, target, flag in aliases],
         )
-    except ConfigurationError as error:
-        raise StoreError(f"{database.path}: price version {version} is damaged: {error}") from error
+    except (ConfigurationError, IndexError) as error:
+        raise StoreError(f"price version {version} is damaged: {error}") from error
+
+
+async def stored_table(database: Database, version: str) -> PriceTable:
+    """A price table of the file. Raises StoreError, naming the known ones, if it isn't there."""
+    if not await database.read("SELECT 1 FROM price_version WHERE version = ?", (version,)):
+        await _refuse_unknown(database, version)
+    return await database.look(lambda statements: table_of(statements, version))
 
 
 async def stored_tables(database: Database) -> list[PriceTable]:
@@ -85,9 +91,11 @@ async def stored_tables(database: Database) -> list[PriceTable]:
     return [await stored_table(database, version) for (version,) in versions]
 
 
-async def current_version(database: Database) -> str | None:
+def current_version(statements: Statements) -> str | None:
     """The version whose costs go first; None if those at call time are the current ones."""
-    rows = await database.read("SELECT version FROM current_version ORDER BY position LIMIT 1")
+    rows = statements.run(
+        "SELECT r.version FROM current_run AS c JOIN reprice_run AS r ON r.id = c.run ORDER BY c.position LIMIT 1"
+    )
     return str(rows[0][0]) if rows else None
 
 
@@ -99,9 +107,10 @@ async def use_prices(database: Database, version: str | None) -> None:
         await _refuse_unknown(database, version)
 
     def work(statements: Statements) -> None:
-        statements.run("DELETE FROM current_version")
-        if version is not None:
-            statements.run("INSERT INTO current_version (position, version) VALUES (0, ?)", (version,))
+        runs = [] if version is None else runs_of(statements, version)
+        if version is not None and not runs:
+            raise StoreError(f"{database.path}: no repricing under price version {version} has come to its end")
+        make_current(statements, runs)
 
     await database.write(work)
 

@@ -307,6 +307,7 @@ def _decoded(text: str) -> str:
 
 
 def _as_if(hosted: RepriceReport, now: RepriceReport) -> str:
-    cost = usd(hosted.sum_after_nano_usd) if hosted.calls > hosted.unpriced else "unpriced"
-    change = percent(now.sum_after_nano_usd, hosted.sum_after_nano_usd)
+    after = hosted.total.all_after_nano_usd
+    cost = usd(after) if hosted.calls > hosted.unpriced else "unpriced"
+    change = percent(now.total.all_after_nano_usd, after)
     return f"as if on {hosted.as_model:<30}{cost}  {change}"

@@ -18,6 +18,7 @@ from bus.private_file import write_private
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.repricing import OnProgress
 
+from .events import plural
 from .filters import add_filters, call_filter, chosen_file
 from .fitting import FittingTable
 from .harmless import note
@@ -76,6 +77,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
+    _refuse_trials(arguments)
     path = chosen_file(arguments)
     if arguments.use is not None:
         return _use(path, arguments)
@@ -101,6 +103,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         _write_page(arguments.html, report, table, before, arguments, path)
     return 0
+
+
+def _refuse_trials(arguments: argparse.Namespace) -> None:
+    """Only prices can be tried; going back to costs that are there computes nothing."""
+    given = "--dry-run" if arguments.dry_run else "--as-model" if arguments.as_model is not None else None
+    chosen = "--undo" if arguments.undo else "--use" if arguments.use is not None else None
+    if chosen is None and arguments.resume is not None:
+        chosen = "--resume"
+    if given is not None and chosen is not None:
+        raise ConfigurationError(
+            f"{chosen} can't be tried with {given}, and nothing was changed: only prices can, with --prices. "
+            "What calls cost under prices that were used says: callboard cost --under VERSION"
+        )
 
 
 def _only_looks(arguments: argparse.Namespace) -> bool:
@@ -161,7 +176,7 @@ def _in_words(where: CallFilter) -> str:
             case "tags", dict():
                 words += [f"tag {key}={tagged}" for key, tagged in value.items()]
             case "unpriced" | "unknown", _:
-                words.append(f"{'unpriced calls' if name == 'unpriced' else 'calls of unknown cost'}")
+                words.append("unpriced calls" if name == "unpriced" else "calls of unknown cost")
             case "min_cost_nano_usd", int():
                 words.append(f"calls of at least {usd(value)}")
             case _:
@@ -232,6 +247,8 @@ def show(report: RepriceReport, path: Path, by: By = "model") -> None:
     console.print(reprice_table(report, by))
     console.print()
     tell_beside(console, total(report).sum, "without a price in this table")
+    for line in _notes(report):
+        console.print(line, style="yellow", soft_wrap=True)
     if report.dry_run:
         console.print("Nothing was changed.", style="dim")
     else:
@@ -239,13 +256,23 @@ def show(report: RepriceReport, path: Path, by: By = "model") -> None:
         console.print(f"To go back: {command}", style="dim", soft_wrap=True)
 
 
-def _undo(path: Path, arguments: argparse.Namespace) -> int:
-    async def undo() -> RepriceRun:
-        async with _open(path, readonly=False) as store:
-            return await store.undo_reprice()
+def _notes(report: RepriceReport) -> list[str]:
+    """What the sums leave out."""
+    notes = []
+    if report.newly_priced:
+        notes.append(f"{plural(report.newly_priced, 'call')} without a price until now, and in no sum.")
+    if report.in_flight:
+        follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+        notes.append(f"{plural(report.in_flight, 'call')} had not ended yet; {follow}.")
+    return notes
 
-    run = anyio.run(undo)
-    before = run.replaced[0] if run.replaced else None
+
+def _undo(path: Path, arguments: argparse.Namespace) -> int:
+    async def undo() -> tuple[RepriceRun, str | None]:
+        async with _open(path, readonly=False) as store:
+            return await store.undo_reprice(), await store.current_version()
+
+    run, before = anyio.run(undo)
     now = f"under price version {before}" if before else "at call time"
     name = run.label or run.version
     _tell(f"Undone: repricing {run.id} ({name}). The current costs are those {now} again.", arguments)

@@ -76,11 +76,8 @@ def _longest(rows: Sequence[Line]) -> int:
 
 def _row(row: Line, longest: int) -> str:
     pair = []
-    for kind, unpriced, amount in (
-        ("before", row.unpriced_before, row.before),
-        ("after", row.unpriced, row.after),
-    ):
-        said = "unpriced" if row.calls and unpriced == row.calls else rounded(amount)
+    for kind, amount in (("before", row.before), ("after", row.after)):
+        said = rounded(amount) if row.comparable else "not comparable"
         pair.append(f'<div class="bar {kind}" style="width:{_part(amount, longest)}"><b>{said}</b></div>')
     return f'<div class="row"><span>{escaped(row.name)}</span><div class="scale">{"".join(pair)}</div></div>'
 

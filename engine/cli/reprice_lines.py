@@ -7,95 +7,96 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from bus.cost_sum import CostSum
-from tracestore import RepriceReport
+from tracestore import RepriceReport, RepriceSums
+
+from .money import usd
 
 By: TypeAlias = Literal["model", "day", "session"]
 
+_FIELDS = (
+    *("calls", "compared", "before_nano_usd", "after_nano_usd", "difference_nano_usd"),
+    *("newly_priced", "newly_priced_nano_usd", "no_longer_priced", "no_longer_priced_nano_usd"),
+    *("unpriced_before", "unpriced", "estimated", "unknown"),
+)
+
 
 class Line(msgspec.Struct, frozen=True):
-    """A row of a comparison; amounts in nano-USD.
-
-    unpriced_before, unpriced: so many of its calls have no cost, before and after; they are in no amount.
-    estimated: so many have usage that was estimated. unknown: so many more have no usage that is known.
+    """A row of a comparison. sums: of its calls, with `before` and `after` over those that have a cost on both
+    sides; amounts in nano-USD.
     """
 
     name: str
-    calls: int
-    unpriced_before: int
-    before: int
-    unpriced: int
-    after: int
-    estimated: int = 0
-    unknown: int = 0
+    sums: RepriceSums
 
     @property
-    def sum_before(self) -> CostSum:
-        """What its calls cost before."""
-        return self._sum(self.before, self.unpriced_before)
+    def calls(self) -> int:
+        return self.sums.calls
+
+    @property
+    def before(self) -> int:
+        return self.sums.before_nano_usd
+
+    @property
+    def after(self) -> int:
+        return self.sums.after_nano_usd
 
     @property
     def sum(self) -> CostSum:
-        """What its calls cost after."""
-        return self._sum(self.after, self.unpriced)
-
-    def _sum(self, nano_usd: int, unpriced: int) -> CostSum:
-        return CostSum(nano_usd, self.calls + self.unknown, self.estimated, unpriced, self.unknown)
+        """What all its calls cost after."""
+        sums = self.sums
+        calls = sums.calls + sums.unknown
+        return CostSum(sums.all_after_nano_usd, calls, sums.estimated, sums.unpriced, sums.unknown)
 
     @property
     def comparable(self) -> bool:
-        """A difference means something only between sums over the same calls."""
-        return self.unpriced == self.unpriced_before == 0
+        """Whether there is anything to compare: a call with a cost before and after."""
+        return self.sums.compared > 0 or self.calls == 0
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """The calls that are in neither sum, in words."""
+        sums = self.sums
+        never = sums.unpriced - sums.no_longer_priced
+        said = (
+            (sums.no_longer_priced, f"no longer priced ({usd(sums.no_longer_priced_nano_usd)} before)"),
+            (sums.newly_priced, f"newly priced ({usd(sums.newly_priced_nano_usd)})"),
+            (never, "unpriced"),
+            (sums.unknown, "unknown"),
+        )
+        return tuple(f"{count:,} {words}" for count, words in said if count)
 
 
 def lines(report: RepriceReport, by: By) -> list[Line]:
     """The report by ``model``, ``day`` or ``session``."""
     match by:
         case "model":
-            return [_line(row.model, row) for row in report.models]
+            return [Line(row.model, row) for row in report.models]
         case "day":
-            return [_line(row.day, row) for row in report.days]
+            return [Line(row.day, row) for row in report.days]
         case "session":
-            return [_line(row.session_id or "(no session)", row) for row in report.sessions]
-
-
-def _line(name: str, row: msgspec.Struct) -> Line:
-    parts = ("calls", "unpriced_before", "before_nano_usd", "unpriced", "after_nano_usd", "estimated", "unknown")
-    return Line(name, *(getattr(row, part) for part in parts))
+            return [Line(row.session_id or "(no session)", row) for row in report.sessions]
 
 
 def total(report: RepriceReport) -> Line:
     """All calls of the report."""
-    return Line(
-        "all",
-        report.calls,
-        report.unpriced_before,
-        report.sum_before_nano_usd,
-        report.unpriced,
-        report.sum_after_nano_usd,
-        report.estimated,
-        report.unknown,
-    )
+    return Line("all", report.total)
 
 
 def columns(by: By) -> list[str]:
     """The fields of `records`."""
-    amounts = ("unpriced_before", "before_nano_usd", "unpriced", "after_nano_usd", "difference_nano_usd")
-    return [by, "calls", *amounts, "estimated", "unknown"]
+    return [by, *_FIELDS]
 
 
 def records(report: RepriceReport, by: By) -> list[dict[str, Any]]:
-    """The lines for a program; difference_nano_usd is None where the two sums aren't over the same calls."""
-    return [
-        {
-            by: line.name,
-            "calls": line.calls,
-            "unpriced_before": line.unpriced_before,
-            "before_nano_usd": line.before,
-            "unpriced": line.unpriced,
-            "after_nano_usd": line.after,
-            "difference_nano_usd": line.after - line.before if line.comparable else None,
-            "estimated": line.estimated,
-            "unknown": line.unknown,
-        }
-        for line in lines(report, by)
-    ]
+    """The lines for a program.
+
+    before_nano_usd, after_nano_usd: over the `compared` calls, those with a cost on both sides; the difference is
+    None where there is none.
+    """
+    return [_record(by, line) for line in lines(report, by)]
+
+
+def _record(by: By, line: Line) -> dict[str, Any]:
+    difference = line.after - line.before if line.comparable else None
+    found = {name: getattr(line.sums, name) for name in _FIELDS if name != "difference_nano_usd"}
+    return {by: line.name, **{name: found.get(name, difference) for name in _FIELDS}}

@@ -13,18 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from bus.cost_sum import CostSum
 from tracestore import PriceTable, RepriceReport
 
 from .events import plural
-from .money import beside, exact, percent, places, rounded
+from .money import exact, percent, places, rounded
 from .reprice_chart import bars, columns, escaped
 from .reprice_lines import Line, lines, total
 
 _SESSIONS = 50
 _DAYS_IN_CHART = 92
 _NOTES = 40
-_HEADINGS = ("Calls", "Before", "After", "Difference", "")
+_HEADINGS = ("Calls", "Before", "After", "Difference", "", "Beside")
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -52,7 +51,8 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
         f"<h1>{escaped(title)}</h1>",
         _facts(report, days, origin),
         _totals(everything),
-        _unpriced(report),
+        _beside(report),
+        _in_flight(report),
     ]
     if models:
         parts += ["<h2>By model</h2>", bars(models), table_of("Model", models, everything)]
@@ -115,27 +115,21 @@ def _change(line: Line, digits: int) -> tuple[str, str]:
     return f"<span>{sign}{exact(change, digits)}</span>", percent(line.before, line.after).replace("-", "−")
 
 
-def _amount(total: CostSum, digits: int) -> str:
-    if total.calls and total.calls == total.unpriced:
-        return "unpriced"
-    amount = f"<span>{exact(total.nano_usd, digits)}</span>"
-    return f"{amount} <small>+ {' + '.join(beside(total))}</small>" if beside(total) else amount
+def _amount(line: Line, nano_usd: int, digits: int) -> str:
+    return f"<span>{exact(nano_usd, digits)}</span>" if line.comparable else "-"
 
 
 def _totals(line: Line) -> str:
     """Rounded, for the eye; the tables' last lines have them exact."""
-    sums = (line.sum_before, line.sum)
-    before, after = (
-        "unpriced" if side.calls and side.unpriced == side.calls else rounded(side.nano_usd) for side in sums
-    )
+    before, after = (rounded(amount) if line.comparable else "-" for amount in (line.before, line.after))
     change, per_cent = "not comparable", ""
     if line.comparable:
         sign = {1: "+", -1: "−", 0: ""}[(line.after > line.before) - (line.after < line.before)]
         change = f"{sign}{rounded(abs(line.after - line.before))}"
         per_cent = percent(line.before, line.after).replace("-", "−")
     cards = (
-        ("Before", before, _beside(line.sum_before)),
-        ("After", after, _beside(line.sum)),
+        ("Before", before, ""),
+        ("After", after, ""),
         ("Difference", change, per_cent),
     )
     inside = "".join(
@@ -144,35 +138,27 @@ def _totals(line: Line) -> str:
     return f'<div class="totals">{inside}</div>'
 
 
-def _beside(total: CostSum) -> str:
-    """What isn't in a sum, if there is a sum."""
-    if total.complete or total.unpriced == total.calls:
-        return ""
-    return f"and {' and '.join(beside(total))}"
+def _beside(report: RepriceReport) -> str:
+    """Which calls are in neither sum, and of which models they are; and how many are estimated."""
+    everything, notes = total(report), []
+    if everything.beside:
+        compared = plural(everything.sums.compared, "call")
+        models = [f"{escaped(row.name)}: {', '.join(row.beside)}" for row in lines(report, "model") if row.beside]
+        notes.append(f"Both sums are over the {compared} with a cost before and after.")
+        notes.append(f"Beside them: {', '.join(everything.beside)}.")
+        notes += [f"They are of {'; '.join(models)}."] if models else []
+    if everything.sums.unknown:
+        notes.append(f"Of {plural(everything.sums.unknown, 'call')} more not even the usage is known.")
+    if everything.sums.estimated:
+        notes.append(f"Of {plural(everything.sums.estimated, 'call')} the usage is an estimate.")
+    return f'<p class="note">{" ".join(notes)}</p>' if notes else ""
 
 
-def _unpriced(report: RepriceReport) -> str:
-    """Which calls are in no sum, before and after, and that the sums then differ in what they cover; estimates."""
-    models = lines(report, "model")
-    sides = (
-        ("under these prices", report.unpriced, [(row.name, row.unpriced) for row in models]),
-        ("before", report.unpriced_before, [(row.name, row.unpriced_before) for row in models]),
-    )
-    notes = [
-        f"Unpriced {when}: {plural(calls, 'call')}, "
-        f"of {', '.join(f'{escaped(name)} ({count:,})' for name, count in by_model if count)}."
-        for when, calls, by_model in sides
-        if calls
-    ]
-    if report.unknown:
-        notes.append(f"Of {plural(report.unknown, 'call')} more not even the usage is known.")
-    if report.estimated:
-        notes.append(f"Of {plural(report.estimated, 'call')} the usage is an estimate.")
-    if not notes:
+def _in_flight(report: RepriceReport) -> str:
+    if not report.in_flight:
         return ""
-    in_no_sum = report.unpriced or report.unpriced_before
-    why = "An unpriced call is in no sum, and sums over different calls aren't compared." if in_no_sum else ""
-    return f'<p class="note">{" ".join(notes)} {why}</p>'
+    follow = "they are in no sum" if report.dry_run else "they get their new costs when they end"
+    return f'<p class="note">{plural(report.in_flight, "call")} had not ended yet; {follow}.</p>'
 
 
 def _table(heading: str, rows: Sequence[Line], everything: Line | None, *, digits: int) -> str:
@@ -185,9 +171,10 @@ def _table(heading: str, rows: Sequence[Line], everything: Line | None, *, digit
 def _row(line: Line, cell: str, digits: int) -> str:
     values = (
         f"{line.calls:,}",
-        _amount(line.sum_before, digits),
-        _amount(line.sum, digits),
+        _amount(line, line.before, digits),
+        _amount(line, line.after, digits),
         *_change(line, digits),
+        "<br>".join(line.beside),
     )
     cells = "".join(
         f'<{cell} data-label="{label}">{value}</{cell}>' if value else f"<{cell}></{cell}>"

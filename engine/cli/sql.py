@@ -23,7 +23,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "sql",
         help="one read-only SQL statement",
         description="Runs one SQL statement that can only read. Tables: calls, call_tags, call_cost, sessions, "
-        "runs, events, price_version, price_row, reprice_run, current_version. Times are microseconds since the "
+        "runs, events, price_version, price_row, reprice_run, current_run. Times are microseconds since the "
         "epoch (UTC), money is nano-USD.",
     )
     parser.add_argument("statement", help="the statement, or - for stdin")

@@ -16,7 +16,7 @@ from tracestore.moments import iso_moment
 
 from .events import plural, seconds
 from .fitting import FittingTable
-from .money import difference, percent, sum_text
+from .money import difference, percent, sum_text, usd
 from .reprice_lines import By, Line, lines, total
 
 if TYPE_CHECKING:
@@ -107,7 +107,10 @@ def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
 
 
 def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
-    """One line for each model, day or session, and the sums below."""
+    """One line for each model, day or session, and the sums below.
+
+    The sums are over the calls with a cost before and after; a last column counts the others, if there are any.
+    """
     rows = lines(report, by)
     table = FittingTable(footer=len(rows) > 1)
     everything = total(report)
@@ -115,17 +118,20 @@ def reprice_table(report: RepriceReport, by: By = "model") -> FittingTable:
     table.add_column("calls", f"{report.calls:,}", justify="right", may_go=1)
     for heading, sums in zip(("before", "after", "difference", ""), _change(everything), strict=True):
         table.add_column(heading, sums, justify="right", may_go=0 if heading else 2)
+    if everything.beside:
+        table.add_column("beside these", ", ".join(everything.beside), folds=True)
     for row in rows:
-        table.add_row(row.name, f"{row.calls:,}", *_change(row))
+        beside = [", ".join(row.beside)] if everything.beside else []
+        table.add_row(row.name, f"{row.calls:,}", *_change(row), *beside)
     return table
 
 
 def _change(line: Line) -> tuple[str, str, str, str]:
-    """Before, after, difference and per cent; a difference is told only between sums over the same calls."""
-    shown = [sum_text(side) for side in (line.sum_before, line.sum)]
+    """Before, after, the difference and the per cent."""
     if not line.comparable:
-        return (shown[0], shown[1], "", "")
-    return (shown[0], shown[1], difference(line.before, line.after), percent(line.before, line.after))
+        return ("-", "-", "", "")
+    before, after = line.before, line.after
+    return (usd(before), usd(after), difference(before, after), percent(before, after))
 
 
 def session_sum(row: SessionRow) -> CostSum:

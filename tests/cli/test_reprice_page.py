@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,7 @@ from hypothesis import strategies as st
 from engine.cli.reprice_chart import bars, columns, tick_step
 from engine.cli.reprice_lines import Line
 from engine.cli.reprice_page import Origin, page
-from tracestore import PriceTable, RepriceReport
-from tracestore.reprice_runs import DayReprice, ModelReprice
+from tracestore import DayReprice, ModelReprice, PriceTable, RepriceReport, RepriceSums
 
 PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"
 ORIGIN = Origin("the costs at call time", "all calls", "trace.db", datetime(2026, 10, 1, tzinfo=UTC))
@@ -24,29 +24,22 @@ AMOUNTS = st.integers(0, 10**15)
 
 def report(*models: Line, days: tuple[Line, ...] = (), as_model: str | None = None) -> RepriceReport:
     table = PriceTable.from_yaml(PRICES)
+    total = {name: sum(getattr(row.sums, name) for row in models) for name in FIELDS}
+    before, after = total.pop("before_nano_usd"), total.pop("after_nano_usd")
     return RepriceReport(
         version=table.version,
         label=table.label,
         dry_run=True,
-        calls=sum(row.calls for row in models),
-        unpriced=sum(row.unpriced for row in models),
-        unpriced_before=sum(row.unpriced_before for row in models),
-        sum_before_nano_usd=sum(row.before for row in models),
-        sum_after_nano_usd=sum(row.after for row in models),
-        models=tuple(ModelReprice(model=row.name, **sums(row)) for row in models),
-        days=tuple(DayReprice(day=row.name, **sums(row)) for row in days),
+        sum_before_nano_usd=before,
+        sum_after_nano_usd=after,
+        models=tuple(ModelReprice(model=row.name, **msgspec.structs.asdict(row.sums)) for row in models),
+        days=tuple(DayReprice(day=row.name, **msgspec.structs.asdict(row.sums)) for row in days),
         as_model=as_model,
+        **total,
     )
 
 
-def sums(row: Line) -> dict[str, int]:
-    return {
-        "calls": row.calls,
-        "unpriced_before": row.unpriced_before,
-        "before_nano_usd": row.before,
-        "unpriced": row.unpriced,
-        "after_nano_usd": row.after,
-    }
+FIELDS = RepriceSums.__struct_fields__
 
 
 def written(told: RepriceReport) -> str:
@@ -54,7 +47,8 @@ def written(told: RepriceReport) -> str:
 
 
 def priced(name: str, before: int, after: int) -> Line:
-    return Line(name, 1, 0, before, 0, after)
+    sums = RepriceSums(calls=1, unpriced=0, unpriced_before=0, before_nano_usd=before, after_nano_usd=after)
+    return Line(name, sums)
 
 
 def test_its_head_says_what_was_compared() -> None:
@@ -68,13 +62,40 @@ def test_its_head_says_what_was_compared() -> None:
     assert "A trial: nothing was changed." in text
 
 
-def test_unpriced_calls_are_named_and_no_difference_is_made_of_them() -> None:
-    """Before and after; a model whose calls all have a price keeps its difference."""
-    text = written(report(Line("mine:m", 5, 2, 10, 5, 0), priced("known:m", 10, 30)))
-    assert "Unpriced under these prices: 5 calls, of mine:m (5)." in text
-    assert "Unpriced before: 2 calls, of mine:m (2)." in text
+def test_only_calls_that_both_sides_price_are_compared_and_the_others_are_beside_them() -> None:
+    """In the totals, the tables and the note, with what they cost on the side that prices them."""
+    partly = RepriceSums(
+        calls=9,
+        unpriced=5,
+        unpriced_before=2,
+        before_nano_usd=10,
+        after_nano_usd=4,
+        newly_priced=1,
+        newly_priced_nano_usd=7,
+        no_longer_priced=4,
+        no_longer_priced_nano_usd=90,
+    )
+    text = written(report(Line("mine:m", partly), priced("known:m", 10, 30)))
+    assert "Both sums are over the 4 calls with a cost before and after." in text
+    beside = "4 no longer priced ($0.000000090 before), 1 newly priced ($0.000000007), 1 unpriced"
+    assert f"Beside them: {beside}. They are of mine:m: {beside}." in text
+    assert "<span>Difference</span><b>+$0.000000014 <small>+70%</small>" in text, "20 before and 34 after"
+    assert '<td data-label="Beside">4 no longer priced' in text
+
+
+def test_calls_that_only_one_side_prices_are_not_compared() -> None:
+    """A model without a call that both sides price has no sums, and no difference is made up."""
+    lost = RepriceSums(
+        calls=5,
+        unpriced=5,
+        unpriced_before=0,
+        before_nano_usd=0,
+        after_nano_usd=0,
+        no_longer_priced=5,
+        no_longer_priced_nano_usd=90,
+    )
+    text = written(report(Line("mine:m", lost)))
     assert "<span>Difference</span><b>not comparable" in text
-    assert "+$0.00000002" in text
 
 
 def test_amounts_of_a_page_have_the_same_number_of_decimals() -> None:

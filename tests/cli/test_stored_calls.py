@@ -78,10 +78,22 @@ def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
         assert costs(traced) == [None, 3600, 3000]
 
 
+def test_only_prices_can_be_tried(traced: Path) -> None:
+    """Going back with --dry-run is refused, and the costs stay as they are."""
+    assert call("reprice", "--prices", str(PRICES), home=traced).returncode == 0
+    for option in (["--undo"], ["--use", "call-time"], ["--resume"]):
+        done = call("reprice", *option, "--dry-run", home=traced)
+        assert done.returncode == 2
+        assert f"{option[0]} can't be tried with --dry-run, and nothing was changed" in done.stderr
+        assert costs(traced) == [None, 4500, 2400]
+
+
 def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:
     """No sum and no difference is made up for calls that the table can't price."""
     done = call("reprice", "--prices", str(PRICES), "--as-model", "nobody:knows", home=traced)
-    assert re.search(r"local-chat:m +1 +\$0\.000003000 +unpriced\s*$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"local-chat:m +1 +- +- +1 no longer priced \(\$0\.000003000 before\)", done.stdout), (
+        done.stdout
+    )
     assert "2 calls without a price" in done.stdout
 
 

@@ -20,7 +20,7 @@ from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
 from tracestore.call_sums import sum_up
 
-from .trace_making import DAY_US, T0, Maker, make_file_before
+from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before
 
 pytestmark = pytest.mark.anyio
 
@@ -220,9 +220,7 @@ async def test_a_file_of_an_earlier_version_gets_its_sums(
     await make_file_before("call sums", path, monkeypatch)
     with contextlib.closing(sqlite3.connect(path)) as file, file:
         file.execute("ATTACH ? AS new", (str(new.path),))
-        for table in ("runs", "events", "calls", "sessions", "price_version", "call_cost", "current_version"):
-            columns = ", ".join(name for _, name, *_ in file.execute(f"PRAGMA main.table_info({table})"))
-            file.execute(f"INSERT INTO {table} SELECT {columns} FROM new.{table}")
+        copy_by_version(file)
     async with TraceStore(path) as store:
         assert rows(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
         await assert_in_step(store, [CallFilter()])

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from bus.events import Envelope, SessionCreated, SessionTurnStarted
 from bus.usage import TokenUsage
 from tracestore import CallFilter, TraceStore
+from tracestore.database import Row
 from tracestore.insert import Insert, SqlValue
 from tracestore.projection import Batch, RunSpan
 
@@ -119,6 +120,10 @@ class Written:
         for sql, parameters in insert.statements(values):
             table = sql.split()[2]
             self.rows[table] = self.rows.get(table, 0) + len(parameters) // insert.width
+
+    def run(self, sql: str, parameters: list[SqlValue]) -> list[Row]:
+        """There is no repricing to be found."""
+        return []
 
 
 async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(make: Maker) -> None:

@@ -329,7 +329,7 @@ def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
                 if row.usage is not None
             }
             assert by_replay == in_sql
-            assert report.sum_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
+            assert report.total.all_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
             assert report.unpriced == list(by_replay.values()).count(None)
 
     anyio.run(compare)

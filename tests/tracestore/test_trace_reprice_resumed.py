@@ -1,16 +1,14 @@
 """Repricings that are interrupted, resumed, undone and repeated while the file changes under them.
 
 A run's chunks are taken one at a time: after each the run is interrupted, the file is written to, and the run is
-resumed. Beside it the test works out, call by call, what the chunk should find: the cost before as the file says,
-and the cost after as the price table does.
+resumed. Beside it the test works out, call by call, what the run should report in the end: the cost before as the
+file says, and the cost after as the price table does.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sqlite3
 from collections import defaultdict
-from pathlib import Path
 
 import anyio
 import pytest
@@ -23,14 +21,11 @@ from bus.usage import Cost, CostSource, TokenUsage
 from tracestore import (
     CallFilter,
     CallRow,
-    DayReprice,
-    ModelReprice,
     PriceRow,
     PriceTable,
     RepriceReport,
-    SessionReprice,
+    RepriceSums,
     TraceStore,
-    migrations,
     repricing,
 )
 from tracestore.dimensions import iso_day
@@ -57,39 +52,46 @@ def stop(_done: int, _last: int) -> None:
 
 
 class Expected:
-    """The sums of a run, worked out call by call: calls, unpriced, before, after and unpriced before."""
+    """The sums of a run, worked out call by call from what the file says just before the run finishes."""
 
-    def __init__(self, table: PriceTable) -> None:
+    def __init__(self, table: PriceTable, rows: list[CallRow], days: dict[int, int]) -> None:
         self._table = table
-        self._models: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
-        self._days: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+        self._sums: dict[str, list[int]] = defaultdict(lambda: [0] * len(FIELDS))
+        for row in rows:
+            if row.usage is not None:
+                before, after = None if row.cost is None else row.cost.nano_usd, self.price(row)
+                for name in ("", f"model {row.model}", f"day {iso_day(days[row.call_id])}"):
+                    for place, more in enumerate(parts_of(before, after)):
+                        self._sums[name][place] += more
 
     def price(self, row: CallRow) -> int | None:
         """What replaying the call past the price table gives."""
         assert row.usage is not None
         return self._table.price(row.model, row.usage, T0, served_model=row.served_model).nano_usd
 
-    def add(self, row: CallRow, day: int) -> None:
-        before, after = None if row.cost is None else row.cost.nano_usd, self.price(row)
-        more = (1, after is None, before or 0, after or 0, before is None)
-        for sums in (self._models[row.model], self._days[iso_day(day)]):
-            for place, value in enumerate(more):
-                sums[place] += value
-
     def check(self, report: RepriceReport) -> None:
-        def numbers(of: RepriceReport | ModelReprice | DayReprice | SessionReprice) -> list[int]:
-            if isinstance(of, RepriceReport):
-                sums = (of.sum_before_nano_usd, of.sum_after_nano_usd)
-            else:
-                sums = (of.before_nano_usd, of.after_nano_usd)
-            return [of.calls, of.unpriced, *sums, of.unpriced_before]
-
-        assert {of.model: numbers(of) for of in report.models} == self._models
-        assert {of.day: numbers(of) for of in report.days} == self._days
-        total = [sum(column) for column in zip(*self._models.values(), strict=True)] or [0] * 5
-        assert numbers(report) == total
+        told = {"": numbers(report.total)}
+        told |= {f"model {of.model}": numbers(of) for of in report.models}
+        told |= {f"day {of.day}": numbers(of) for of in report.days}
+        assert told == {"": [0] * len(FIELDS), **self._sums}
         if report.sessions:
-            assert [sum(column) for column in zip(*map(numbers, report.sessions), strict=True)] == total
+            assert [sum(column) for column in zip(*map(numbers, report.sessions), strict=True)] == told[""]
+
+
+FIELDS = RepriceSums.__struct_fields__[:9]
+
+
+def numbers(of: RepriceSums) -> list[int]:
+    return [getattr(of, name) for name in FIELDS]
+
+
+def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
+    """What one call adds to each of the fields."""
+    if before is not None and after is not None:
+        return (1, 0, 0, before, after, 0, 0, 0, 0)
+    newly = (int(after is not None), after or 0)
+    no_longer = (int(before is not None), before or 0)
+    return (1, int(after is None), int(before is None), 0, 0, *newly, *no_longer)
 
 
 async def reprice_in_steps(
@@ -97,27 +99,25 @@ async def reprice_in_steps(
 ) -> None:
     """Reprice, with one of `changes` after each chunk; check the report and every cost against the expectation."""
     where = CallFilter(model="openai:*") if which == "filter" else CallFilter()
-    ((last,),) = await store._database.read("SELECT coalesce(max(id), 0) FROM calls")
-    current, expected, report, done = await store.current_version(), Expected(table), None, 0
+    current, report, begun = await store.current_prices(), None, False
     while report is None:
         days = dict(await store._database.read("SELECT id, day FROM calls"))
-        for row in await store.calls(where):
-            if done < row.call_id <= min(done + CHUNK, last) and row.usage is not None:
-                expected.add(row, days[row.call_id])
+        expected = Expected(table, await store.calls(where), days)
         with contextlib.suppress(Interrupted):
-            if done == 0:
-                report = await store.reprice(table, where=where, by_session=which == "sessions", progress=stop)
-            else:
+            if begun:
                 report = await store.resume_reprice(progress=stop)
-        done += CHUNK
+            else:
+                report = await store.reprice(table, where=where, by_session=which == "sessions", progress=stop)
+        begun = True
         if report is None:
-            assert await store.current_version() == current, "nothing has changed for anybody"
+            assert await store.current_prices() == current, "nothing has changed for anybody"
             if changes:
                 await do(store, make, changes.pop(0))
     expected.check(report)
-    for row in await store.calls():
-        if row.usage is not None and row.cost is not None and row.cost.pricing_version == table.version:
-            assert row.cost.nano_usd == expected.price(row)
+    for row in await store.calls(where):
+        if row.usage is not None:
+            assert row.cost is not None
+            assert (row.cost.pricing_version, row.cost.nano_usd) == (table.version, expected.price(row))
 
 
 async def do(store: TraceStore, make: Maker, change: object) -> None:
@@ -204,48 +204,3 @@ async def test_a_call_that_goes_before_its_turn_is_in_no_sum(
     assert [(of.model, of.calls) for of in report.models] == [(MODELS[0], 4)]
     assert len(report.days) == 1
     assert (report.sum_before_nano_usd, report.unpriced_before) == (4 * 120_150, 0)
-
-
-async def test_a_repricing_in_a_file_of_an_earlier_version_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that was begun without a base goes on looking up what each call costs now."""
-    monkeypatch.setattr(repricing, "CHUNK", CHUNK)
-    usage, cost = TokenUsage(100, 10), Cost(77, CostSource.COMPUTED, "0123456789ab")
-    reports = []
-    for name in ("whole", "earlier"):
-        path, make = tmp_path / f"{name}.db", Maker()
-        async with TraceStore(path) as store:
-            await do(store, make, [(number, "both", T0, usage, cost) for number in range(8)])
-            await store.reprice(TABLES[0])
-            if name == "whole":
-                reports.append(await store.reprice(TABLES[1]))
-                continue
-            with monkeypatch.context() as patch, pytest.raises(Interrupted):
-                patch.setattr(repricing, "start_from_base", lambda *_: None)
-                await store.reprice(TABLES[1], progress=stop)
-        as_before_the_base(path)
-        async with TraceStore(path) as store:
-            reports.append(await store.resume_reprice())
-    assert reports[0] == reports[1]
-
-
-def as_before_the_base(path: Path) -> None:
-    """Take back the migration of repricings with a base, in a file that has none, and those after it."""
-    with contextlib.closing(sqlite3.connect(path)) as file, file:
-        for kind, name in file.execute(
-            "SELECT type, name FROM sqlite_master WHERE name LIKE '%_to_reprice_%'"
-        ).fetchall():
-            file.execute(f"DROP {kind} {name}")
-        file.execute("DROP INDEX reprice_run_by_base")
-        for column in ("base", "estimated", "unknown"):
-            file.execute(f"ALTER TABLE reprice_run DROP COLUMN {column}")
-        for sql in (
-            *("DROP INDEX calls_without_usage", "DROP INDEX calls_estimated"),
-            *("DROP TRIGGER summed_call_changes", "DROP TRIGGER summed_call_goes"),
-            *("ALTER TABLE call_sums DROP COLUMN unknown", "ALTER TABLE calls DROP COLUMN resent"),
-        ):
-            file.execute(sql)
-        version = [name for name, _ in migrations.MIGRATIONS].index("repricing base")
-        file.execute("DELETE FROM schema_history WHERE version > ?", (version,))
-        file.execute(f"PRAGMA user_version = {version}")

@@ -92,13 +92,37 @@ async def test_undo_is_refused_when_other_costs_were_chosen_since(store: TraceSt
         await store.undo_reprice()
 
 
-async def test_undo_is_refused_where_it_could_not_restore(store: TraceStore, make: Maker) -> None:
-    """A run that went further with the version in force leaves no way to tell its costs from the earlier ones."""
+async def test_undo_takes_back_a_run_that_went_further_with_the_version_in_force(
+    store: TraceStore, make: Maker
+) -> None:
+    """What the later run added goes, and what the earlier one had priced under the same version stays."""
     await fill(store, make)
     await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+    before = await store.calls()
     await store.reprice(SECOND)
-    with pytest.raises(StoreError, match="current before it"):
-        await store.undo_reprice()
+    assert await store.calls() != before
+    await store.undo_reprice()
+    assert await store.calls() == before
+
+
+async def test_a_filtered_repricing_changes_no_call_outside_its_filter(store: TraceStore, make: Maker) -> None:
+    """Not even where an earlier run of the same version priced all calls, and was undone or covered since."""
+    await fill(store, make)
+    third = PriceTable.from_rows([PriceRow(model="*:*", input=7_000, output=7_000)])
+    for before in (((SECOND, None), "undo"), ((SECOND, None), (third, None))):
+        for act in before:
+            if isinstance(act, str):
+                await store.undo_reprice()
+            else:
+                await store.reprice(act[0], where=act[1])
+        outside = await store.calls(CallFilter(session_id="s3"))
+        ((old,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
+        report = await store.reprice(SECOND, where=CallFilter(session_id="s1"))
+        assert report.calls == 1
+        assert await store.calls(CallFilter(session_id="s3")) == outside
+        ((new,),) = [[row.cost_nano_usd for row in await store.costs(by=())]]
+        assert new - old == report.sum_after_nano_usd - report.sum_before_nano_usd
+        await store.use_prices(None)
 
 
 async def test_the_report_adds_up_by_model_day_and_session(store: TraceStore, make: Maker) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bus.clock import SYSTEM_CLOCK
 from bus.errors import StoreError
 from bus.usage import Cost, CostSource, TokenUsage
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore, repricing
@@ -116,7 +117,8 @@ async def test_calls_made_later_keep_their_own_cost(store: TraceStore, make: Mak
     await fill(store, make)
     await store.reprice(SECOND)
     late = Cost(1, CostSource.COMPUTED, "eeeeeeeeeeee")
-    await store.write([make.started("late"), make.completed("late", cost=late)])
+    later = SYSTEM_CLOCK.now_us() + 2_000_000
+    await store.write([make.started("late", ts_us=later), make.completed("late", cost=late, ts_us=later)])
     (row,) = await store.calls(CallFilter(request_id="late"))
     assert row.cost == late
 
@@ -129,7 +131,7 @@ async def test_what_would_it_have_cost_on_another_model(store: TraceStore, make:
     assert report.dry_run
     assert report.as_model == "big:one"
     assert (report.calls, report.unpriced) == (4, 0)
-    assert report.sum_after_nano_usd == 4 * 1  # 100*10 + 10*20 = 1200 pico
+    assert report.total.all_after_nano_usd == 4 * 1  # 100*10 + 10*20 = 1200 pico
     assert await store.current_version() is None
     unknown = await store.reprice(table, as_model="big:two")
     assert unknown.unpriced == 4
@@ -283,7 +285,7 @@ def test_sql_and_table_agree_to_the_nano_dollar(
             assert (await store.price_tables())[0] == table
             assert (await store.price_tables())[0].rows == table.rows
             nano = [cost.nano_usd for cost in expected.values()]
-            assert report.sum_after_nano_usd == sum(cost for cost in nano if cost is not None)
+            assert report.total.all_after_nano_usd == sum(cost for cost in nano if cost is not None)
             assert report.unpriced == nano.count(None)
 
     anyio.run(check)

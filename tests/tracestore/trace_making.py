@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from itertools import count
 from pathlib import Path
 
@@ -102,6 +103,24 @@ class Maker:
             latency_ms=300,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
+
+
+def copy_by_version(file: sqlite3.Connection) -> None:
+    """Copy the attached trace file ``new`` into one of before costs belonged to runs; with its latest run only."""
+    for table in ("runs", "events", "calls", "sessions", "price_version", "reprice_run"):
+        has = {name for _, name, *_ in file.execute(f"PRAGMA new.table_info({table})")}
+        wanted = [name for _, name, *_ in file.execute(f"PRAGMA main.table_info({table})")]
+        columns = ", ".join(name for name in wanted if name in has and name != "base")
+        file.execute(f"INSERT INTO {table} ({columns}) SELECT {columns} FROM new.{table}")
+    of_run = "new.reprice_run AS r ON r.id = k.run"
+    file.execute(
+        "INSERT INTO call_cost (price_version, call_id, cost_nano, reason)"
+        f" SELECT r.version, k.call_id, k.cost_nano, k.reason FROM new.call_cost AS k JOIN {of_run}"
+    )
+    file.execute(
+        "INSERT INTO current_version (position, version)"
+        f" SELECT k.position, r.version FROM new.current_run AS k JOIN {of_run}"
+    )
 
 
 async def make_file_before(migration: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
