@@ -39,7 +39,8 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
              "401; 400 and 403 that speak of the key; UNAUTHENTICATED, API_KEY_INVALID"),
     ErrorRow(errors.AccessDeniedError, _E.AUTH, "no", "none", "model", "403; PERMISSION_DENIED"),
     ErrorRow(errors.RateLimitError, _E.RATE_LIMIT, "yes", "provider's", "model",
-             "429; RESOURCE_EXHAUSTED; with 413, or where more is requested than the limit is, not retried, for it never fits"),
+             "429; RESOURCE_EXHAUSTED; with 413, or where more is requested than the limit is, not retried,"
+             " for it never fits"),
     ErrorRow(errors.OverloadedError, _E.RATE_LIMIT, "yes", "provider's", "provider and model",
              "529, 498, overloaded_error, UNAVAILABLE"),
     ErrorRow(errors.QuotaExceededError, _E.RATE_LIMIT, "no", "provider's", "key",
