@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from .call_settings import CallSettings
 from .messages import Message, RoutingDecision, SessionSetup
 from .usage import Cost, StopReason, TokenUsage
 
@@ -49,6 +50,8 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     operation: ``chat``, or ``embeddings``, ``image``, ``video_create`` or ``video``, whose ends have no stop
     reason of their own (``end_turn`` stands for it). A ``video_create`` makes a job, and the job's end is a
     ``video`` of its own.
+    settings: what it was sent with. trace_parent: the host's span around a call that belongs to no turn, as W3C
+    writes it.
     """
 
     provider: str
@@ -60,6 +63,8 @@ class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
     operation: str = "chat"
+    settings: CallSettings | None = None
+    trace_parent: str | None = None
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
@@ -235,9 +240,13 @@ class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_c
 
 
 class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
-    """A turn begins; its id is the envelope's. model: as it was asked for."""
+    """A turn begins; its id is the envelope's. model: as it was asked for.
+
+    trace_parent: the host's span around it, as W3C writes it.
+    """
 
     model: str
+    trace_parent: str | None = None
 
 
 class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):

@@ -39,6 +39,7 @@ from bus import (
     LlmCallFailed,
     StreamLog,
 )
+from bus.call_settings import CallSettings
 from bus.errors import CancelledError
 from bus.stream_events import TurnEvent
 from bus.usage import UsageSource
@@ -46,6 +47,7 @@ from bus.whole_calls import with_whole_calls
 
 from .accumulator import StreamAccumulator, whole_reply_events
 from .call_events import CallEvents, EventScene
+from .call_settings import settings_of
 from .slots import CallSlots
 
 CANCEL_GRACE_SECONDS = 5.0
@@ -105,6 +107,9 @@ class Call(CallEvents):
         self._filter_error: Exception | None = None
         self._end: list[StreamEvent] = []  # of the message, until it may be handed over
         self._content: tuple[ContentBlock, ...] = ()
+
+    def settings(self) -> CallSettings | None:
+        return settings_of(self.scene.server, self.request)
 
     def cancel(self) -> None:
         """Ask the call to end. Idempotent; `run()` then raises CancelledError."""

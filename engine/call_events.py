@@ -23,10 +23,14 @@ from adapters import (
 )
 from adapters.unfinished import NOTHING_USED, usage_of_failure
 from bus import Bus, Clock, Cost, CostSource, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RoutingDecision
+from bus.call_settings import CallSettings
 from bus.cost_sum import CostSum, usage_is_unknown
 from bus.errors import CancelledError
+from bus.host_trace import current_trace
 from bus.usage import UsageSource
 from tracestore import PriceTable
+
+from .call_settings import settings_of
 
 
 class WorstCase(msgspec.Struct, frozen=True):
@@ -86,8 +90,8 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     """What the events of a call say besides what happens in it.
 
     prices: asked when an attempt starts. priced_as: whose published prices the model has, see
-    `engine.published_prices`. settle: is told the end. secure: returns when what was published survives the end of
-    this process.
+    `engine.published_prices`. server: the address that is asked. settle: is told the end. secure: returns when
+    what was published survives the end of this process.
     """
 
     bus: Bus
@@ -100,6 +104,7 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
+    server: str | None = None
     settle: Settle | None = None
     secure: Callable[[], Awaitable[None]] | None = None
 
@@ -147,6 +152,7 @@ class CallEvents:
         self._first_token_ms: int | None = None
         self._prices: PriceTable | None = None
         self._failed_before: list[LlmCallFailed] = []
+        self._trace_parent = current_trace() if scene.turn_id is None else None  # else it is the turn's
 
     def begin(self) -> None:
         """The call's time counts from here."""
@@ -272,7 +278,13 @@ class CallEvents:
             routing=routing if report.attempt == 1 else None,
             estimated_input_tokens=self._events.estimated_input_tokens,
             priced_as=self._events.priced_as,
+            settings=self.settings(),
+            trace_parent=self._trace_parent,
         )
+
+    def settings(self) -> CallSettings | None:
+        """What it is sent with."""
+        return settings_of(self._events.server)
 
     def completed(
         self, response: Served, cost: Cost, stop_reason: StopReason, raw_stop_reason: str | None = None

@@ -10,6 +10,7 @@ from adapters.contract import ProviderAdapter
 from bus import CallboardError, ConfigurationError
 
 from .call_events import EventScene
+from .call_settings import server_of
 from .published_prices import published_name
 from .routing import Named, Option, Route
 from .running_adapter import RunningAdapter
@@ -54,6 +55,7 @@ def scene_of(
         tags=dict(tags) or None,
         estimated_input_tokens=estimated_input_tokens,
         priced_as=published_name(running.entry, route.option.named.entry),
+        server=server_of(running),
         settle=engine.middleware.settling,
         secure=engine.secure,
     )

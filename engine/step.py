@@ -30,6 +30,7 @@ from bus.whole_calls import with_whole_calls
 from .accumulator import whole_reply_events
 from .call import Call, CallOutcome, CallScene
 from .call_events import NOT_KNOWN
+from .call_settings import server_of
 from .capabilities import check
 from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
@@ -316,6 +317,7 @@ class Step:
             settle=engine.middleware.settling,
             secure=engine.secure,
             priced_as=published_name(running.entry, route.option.named.entry),
+            server=server_of(running),
         )
 
     # -- what comes of it

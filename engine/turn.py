@@ -33,6 +33,7 @@ from bus import (
 )
 from bus.cost_sum import CostSum
 from bus.errors import CancelledError
+from bus.host_trace import current_trace
 from bus.stream_events import StepFinish, TurnComplete, TurnEvent
 
 from .borrowing import BorrowedAdapters
@@ -111,6 +112,7 @@ class Turn:
         self._scope = TurnScope(seconds, options.signal, engine.underway)
         self._order = arrival()
         self._history = TurnHistory(state, engine.bus, engine.clock, self.id)
+        self._trace_parent = current_trace()
 
     @property
     def cost(self) -> Cost:
@@ -216,7 +218,8 @@ class Turn:
         state, engine = self._state, self._engine
         engine.money.notice()
         model = in_words(self._model or state.model)
-        engine.bus.publish(SessionTurnStarted(model=model), session_id=state.id or None, turn_id=self.id)
+        began = SessionTurnStarted(model=model, trace_parent=self._trace_parent)
+        engine.bus.publish(began, session_id=state.id or None, turn_id=self.id)
         self._history.begin(self.new)
         journey = self._journey()
         tools = TurnTools(engine, state, self._options, self.id, self.log, self._keep_results)
@@ -308,6 +311,7 @@ class Turn:
             options=TurnOptions(max_tool_rounds=0),
             streamed=False,
         )
+        turn._trace_parent = self._trace_parent
         try:
             message = await own(turn, await engine.start_turn(turn))
         finally:

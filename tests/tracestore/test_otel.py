@@ -124,7 +124,7 @@ def test_a_call_is_a_client_span_with_the_conventions_names() -> None:
     cost = Cost(123_456, CostSource.COMPUTED, "0123456789ab")
     ids = {"session_id": "ses_1", "tags": {"team": "a"}}
     started = make.started(**ids)
-    ended = make.completed(usage=USAGE, cost=cost, served_model="gpt-5-2025-08-06", **ids)
+    ended = make.completed(usage=USAGE, cost=cost, served_model="openai:gpt-5-2025-08-06", **ids)
     span = Collector().handle(started, ended).span("chat gpt-5")
     assert (span.kind, span.status.status_code) == (SpanKind.CLIENT, StatusCode.UNSET)
     assert dict(span.attributes or {}) == {
@@ -339,10 +339,11 @@ def test_content_is_exported_only_when_it_is_asked_for() -> None:
         {"role": "user", "parts": [{"type": "text", "content": "a secret question"}]},
         {
             "role": "tool",
-            "parts": [{"type": "tool_call_response", "id": "tu_1", "result": "a secret fact"}],
+            "parts": [{"type": "tool_call_response", "id": "tu_1", "response": "a secret fact"}],
         },
     ]
     (answer,) = msgspec.json.decode(str(attributes["gen_ai.output.messages"]))
+    assert answer["finish_reason"] == "tool_call"
     assert answer["parts"] == [
         {"type": "text", "content": "a secret answer"},
         {"type": "tool_call", "id": "tu_1", "name": "look", "arguments": {"at": "it"}},

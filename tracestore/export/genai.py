@@ -7,19 +7,32 @@ no name for, such as what a call cost, stands under ``callboard.``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
 
-from bus.content import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock
+from bus.call_settings import CallSettings
+from bus.content import (
+    AudioBlock,
+    DocumentBlock,
+    ImageBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
 from bus.events import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.json_types import Json, JsonObject
 from bus.messages import Message
-from bus.usage import Cost, TokenUsage
+from bus.usage import Cost, StopReason, TokenUsage
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
+
+SCOPE = "callboard"
+"""The name of the instrumentation."""
 
 TOKEN_USAGE = "gen_ai.client.token.usage"
 OPERATION_DURATION = "gen_ai.client.operation.duration"
@@ -92,10 +105,39 @@ def of_start(data: LlmCallStarted) -> Attributes:
         attributes["gen_ai.operation.name"] = data.operation
     if data.streamed:
         attributes["gen_ai.request.stream"] = True
+    if data.settings is not None:
+        attributes |= of_settings(data.settings)
     if data.routing is not None:
         attributes["callboard.routing.requested"] = data.routing.requested
         attributes["callboard.routing.resolved_by"] = data.routing.resolved_by
     return attributes
+
+
+def of_settings(settings: CallSettings) -> Attributes:
+    """What a call was sent with; what was left to the provider has no attribute."""
+    attributes: Attributes = {}
+    for name, key in _SETTINGS.items():
+        value = getattr(settings, name)
+        if value is not None and value != ():
+            attributes[key] = value
+    return attributes
+
+
+_SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "server_address": "server.address",
+        "server_port": "server.port",
+        "max_output_tokens": "gen_ai.request.max_tokens",
+        "temperature": "gen_ai.request.temperature",
+        "top_p": "gen_ai.request.top_p",
+        "frequency_penalty": "gen_ai.request.frequency_penalty",
+        "presence_penalty": "gen_ai.request.presence_penalty",
+        "seed": "gen_ai.request.seed",
+        "stop_sequences": "gen_ai.request.stop_sequences",
+        "reasoning_effort": "gen_ai.request.reasoning.level",
+        "output_type": "gen_ai.output.type",
+    }
+)
 
 
 def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> Attributes:
@@ -111,7 +153,7 @@ def of_end(data: LlmCallCompleted | LlmCallFailed, *, replies: bool = True) -> A
         attributes["callboard.provider.request_id"] = data.provider_request_id
     match data:
         case LlmCallCompleted():
-            attributes["gen_ai.response.model"] = data.served_model
+            attributes["gen_ai.response.model"] = data.served_model.removeprefix(f"{data.provider}:")
             if replies:
                 attributes["gen_ai.response.finish_reasons"] = [data.raw_stop_reason or str(data.stop_reason)]
             if data.response_id is not None:
@@ -156,17 +198,62 @@ def for_metrics(attributes: Attributes) -> Attributes:
         "gen_ai.provider.name",
         "gen_ai.request.model",
         "gen_ai.response.model",
+        "server.address",
+        "server.port",
     )
     return {name: attributes[name] for name in kept if name in attributes}
 
 
-def messages_json(messages: Sequence[Message]) -> str:
-    """Messages as the conventions' JSON. Media are named by kind only: their bytes belong in no span."""
-    return msgspec.json.encode([_message(message) for message in messages]).decode("utf-8", "replace")
+def input_json(messages: Sequence[Message]) -> str:
+    """What was said to a model, as the conventions' JSON."""
+    return _json([_message(message) for message in messages])
+
+
+def output_json(messages: Sequence[Message]) -> str:
+    """What a model said, as the conventions' JSON, where each message says why it ended."""
+    return _json([{**_message(message), "finish_reason": _finish_reason(message)} for message in messages])
+
+
+def value_json(value: Json) -> str:
+    """Arguments of a tool, or its result."""
+    return value if isinstance(value, str) else _json(value)
+
+
+def result_of(block: ToolResultBlock) -> Json:
+    """What a tool answered: its text, or the parts of it."""
+    return block.content if isinstance(block.content, str) else [_part(part) for part in block.content]
+
+
+def _json(value: Json) -> str:
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which UTF-8 can't hold
+        return json.dumps(value)
 
 
 def _message(message: Message) -> JsonObject:
-    return {"role": str(message.role), "parts": [_part(block) for block in message.content]}
+    said: JsonObject = {"role": str(message.role), "parts": [_part(block) for block in message.content]}
+    return said if message.name is None else {**said, "name": message.name}
+
+
+def _finish_reason(message: Message) -> str:
+    reason = None if message.metadata is None else message.metadata.stop_reason
+    if reason is None:
+        return "tool_call" if message.tool_uses else "stop"
+    return _FINISH_REASONS.get(reason, str(reason))
+
+
+_FINISH_REASONS: Mapping[StopReason, str] = MappingProxyType(
+    {
+        StopReason.END_TURN: "stop",
+        StopReason.STOP_SEQUENCE: "stop",
+        StopReason.MAX_TOKENS: "length",
+        StopReason.TOOL_USE: "tool_call",
+        StopReason.CONTENT_FILTER: "content_filter",
+        StopReason.REFUSAL: "content_filter",
+        StopReason.ERROR: "error",
+    }
+)
 
 
 def _part(block: object) -> Json:
@@ -178,7 +265,17 @@ def _part(block: object) -> Json:
         case ToolUseBlock():
             return {"type": "tool_call", "id": block.id, "name": block.name, "arguments": block.input}
         case ToolResultBlock():
-            content = block.content if isinstance(block.content, str) else [_part(part) for part in block.content]
-            return {"type": "tool_call_response", "id": block.tool_use_id, "result": content}
+            return {"type": "tool_call_response", "id": block.tool_use_id, "response": result_of(block)}
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            return _medium(block)
         case _:
             return {"type": type(block).__name__.removesuffix("Block").lower()}
+
+
+def _medium(block: ImageBlock | AudioBlock | DocumentBlock) -> JsonObject:
+    """Where it is, or only its kind and size: its bytes belong in no span."""
+    modality = type(block).__name__.removesuffix("Block").lower()
+    about: JsonObject = {"modality": modality, "mime_type": block.media_type}
+    if block.url is not None:
+        return {"type": "uri", **about, "uri": block.url}
+    return {"type": modality, **about, "size": len(block.data or b"")}

@@ -7,24 +7,27 @@
 It reads a subscription, so it works the same on a live bus and on a replay, and holds nobody up. Its providers are
 the host's own, or the global ones. The package is an extra: ``pip install "callboard[otel]"``.
 
-**Spans.** A turn is a span (`invoke_agent`, internal) and the root of its trace; below it each attempt of each
-call (`chat MODEL`, client) and each run of a tool (`execute_tool NAME`). A session has no end: it is no span but
+**Spans.** A turn is a span (`invoke_agent`, internal); below it each attempt of each call (`chat MODEL`, client)
+and each run of a tool (`execute_tool NAME`). The host's span that was current when the turn was begun, or a call
+that belongs to none, is its parent; without one it is the root of a trace. A session has no end: it is no span but
 the `gen_ai.conversation.id` of all of them. An attempt links to the one that it followed: `callboard.link` says
 whether as `retry` or `repair`, as `fallback` on another model after a failure, or as the next `step` after tools.
 Times are those of the events, and durations the monotonic clock's. A cancelled call or turn is no error.
 
 **Metrics** are of now, whatever the time of the events; for a replay of history they are best left out.
 
-**Content** is left out unless `content` asks for it: then a turn's span has its messages, and errors their text. A
-replay has no content, because events are stored without it.
+**Content** is left out unless `content` asks for it: then a turn's span has its messages, a tool's its arguments
+and its result, and errors their text. A replay has no content, because events are stored without it.
 """
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import AsyncIterable, Mapping
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING
 
+from bus.content import ToolResultBlock, ToolUseBlock
 from bus.errors import ConfigurationError, ErrorClass
 from bus.events import (
     Envelope,
@@ -38,17 +41,19 @@ from bus.events import (
     ToolStarted,
 )
 from bus.messages import Message, Role
-from bus.usage import UsageSource
 
 from . import genai
+from .otel_metrics import Metrics
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Link, Span, SpanContext, TracerProvider
 
 _OPEN_KEPT = 10_000
 _ENDED_KEPT = 4096
-_SCOPE = "callboard"
+
+_TRACE_PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 _Key = tuple[str, ...]
 
@@ -62,6 +67,7 @@ class _Open:
         self.attributes = attributes
         self.asked: list[Message] = []
         self.said: list[Message] = []
+        self.end_ns: int | None = None  # of a tool's run whose result is awaited
 
 
 class OtelExporter:
@@ -91,8 +97,8 @@ class OtelExporter:
             raise ConfigurationError(
                 'exporting to OpenTelemetry needs its API; install it with: pip install "callboard[otel]"'
             ) from None
-        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=tracer_provider)
-        self._metrics = _Metrics(meter_provider) if metrics else None
+        self._tracer = trace.get_tracer(genai.SCOPE, tracer_provider=tracer_provider)
+        self._metrics = Metrics(meter_provider) if metrics else None
         self._content = content
         self._names = {**genai.PROVIDERS, **(provider_names or {})}
         self._open: OrderedDict[_Key, _Open] = OrderedDict()
@@ -138,7 +144,8 @@ class OtelExporter:
 
     def _call_started(self, envelope: Envelope, data: LlmCallStarted) -> None:
         attributes = genai.of_call(envelope, data, self._names) | genai.of_start(data)
-        self._begin(_call_key(envelope), envelope, attributes, self._links(envelope, data.reason))
+        links = self._links(envelope, data.reason)
+        self._begin(_call_key(envelope), envelope, attributes, links, parent=data.trace_parent)
 
     def _call_ended(self, envelope: Envelope, data: LlmCallCompleted | LlmCallFailed) -> None:
         found = self._open.pop(_call_key(envelope), None)
@@ -190,9 +197,10 @@ class OtelExporter:
             attributes["gen_ai.conversation.id"] = envelope.session_id
         if envelope.turn_id is not None:
             attributes["callboard.turn.id"] = envelope.turn_id
-        self._begin(_turn_key(envelope), envelope, attributes)
+        self._begin(_turn_key(envelope), envelope, attributes, parent=data.trace_parent)
 
     def _turn_ended(self, envelope: Envelope, data: SessionTurnCompleted) -> None:
+        self._end_awaited(envelope)
         found = self._open.pop(_turn_key(envelope), None)
         if found is None:
             return
@@ -201,9 +209,9 @@ class OtelExporter:
         if data.cost_nano_usd is not None:
             span.set_attribute("callboard.cost.nano_usd", data.cost_nano_usd)
         if found.asked:
-            span.set_attribute("gen_ai.input.messages", genai.messages_json(found.asked))
+            span.set_attribute("gen_ai.input.messages", genai.input_json(found.asked))
         if found.said:
-            span.set_attribute("gen_ai.output.messages", genai.messages_json(found.said))
+            span.set_attribute("gen_ai.output.messages", genai.output_json(found.said))
         if data.status == "failed":
             error = data.error or ""
             span.set_attribute("error.type", error.partition(":")[0] or "_OTHER")
@@ -212,6 +220,9 @@ class OtelExporter:
 
     def _appended(self, envelope: Envelope, message: Message) -> None:
         turn = self._open.get(_turn_key(envelope))
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                self._answered(envelope, block)
         if turn is not None:
             (turn.said if message.role is Role.ASSISTANT else turn.asked).append(message)
 
@@ -225,25 +236,57 @@ class OtelExporter:
         }
         if envelope.session_id is not None:
             attributes["gen_ai.conversation.id"] = envelope.session_id
+        if (call := self._call_of(envelope, data.tool_use_id)) is not None:
+            attributes["gen_ai.tool.call.arguments"] = genai.value_json(call.input)
         self._begin(_tool_key(envelope, data.tool_use_id), envelope, attributes)
 
+    def _call_of(self, envelope: Envelope, tool_use_id: str) -> ToolUseBlock | None:
+        """The call in the turn's last reply, if content is exported."""
+        turn = self._open.get(_turn_key(envelope))
+        said = turn.said[-1].tool_uses if turn is not None and turn.said else ()
+        return next((call for call in said if call.id == tool_use_id), None)
+
     def _tool_ended(self, envelope: Envelope, data: ToolFinished) -> None:
-        found = self._open.pop(_tool_key(envelope, data.tool_use_id), None)
+        key = _tool_key(envelope, data.tool_use_id)
+        found = self._open.get(key)
         if found is None:
             return
         if data.is_error:
             found.span.set_attribute("error.type", "_OTHER")
             self._mark_failed(found.span, "")
-        found.span.end(_end_ns(found.began, envelope))
+        found.end_ns = _end_ns(found.began, envelope)
+        if not self._content:
+            self._open.pop(key).span.end(found.end_ns)
+
+    def _answered(self, envelope: Envelope, result: ToolResultBlock) -> None:
+        """End the span of a tool's run, now that its result is known."""
+        found = self._open.pop(_tool_key(envelope, result.tool_use_id), None)
+        if found is not None:
+            found.span.set_attribute("gen_ai.tool.call.result", genai.value_json(genai.result_of(result)))
+            found.span.end(found.end_ns)
+
+    def _end_awaited(self, envelope: Envelope) -> None:
+        """End the spans of a turn's tools whose results never came into the history."""
+        turn = _tool_key(envelope, "")[:-1]
+        for key in [key for key, found in self._open.items() if key[:-1] == turn and found.end_ns is not None]:
+            found = self._open.pop(key)
+            found.span.end(found.end_ns)
 
     # -- spans
 
     def _begin(
-        self, key: _Key, envelope: Envelope, attributes: genai.Attributes, links: tuple[Link, ...] = ()
+        self,
+        key: _Key,
+        envelope: Envelope,
+        attributes: genai.Attributes,
+        links: tuple[Link, ...] = (),
+        *,
+        parent: str | None = None,
     ) -> None:
         if (again := self._open.pop(key, None)) is not None:
             self._lose(again)
-        self._open[key] = _Open(self._span(envelope, attributes, links), envelope, attributes)
+        span = self._span(envelope, attributes, links, parent=parent)
+        self._open[key] = _Open(span, envelope, attributes)
         if len(self._open) > _OPEN_KEPT:
             self._lose(self._open.popitem(last=False)[1])
 
@@ -254,6 +297,7 @@ class OtelExporter:
         links: tuple[Link, ...],
         *,
         start_ns: int | None = None,
+        parent: str | None = None,
     ) -> Span:
         from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind, set_span_in_context
@@ -263,7 +307,7 @@ class OtelExporter:
         subject = attributes.get("gen_ai.tool.name" if is_tool else "gen_ai.request.model")
         turn = None if is_turn else self._open.get(_turn_key(envelope))
         # A context of its own: the one around is the exporter's task's, and has nothing to do with the event.
-        context = Context() if turn is None else set_span_in_context(turn.span, Context())
+        context = _host_context(parent) if turn is None else set_span_in_context(turn.span, Context())
         return self._tracer.start_span(
             name if is_turn else f"{name} {subject}",
             context=context,
@@ -274,6 +318,9 @@ class OtelExporter:
         )
 
     def _lose(self, found: _Open) -> None:
+        if found.end_ns is not None:
+            found.span.end(found.end_ns)
+            return
         found.span.set_attribute("error.type", "lost")
         self._mark_failed(found.span, "")
         last = self._last
@@ -287,52 +334,16 @@ class OtelExporter:
         span.set_status(Status(StatusCode.ERROR, text if self._content and text else None))
 
 
-class _Metrics:
-    """The instruments, with the buckets that the conventions ask for."""
+def _host_context(trace_parent: str | None) -> Context:
+    """A context with the host's span in it, as `bus.host_trace` noted it; else an empty one."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
-    def __init__(self, provider: MeterProvider | None) -> None:
-        from opentelemetry.metrics import get_meter
-
-        meter = get_meter(_SCOPE, meter_provider=provider)
-        self._tokens = meter.create_histogram(
-            genai.TOKEN_USAGE,
-            "{token}",
-            "Number of input and output tokens used.",
-            explicit_bucket_boundaries_advisory=genai.TOKEN_BUCKETS,
-        )
-        self._duration = meter.create_histogram(
-            genai.OPERATION_DURATION,
-            "s",
-            "GenAI operation duration.",
-            explicit_bucket_boundaries_advisory=genai.SECONDS_BUCKETS,
-        )
-        self._first_chunk = meter.create_histogram(
-            genai.TIME_TO_FIRST_CHUNK,
-            "s",
-            "Time to receive the first chunk of a streamed reply.",
-            explicit_bucket_boundaries_advisory=genai.FIRST_CHUNK_BUCKETS,
-        )
-
-    def record(self, span: genai.Attributes, data: LlmCallCompleted | LlmCallFailed) -> None:
-        """Record one attempt. Estimated tokens are left out: the conventions count what the provider reports."""
-        attributes = genai.for_metrics(span)
-        usage = data.usage
-        if usage is not None and usage.source is not UsageSource.ESTIMATED:
-            counts = {"input": usage.total_input_tokens, "output": usage.output_tokens}
-            if span["gen_ai.operation.name"] == genai.EMBEDDINGS:
-                del counts["output"]  # there is none to count
-            for kind, count in counts.items():
-                self._tokens.record(count, {**attributes, "gen_ai.token.type": kind})
-        if span.get("gen_ai.request.stream") and data.first_token_ms is not None:
-            self._first_chunk.record(data.first_token_ms / 1000, attributes)
-        match data:
-            case LlmCallCompleted():
-                pass
-            case LlmCallFailed():
-                attributes["error.type"] = data.error_type
-            case _:
-                assert_never(data)
-        self._duration.record(data.latency_ms / 1000, attributes)
+    if trace_parent is None or (parts := _TRACE_PARENT.fullmatch(trace_parent)) is None:
+        return Context()
+    trace_id, span_id, flags = (int(part, 16) for part in parts.groups())
+    span = NonRecordingSpan(SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags)))
+    return set_span_in_context(span, Context())
 
 
 def _call_key(envelope: Envelope) -> _Key:

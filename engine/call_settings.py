@@ -1,0 +1,50 @@
+"""What the start of a call tells of its request and of where it goes."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from adapters import CanonicalRequest
+from adapters.actor import AdapterActor
+from bus.call_settings import CallSettings
+
+from .running_adapter import RunningAdapter
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def server_of(running: RunningAdapter) -> str | None:
+    """The address that an adapter asks; None of one that asks none, or that doesn't tell."""
+    actor = running.ref.actor
+    url = getattr(actor.adapter, "base_url", None) if isinstance(actor, AdapterActor) else None
+    return url if isinstance(url, str) else None
+
+
+def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
+    """The settings of a call. server: an address. request: of a conversation; other calls tell the server only."""
+    address, port = (None, None) if server is None else _parts(server)
+    if request is None:
+        return None if address is None else CallSettings(server_address=address, server_port=port)
+    return CallSettings(
+        server_address=address,
+        server_port=port,
+        max_output_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        seed=request.seed,
+        stop_sequences=request.stop_sequences,
+        reasoning_effort=request.reasoning_effort,
+        output_type=None if request.output_schema is None else "json",
+    )
+
+
+@lru_cache(maxsize=256)
+def _parts(url: str) -> tuple[str | None, int | None]:
+    try:
+        parts = urlsplit(url)
+        return parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:  # of an adapter of the host's
+        return None, None
