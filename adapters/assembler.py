@@ -18,7 +18,7 @@ arrive for a tool call already closed can't be delivered, and are reported in `w
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, TypeAlias
 
 from bus.clock import Clock
@@ -252,6 +252,13 @@ class Assembler:
         self.final_content = with_whole_calls(content, stop_reason)
         self.complete = True
         self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
+
+    def replaced(self, what: Sequence[str]) -> None:
+        """Note what of the body could not be read and was replaced; each kind of it once."""
+        for each in what:
+            message = f"the provider sent {each}, which was replaced"
+            if not any(warning.message == message for warning in self.warnings):
+                self.warn("body_mended", message)
 
     def end_unsaid(self) -> None:
         """Note that nothing says why the reply ended."""

@@ -30,12 +30,12 @@ from bus.errors import (
 )
 from bus.json_types import Json, JsonObject
 
+from .broken_json import mend_body
 from .error_details import USED_UP, detail_delay, detail_reason
 from .gateway_errors import LITELLM_CODES, exception_name
 from .plain_text import as_text
 from .reset_hints import reset_seconds
 from .retry import retry_after_seconds
-from .surrogates import mend_json
 
 ErrorType: TypeAlias = type[AdapterError]
 
@@ -174,11 +174,22 @@ def read_error(body: bytes) -> ErrorBody:
     """Find the error in a body of any known shape; a body of no known shape is the message itself."""
     event = _EVENT_DATA.match(body)  # LiteLLM refuses a stream so, with an error's status
     try:
-        value: Json = msgspec.json.decode(mend_json(body if event is None else event["data"]))
+        value = _decoded(body if event is None else event["data"])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = re.sub(rb"<[^>]*>|\s+", b" ", body[:4000]).decode("utf-8", "replace")
         return ErrorBody(message=" ".join(text.split())[:500])
     return read_error_value(value)
+
+
+def _decoded(body: bytes) -> Json:
+    try:
+        value: Json = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        mended = mend_body(body)
+        if mended is None:
+            raise
+        value = msgspec.json.decode(mended.text)
+    return value
 
 
 def read_error_value(value: Json) -> ErrorBody:

@@ -33,11 +33,12 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json
+from bus.json_types import Json, JsonObject
 from bus.messages import Message, ToolDefinition
 
 from .estimate_rates import RATES, TokenRates
 from .image_size import image_pixels
+from .surrogates import mend_object
 from .vocabularies import text_tokens, vocabulary_of
 
 ESTIMATE_ERROR = 0.25
@@ -132,7 +133,7 @@ def _add_block(counts: list[float], block: ContentBlock, vocabulary: str) -> Non
             counts[_TEXT] += text_tokens(block.text, vocabulary)
         case ToolUseBlock():
             counts[_CALL] += 1
-            arguments = msgspec.json.encode(block.input).decode()
+            arguments = _json_text(block.input)
             counts[_JSON] += text_tokens(block.name, vocabulary) + text_tokens(arguments, vocabulary)
             _add_opaque(counts, block.provider_raw)
         case ToolResultBlock():
@@ -196,12 +197,20 @@ def _measure(tool: ToolDefinition) -> tuple[int, str]:
         return known[1:]
     properties, schema = (
         _properties(tool.input_schema),
-        tool.name + msgspec.json.encode(tool.input_schema).decode(),
+        tool.name + _json_text(tool.input_schema),
     )
     if len(_measured) >= _MEASURED_TOOLS:
         _measured.clear()
     _measured[id(tool)] = (tool, properties, schema)
     return properties, schema
+
+
+def _json_text(value: JsonObject) -> str:
+    """An object as JSON, also if it holds half a surrogate pair."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(mend_object(value)).decode()
 
 
 def _properties(schema: Json) -> int:

@@ -22,6 +22,7 @@ from bus.usage import TokenUsage, UsageSource
 
 from .addresses import checked_base_url, normalise_base_url
 from .assembler import Assembler
+from .broken_json import mend_body
 from .classify import ErrorType, build_error, read_error
 from .contract import (
     AdapterCapabilities,
@@ -44,7 +45,6 @@ from .key_masking import hide_in_logs, masked, masked_headers, secrets
 from .normaliser import StreamNormaliser
 from .repair import Repair, RepairRules, edited, find_repair
 from .strange_replies import not_of_protocol, origin
-from .surrogates import mend_json
 from .transport import (
     HttpReply,
     HttpRequest,
@@ -355,12 +355,14 @@ class HttpAdapter(ABC):
         """`read_reply`, also of JSON that can be mended. Raises StreamError for what is none of the protocol."""
         try:
             try:
+                body.decode()  # before anything is taken in: decoding does not look at what is kept raw
                 self.read_reply(body, assembler)
-            except msgspec.DecodeError:
-                mended = mend_json(body)
-                if mended is body:
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                mended = mend_body(body)
+                if mended is None:
                     raise
-                self.read_reply(mended, assembler)
+                self.read_reply(mended.text, assembler)
+                assembler.replaced(mended.replaced)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise self.unreadable(body, reply.headers, error) from error
         if not assembler.complete:

@@ -11,9 +11,9 @@ from bus.errors import AdapterError, StreamError
 from bus.stream_events import StreamEvent
 
 from .assembler import Assembler
+from .broken_json import mend_body
 from .ndjson import NdjsonDecoder
 from .sse import SseDecoder, SseEvent
-from .surrogates import mend_json
 
 
 class StreamNormaliser(Protocol):
@@ -80,11 +80,12 @@ class EventNormaliser(ABC):
         for name, data in events:
             try:
                 self.on_event(name, data)
-            except msgspec.DecodeError:
-                mended = mend_json(data)
-                if mended is data:
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                mended = mend_body(data)
+                if mended is None:
                     raise
-                self.on_event(name, mended)
+                self.on_event(name, mended.text)
+                self.assembler.replaced(mended.replaced)
             if self.finished:
                 return
 

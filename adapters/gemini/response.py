@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from adapters.assembler import Assembler
+from adapters.broken_json import mend_body
 from adapters.json_object import parse_object
 from bus.json_types import Json, JsonObject
 from bus.usage import StopReason
@@ -282,16 +283,26 @@ class ReplyReader:
             self._continue(self._partial, call, started=True)
             return
         if call.args != wire.ABSENT:
-            self.assembler.tool_arguments(key, bytes(call.args).decode())
+            self.assembler.tool_arguments(key, self._text_of(call.args))
         self.assembler.end(key)
 
     def _continue(self, partial: PartialArguments, call: wire.FunctionCall, *, started: bool = False) -> None:
         for piece in call.partialArgs or ():
             partial.add(piece)
         if call.args != wire.ABSENT:
-            partial.value.update(parse_object(bytes(call.args).decode()) or {})
+            partial.value.update(parse_object(self._text_of(call.args)) or {})
         if not call.willContinue and not (started and call.partialArgs):
             self._end_partial()
+
+    def _text_of(self, raw: msgspec.Raw) -> str:
+        """JSON as text; decoding the chunk has not looked at its bytes."""
+        try:
+            return bytes(raw).decode()
+        except UnicodeDecodeError:
+            mended = mend_body(bytes(raw))
+            assert mended is not None
+            self.assembler.replaced(mended.replaced)
+            return mended.text.decode()
 
     def _end_partial(self) -> None:
         partial, self._partial = self._partial, None

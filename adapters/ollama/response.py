@@ -49,19 +49,20 @@ class ReplyReader:
             assembler.model = reply.model
         message = reply.message
         if message is not None:
+            calls = [(call, _arguments(call)) for call in message.tool_calls or ()]  # which may raise, so first
             if message.thinking:
                 assembler.thinking(_THINKING, message.thinking, implicit_end=True)
             if message.content:
                 assembler.text(_TEXT, message.content, implicit_end=True)
-            for call in message.tool_calls or ():
-                self._call(call)
+            for call, arguments in calls:
+                self._call(call, arguments)
         if not reply.done:
             return False
         reason = reply.done_reason if isinstance(reply.done_reason, str) and reply.done_reason else None
         assembler.finish(self._stop_reason(reason, reply), reason, self._usage(reply))
         return True
 
-    def _call(self, call: WireToolCall | None) -> None:
+    def _call(self, call: WireToolCall | None, arguments: str) -> None:
         if call is None:
             return
         function = call.function
@@ -72,7 +73,7 @@ class ReplyReader:
         key = ("call", self._calls)
         raw: dict[str, Json] = {"id": call.id} if isinstance(call.id, str) and call.id else {}
         self.assembler.tool_start(key, function.name, raw=raw)
-        self.assembler.tool_arguments(key, _arguments(function.arguments))
+        self.assembler.tool_arguments(key, arguments)
         self.assembler.end(key)
 
     def _stop_reason(self, reason: str | None, reply: WireReply) -> StopReason:
@@ -114,8 +115,11 @@ def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
     raise StreamError(f"{assembler.provider}: the reply is not done")
 
 
-def _arguments(arguments: msgspec.Raw) -> str:
-    text = bytes(arguments)
+def _arguments(call: WireToolCall | None) -> str:
+    """A call's arguments as text. Raises UnicodeDecodeError, which decoding the line does not."""
+    if call is None or call.function is None:
+        return ""
+    text = bytes(call.function.arguments)
     if text == b"null":
         return ""
     return str(msgspec.json.decode(text)) if text.startswith(b'"') else text.decode()

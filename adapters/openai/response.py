@@ -19,7 +19,6 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
-from adapters.surrogates import mend_json
 from bus.errors import AdapterError, StreamError
 from bus.json_types import JsonObject
 from bus.usage import StopReason
@@ -341,7 +340,7 @@ def error_of(response: Response, provider: str) -> AdapterError | None:
 
 def read_reply(body: bytes, assembler: Assembler, quirks: Quirks) -> None:
     """Feed a whole reply to the assembler. Raises AdapterError, or msgspec's decoding errors."""
-    response = read(Response, mend_json(body))
+    response = read(Response, body)
     reply = Reply(assembler, quirks)
     reply.begin(response)
     output = elements(response.output)
