@@ -390,8 +390,18 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def prices(self) -> PriceTable:
-        """The table in force: a call has the price of the moment in which its attempt starts."""
+        """The table of new calls: a call has the price of the moment in which its attempt starts."""
         return self.money.prices
+
+    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
+        """Price new calls by another table from now on; the table in force, which is also returned.
+
+        What calls that were made cost stays as it is: that is `reprice`. Other engines keep their tables.
+        prices: a table, a price file, or the version of a table that the trace knows. Its rows go before those of
+        the published prices; alone: it is all there is, and what it doesn't list is unpriced.
+        Raises ConfigurationError for a bad file; StoreError for an unknown version.
+        """
+        return await self.money.use_prices(prices, alone=alone)
 
     async def reprice(
         self,
@@ -400,18 +410,25 @@ class Engine(ObjectMethods, MediaMethods):
         where: CallFilter | None = None,
         dry_run: bool = False,
         as_model: str | None = None,
+        for_new_calls: bool = False,
     ) -> RepriceReport:
-        """What the stored calls cost under another price table, and unless `dry_run`, from now on everywhere.
+        """What the stored calls cost under another price table, and unless `dry_run`, what they cost from now on.
 
-        Live messages show the new costs afterwards. version: a table, or the version of one that the trace knows.
-        where: only these calls. as_model: as if every call had gone to that ``provider:name``; never kept.
+        Live messages show the new costs afterwards. New calls go on at the prices of this engine's own table.
+        version: a table, or the version of one that the trace knows. where: only these calls. as_model: as if
+        every call had gone to that ``provider:name``; never kept. for_new_calls: price new calls of this engine by
+        that table too, as `use_prices` does; `undo_reprice` takes that back as well, if no other was chosen since.
         Raises StoreError; CallboardError without a trace.
         """
-        return await self.money.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
+        return await self.money.reprice(
+            version, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
+        )
 
     async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back, also in live messages. Raises StoreError if there is none,
-        CallboardError without a trace.
+        """Take the latest repricing back, also in live messages.
+
+        If it was done here with `for_new_calls`, new calls have the prices of before again. Raises StoreError if
+        there is none, CallboardError without a trace.
         """
         return await self.money.undo_reprice()
 

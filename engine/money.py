@@ -1,13 +1,18 @@
-"""The price table in force, and repricing: store first, then live sessions, then the event that tells it."""
+"""The price table of new calls, and repricing of those that were made.
+
+They are two things: new calls have the prices of the engine's own table, which changes only by an act that says
+so (`use_prices`, or `reprice` with `for_new_calls`). Repricing changes the past: store first, then live sessions,
+then the event that tells it. Another process that reprices the same file changes nothing for new calls here.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bus import CallboardError, PricingRepriced
+from bus import CallboardError, PricingRepriced, PricingTableLoaded
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
-from tracestore.price_home import price_table
+from tracestore.price_home import price_table, published_table
 
 from .config import home_folder
 from .price_watch import PriceWatch, announcement
@@ -25,29 +30,58 @@ def load_prices(prices: PriceTable | Path | None) -> PriceTable:
 
 
 class Money:
-    """prices: the table in force. An engine without a trace has prices, and nothing to reprice."""
+    """prices: the table of new calls. An engine without a trace has prices, and nothing to reprice."""
 
     def __init__(self, engine: Engine, prices: PriceTable) -> None:
         self.prices = prices
         self._engine = engine
+        # Of repricings here that changed the table as well: the one before it, and the one since.
+        self._changed: dict[int, tuple[PriceTable, PriceTable]] = {}
         self._watch = None if engine.store is None else PriceWatch(engine.store, engine.clock)
 
+    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
+        """See `Engine.use_prices`."""
+        if isinstance(prices, str):
+            _, store, _ = await self._traced("look up prices in")
+            table = await _stored(store, prices)
+        else:
+            table = prices if isinstance(prices, PriceTable) else PriceTable.from_yaml(prices)
+        return self._take(table, alone=alone)
+
+    def _take(self, table: PriceTable, *, alone: bool) -> PriceTable:
+        self.prices = table if alone else published_table(home_folder()).merged(table)
+        self._engine.bus.publish(
+            PricingTableLoaded(
+                pricing_version=self.prices.version, label=self.prices.label, rows=len(self.prices.rows)
+            )
+        )
+        return self.prices
+
     async def reprice(
-        self, version: str | PriceTable, *, where: CallFilter | None, dry_run: bool, as_model: str | None
+        self,
+        version: str | PriceTable,
+        *,
+        where: CallFilter | None,
+        dry_run: bool,
+        as_model: str | None,
+        for_new_calls: bool,
     ) -> RepriceReport:
         """See `Engine.reprice`."""
         hosted, store, watch = await self._traced("reprice")
         await hosted.flush()
         kept = not dry_run and as_model is None
+        table = await _stored(store, version) if isinstance(version, str) else version
         watch.held += 1
         try:
-            report = await store.reprice(version, where=where, dry_run=dry_run, as_model=as_model)
+            report = await store.reprice(table, where=where, dry_run=dry_run, as_model=as_model)
             if kept:
                 await watch.mark()
         finally:
             watch.held -= 1
         if kept:
-            self.prices = version if isinstance(version, PriceTable) else await _stored(store, version)
+            if for_new_calls and report.run_id is not None:
+                before = self.prices
+                self._changed[report.run_id] = (before, self._take(table, alone=False))
             await self._show_costs(hosted, store)
             self._engine.bus.publish(
                 PricingRepriced(
@@ -68,6 +102,9 @@ class Money:
         await hosted.flush()
         await watch.mark()
         run = await store.undo_reprice()
+        before, since = self._changed.pop(run.id, (None, None))
+        if before is not None and self.prices is since:
+            self._take(before, alone=True)
         await self._look()
         return run
 
@@ -88,8 +125,6 @@ class Money:
         found = await self._watch.look() if self._watch is not None else None
         if found is None or hosted is None or store is None:
             return
-        if found.versions:
-            self.prices = await _stored(store, found.versions[0])
         await self._show_costs(hosted, store)
         self._engine.bus.publish(announcement(found))
 
@@ -99,4 +134,5 @@ class Money:
 
 
 async def _stored(store: TraceStore, version: str) -> PriceTable:
-    return next(table for table in await store.price_tables() if table.version == version)
+    """Raises StoreError, naming the known ones, for a version that the trace doesn't know."""
+    return await store.price_table(version)

@@ -407,8 +407,9 @@ class TraceStore:
     ) -> RepriceReport:
         """Work out what stored calls cost under another price table, and make that the current cost.
 
-        Events and costs at call time stay as they are; `undo_reprice()` goes back. One that is interrupted has
-        changed nothing yet; `resume_reprice()` goes on with it.
+        It covers every call that had begun by its end; those that end later get their cost with their end. Events
+        and costs at call time stay as they are; `undo_reprice()` goes back. One that is interrupted has changed
+        nothing yet; `resume_reprice()` goes on with it.
 
         table: a table, or the version of one that this file knows. where: only these calls. dry_run: only report.
         as_model: price every call as if this ``provider:name`` had served it; nothing is kept then.
@@ -463,6 +464,10 @@ class TraceStore:
     async def current_version(self) -> str | None:
         """The price version of the current costs; None if they are those at call time."""
         return await self._database.look(stored_prices.current_version)
+
+    async def price_table(self, version: str) -> PriceTable:
+        """One of the price tables that this file knows. Raises StoreError, naming them, for another version."""
+        return await stored_prices.stored_table(self._database, version)
 
     async def price_tables(self) -> list[PriceTable]:
         """The price tables that this file knows, in the order in which they came."""

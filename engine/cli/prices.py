@@ -12,7 +12,7 @@ from bus.usage import TokenUsage
 from engine.config import home_folder, load_registry
 from engine.published_prices import published_name
 from tracestore import PriceRow, PriceTable, price_snapshot
-from tracestore.price_home import SNAPSHOT_NAME, price_table, published_table
+from tracestore.price_home import OWN_NAME, SNAPSHOT_NAME, price_table, published_table
 from tracestore.price_rows import BUCKETS, US_PER_SECOND
 from tracestore.price_source import convert, parse
 
@@ -50,6 +50,17 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         explain.add_argument(f"--{name}", type=int, default=0, metavar="N", help=f"tokens {what}")
     show.set_defaults(run=run_show)
     explain.set_defaults(run=run_explain)
+
+    use = actions.add_parser(
+        "use",
+        help="price new calls by another price file",
+        description="Makes a price file the prices.yaml of $CALLBOARD_HOME: its rows go before the published "
+        "prices. Engines that start from then on price their calls by it; what earlier calls cost stays as it is.",
+    )
+    which = use.add_mutually_exclusive_group(required=True)
+    which.add_argument("file", nargs="?", type=Path, help="price file; its newest table counts")
+    which.add_argument("--published", action="store_true", help="only the published prices, without a file")
+    use.set_defaults(run=run_use)
 
     update = actions.add_parser(
         "update",
@@ -158,6 +169,35 @@ def run_update(arguments: argparse.Namespace) -> int:
     write_private(path, price_snapshot.encode(snapshot))
     console.print(f"Published prices are now {after.label} ({after.version}), in {path}", soft_wrap=True)
     return 0
+
+
+def run_use(arguments: argparse.Namespace) -> int:
+    """Raises ConfigurationError."""
+    console, home = make_console(), home_folder()
+    path = home / OWN_NAME
+    data = None if arguments.published else _checked(arguments.file)
+    if path.exists():
+        before = path.with_name(f"{OWN_NAME}.before")
+        path.replace(before)
+        console.print(f"The file before is kept as {before}", style="dim", soft_wrap=True)
+    if data is not None:
+        home.mkdir(parents=True, exist_ok=True)
+        write_private(path, data)
+    table = price_table(home)
+    console.print(
+        f"New calls are priced by {table.label} ({table.version}), in engines that start from now on.",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _checked(file: Path) -> bytes:
+    """What a price file says, if it is one. Raises ConfigurationError."""
+    PriceTable.from_yaml(file)
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{file}: {error.strerror or error}") from error
 
 
 def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:

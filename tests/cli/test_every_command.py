@@ -66,6 +66,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "prices list": ((), ("gpt-5",)),
     "prices show": ((MODELS[0],), (f"evil:{HOSTILE}",)),
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
+    "prices use": (("{prices}",), ("{folder}/\x1b[2J",), ("--published",)),
     "prices update": (("--from", "{prices}", "--dry-run"), ("--from", "{folder}/\x1b[2J"), ("--shipped",)),
     "reprice": (
         *(("--prices", str(PRICES), "--by", by) for by in ("model", "day", "session")),

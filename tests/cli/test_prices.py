@@ -56,6 +56,26 @@ def test_list_and_show_know_ones_own_rows(home: Path, capsys: pytest.CaptureFixt
     assert "openai:* input 7 $/M" in capsys.readouterr().out
 
 
+def test_use_prices_new_calls_by_another_file_and_keeps_the_one_before(
+    home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Over the published prices; a bad file changes nothing, and one goes back to the published prices alone."""
+    (home / "prices.yaml").write_text("prices: [{model: 'openai:*', input: 7}]")
+    mine = tmp_path_factory.mktemp("mine") / "mine.yaml"
+    mine.write_text("{label: mine, prices: [{model: 'a:b', input: 3}]}")
+    assert main(["prices", "use", str(mine)]) == 0
+    assert "New calls are priced by mine (" in capsys.readouterr().out
+    assert (home / "prices.yaml").read_text() == mine.read_text()
+    assert "openai:*" in (home / "prices.yaml.before").read_text()
+    assert main(["prices", "explain", "a:b"]) == 1, "no output rate"
+    assert main(["prices", "explain", "openai:gpt-5"]) == 0, "the published rows are below"
+    mine.write_text("prices: 3")
+    assert main(["prices", "use", str(mine)]) == 2
+    assert "a:b" in (home / "prices.yaml").read_text()
+    assert main(["prices", "use", "--published"]) == 0
+    assert not (home / "prices.yaml").exists()
+
+
 def test_update_shows_the_difference_and_keeps_what_is_valid(
     home: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
