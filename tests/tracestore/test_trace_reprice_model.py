@@ -1,0 +1,376 @@
+"""Random stories of repricings beside a plain model that keeps what every call costs in a dict.
+
+The model knows no sums, no layers and no versions: of each repricing it keeps what it gave to which call. A call
+costs what the last one that gave it a cost and stands says; after each act the file must say the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bus.clock import SystemClock
+from bus.errors import StoreError
+from bus.usage import Cost, CostSource, TokenUsage
+from tracestore import CallFilter, CostRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore, repricing
+from tracestore.call_sums import sum_up
+from tracestore.moments import iso_day
+
+from .trace_making import DAY_US, T0, Maker
+
+MODELS = ("openai:gpt-5", "openai:gpt-4o", "other:thing")
+TABLES = (
+    PriceTable([PriceRow(model="*:*", input=1_000_000, output=2_000_000)], "all"),
+    PriceTable([PriceRow(model="openai:*", input=3_000_000, output=5_000_000)], "of one provider"),
+    PriceTable([PriceRow(model="openai:gpt-5", input=7_000_000, output=11_000_000)], "of one model"),
+)
+CHUNK = 2
+GROUPINGS = ((), ("model",), ("provider",), ("day",), ("model", "day"), ("session_id",))
+
+
+class Ticking(SystemClock):
+    """A clock that stands until it is moved."""
+
+    def __init__(self) -> None:
+        self._now_us = T0
+
+    def now_us(self) -> int:
+        return self._now_us
+
+    def advance(self) -> None:
+        self._now_us += 1_000_000
+
+
+class Call(msgspec.Struct):
+    """What the model knows of a call. at_call: its cost when it was called; None: unpriced. ended: whether its
+    usage is known.
+    """
+
+    name: str
+    model: str
+    began_us: int
+    usage: TokenUsage
+    at_call: int | None
+    ended: bool = False
+
+    @property
+    def session(self) -> str:
+        return f"s{len(self.name) % 2}"
+
+
+class Act(msgspec.Struct):
+    """A repricing. gave: what each call costs under it. lies_on: the repricings that were current before it."""
+
+    table: PriceTable
+    where: CallFilter
+    gave: dict[str, int | None]
+    lies_on: list[Act]
+    finished_us: int | None = None
+    stands: bool = True
+
+    @property
+    def of_all(self) -> bool:
+        return self.where == CallFilter()
+
+    def covers(self, call: Call) -> bool:
+        return (self.where.model is None or call.model == self.where.model) and (
+            self.where.session_id is None or call.session == self.where.session_id
+        )
+
+    def price(self, call: Call) -> int | None:
+        return self.table.price(call.model, call.usage, call.began_us).nano_usd
+
+
+class Model:
+    """Every call's cost, kept as plainly as can be."""
+
+    def __init__(self) -> None:
+        self.calls: dict[str, Call] = {}
+        self.acts: list[Act] = []  # in the order in which they finished
+        self.current: list[Act] = []
+
+    def cost(self, call: Call) -> int | None:
+        return self._cost_under(self.current, call)
+
+    @staticmethod
+    def _cost_under(acts: list[Act], call: Call) -> int | None:
+        return next((act.gave[call.name] for act in acts if call.name in act.gave), call.at_call)
+
+    def compare(self, table: PriceTable, where: CallFilter) -> dict[str, list[int]]:
+        """What a report of such a repricing says, by model and as a whole."""
+        act = Act(table, where, {}, [])
+        told: dict[str, list[int]] = defaultdict(lambda: [0] * 9)
+        for call in self.calls.values():
+            if call.ended and act.covers(call):
+                for name in ("", call.model):
+                    for place, more in enumerate(parts_of(self.cost(call), act.price(call))):
+                        told[name][place] += more
+        return dict(told)
+
+    def finish(self, act: Act, now_us: int) -> None:
+        act.gave = {call.name: act.price(call) for call in self.calls.values() if call.ended and act.covers(call)}
+        act.finished_us, act.lies_on = now_us, self.current
+        self.acts.append(act)
+        self.current = [act] if act.of_all else [act, *self.current]
+
+    def undo(self) -> bool:
+        act = next((act for act in reversed(self.acts) if act.stands), None)
+        if act is None or self.current != ([act] if act.of_all else [act, *act.lies_on]):
+            return False
+        act.stands, self.current = False, act.lies_on
+        return True
+
+    def use(self, table: PriceTable | None) -> bool:
+        """The costs that its finished repricings gave, the latest first, up to the last one of all calls."""
+        acts: list[Act] = []
+        for act in reversed(self.acts):
+            if act.table == table and not (acts and acts[-1].of_all):
+                acts.append(act)
+        if table is not None and not acts:
+            return False
+        self.current = acts
+        return True
+
+    def end(self, call: Call) -> None:
+        call.ended = True
+        for act in self.acts:
+            if act.stands and act.finished_us is not None and call.began_us < act.finished_us and act.covers(call):
+                act.gave[call.name] = act.price(call)
+
+
+def parts_of(before: int | None, after: int | None) -> tuple[int, ...]:
+    """What one call adds to the numbers of a report."""
+    if before is not None and after is not None:
+        return (1, 0, 0, before, after, 0, 0, 0, 0)
+    one_sided = (int(after is not None), after or 0, int(before is not None), before or 0)
+    return (1, int(after is None), int(before is None), 0, 0, *one_sided)
+
+
+def told_by(report: RepriceReport) -> dict[str, list[int]]:
+    names = RepriceSums.__struct_fields__[:9]
+    told = {of.model: [getattr(of, name) for name in names] for of in report.models}
+    return {"": [getattr(report.total, name) for name in names], **told} if told else {}
+
+
+class Story:
+    """One file and its model, and what is done to both."""
+
+    def __init__(self, store: TraceStore, clock: Ticking) -> None:
+        self.store, self.clock, self.model = store, clock, Model()
+        self._make = Maker()
+        self._begun: list[Act] = []
+
+    async def begin(self, kind: int, at_call: int | None) -> Call:
+        """A call starts now."""
+        self.clock.advance()
+        usage = TokenUsage(100 + kind, 10)
+        call = Call("c" * (len(self.model.calls) + 1), MODELS[kind % 3], self.clock.now_us(), usage, at_call)
+        self.model.calls[call.name] = call
+        ids = {"ts_us": call.began_us, "session_id": call.session}
+        await self.store.write([self._make.started(call.name, call.model, **ids)])
+        return call
+
+    async def end(self, call: Call) -> None:
+        """It ends, a while after it began."""
+        source = CostSource.UNPRICED if call.at_call is None else CostSource.COMPUTED
+        self.clock.advance()
+        ended = self._make.completed(
+            *(call.name, call.model),
+            usage=call.usage,
+            cost=Cost(call.at_call, source, "0123456789ab"),
+            ts_us=call.began_us + 900_000,
+            session_id=call.session,
+        )
+        await self.store.write([ended])
+        self.model.end(call)
+
+    async def end_some(self, number: int) -> None:
+        running = [call for call in self.model.calls.values() if not call.ended]
+        if running:
+            await self.end(running[number % len(running)])
+
+    async def reprice(self, table: PriceTable, where: CallFilter) -> None:
+        self.clock.advance()
+        tried = await self.store.reprice(table, where=where, dry_run=True)
+        expected = self.model.compare(table, where)
+        report = await self.store.reprice(table, where=where)
+        assert told_by(tried) == told_by(report) == expected
+        running = [call for call in self.model.calls.values() if not call.ended]
+        act = Act(table, where, {}, [])
+        assert report.in_flight == len([call for call in running if act.covers(call)])
+        self.model.finish(act, self.clock.now_us())
+
+    async def interrupt(self, table: PriceTable, where: CallFilter) -> None:
+        """One that is stopped after its first chunk; without calls it comes to its end."""
+        self.clock.advance()
+
+        def stop(_done: int, _last: int) -> None:
+            raise InterruptedError
+
+        try:
+            await self.store.reprice(table, where=where, progress=stop)
+        except InterruptedError:
+            self._begun.append(Act(table, where, {}, []))
+        else:
+            self.model.finish(Act(table, where, {}, []), self.clock.now_us())
+
+    async def resume(self) -> None:
+        if not self._begun:
+            with pytest.raises(StoreError):
+                await self.store.resume_reprice()
+            return
+        act = self._begun.pop()
+        self.clock.advance()
+        expected = self.model.compare(act.table, act.where)
+        assert told_by(await self.store.resume_reprice()) == expected
+        self.model.finish(act, self.clock.now_us())
+
+    async def undo(self) -> None:
+        if self.model.undo():
+            await self.store.undo_reprice()
+        else:
+            with pytest.raises(StoreError):
+                await self.store.undo_reprice()
+
+    async def use(self, table: PriceTable | None) -> None:
+        version = None if table is None else table.version
+        if self.model.use(table):
+            await self.store.use_prices(version)
+        else:
+            with pytest.raises(StoreError):
+                await self.store.use_prices(version)
+
+    async def prune(self) -> None:
+        """What is left is asked of the file: which calls go is another test's matter."""
+        await self.store.prune(before=self.clock.now_us() - 20_000_000)
+        left = {row.request_id for row in await self.store.calls()}
+        for name in self.model.calls.keys() - left:
+            del self.model.calls[name]
+            for act in (*self.model.acts, *self._begun):
+                act.gave.pop(name, None)
+
+    async def check(self) -> None:
+        """Every call's cost, and every sum."""
+        model = self.model
+        found = {row.request_id: row.cost and row.cost.nano_usd for row in await self.store.calls() if row.usage}
+        assert found == {call.name: model.cost(call) for call in model.calls.values() if call.ended}
+        for by in GROUPINGS:
+            assert {row.key: sums_of(row) for row in await self.store.costs(by=by)} == self._sums(by)
+
+    def _sums(self, by: tuple[str, ...]) -> dict[tuple[str, ...], list[int]]:
+        sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        for call in self.model.calls.values():
+            day = iso_day(call.began_us // DAY_US)
+            values = {"model": call.model, "provider": call.model.partition(":")[0], "day": day}
+            cost = self.model.cost(call) if call.ended else None
+            sums_here = sums[tuple((values | {"session_id": call.session})[name] for name in by)]
+            more = (1, cost or 0, int(call.ended and cost is None), int(not call.ended))
+            sums_here[:] = [old + new for old, new in zip(sums_here, more, strict=True)]
+        return dict(sums) if sums or by else {(): [0, 0, 0, 0]}
+
+
+def sums_of(row: CostRow) -> list[int]:
+    return [row.calls, row.cost_nano_usd, row.unpriced, row.unknown]
+
+
+tables = st.sampled_from(TABLES)
+some = st.sampled_from(
+    [CallFilter(model="openai:gpt-5"), CallFilter(model="other:thing"), CallFilter(session_id="s1")]
+)
+filters = st.one_of(st.just(CallFilter()), some)
+kinds = st.integers(0, 5)
+at_calls = st.none() | st.integers(0, 10**6)
+acts = st.one_of(
+    st.tuples(st.just("call"), kinds, at_calls),
+    st.tuples(st.just("call"), kinds, at_calls),
+    st.tuples(st.just("begin"), kinds, at_calls),
+    st.tuples(st.just("end"), kinds),
+    st.tuples(st.just("reprice"), tables, filters),
+    st.tuples(st.just("reprice"), tables, filters),
+    st.tuples(st.just("interrupt"), tables, filters),
+    st.tuples(st.sampled_from(["resume", "undo", "undo", "prune", "sum up"])),
+    st.tuples(st.just("use"), st.none() | tables),
+)
+
+
+async def do(story: Story, act: tuple[object, ...]) -> None:
+    match act:
+        case "call", int(kind), at_call:
+            await story.end(await story.begin(kind, at_call))  # type: ignore[arg-type]
+        case "begin", int(kind), at_call:
+            await story.begin(kind, at_call)  # type: ignore[arg-type]
+        case "end", int(number):
+            await story.end_some(number)
+        case "reprice", PriceTable() as table, CallFilter() as where:
+            await story.reprice(table, where)
+        case "interrupt", PriceTable() as table, CallFilter() as where:
+            await story.interrupt(table, where)
+        case "use", table:
+            await story.use(table)  # type: ignore[arg-type]
+        case ("sum up",):
+            await story.store._database.write(sum_up)
+        case (str(name),):
+            await getattr(story, name)()
+
+
+async def told(path: Path, acts: list[tuple[object, ...]]) -> None:
+    clock = Ticking()
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(repricing, "CHUNK", CHUNK)
+        async with TraceStore(path, clock=clock) as store:
+            story = Story(store, clock)
+            for act in acts:
+                await do(story, act)
+                await story.check()
+
+
+@given(story=st.lists(acts, min_size=4, max_size=18))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_cost_and_sum_is_that_of_the_model_after_every_act(
+    tmp_path_factory: pytest.TempPathFactory, story: list[tuple[object, ...]]
+) -> None:
+    """Repricings of all and of some calls, undone, chosen, interrupted and resumed, under traffic and pruning."""
+    anyio.run(told, tmp_path_factory.mktemp("model") / "t.db", story)
+
+
+ALL, GPT_5 = CallFilter(), CallFilter(model="openai:gpt-5")
+CALLS = [("call", kind, 1000 + kind) for kind in range(4)]
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        [*CALLS, ("reprice", TABLES[1], ALL), ("undo",), ("reprice", TABLES[1], GPT_5)],
+        [*CALLS, ("reprice", TABLES[0], ALL), ("reprice", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5)],
+        [*CALLS, ("reprice", TABLES[1], GPT_5), ("reprice", TABLES[1], ALL), ("undo",), ("undo",), ("undo",)],
+        [
+            *CALLS,
+            ("begin", 0, 5),
+            ("reprice", TABLES[1], ALL),
+            ("reprice", TABLES[0], GPT_5),
+            ("end", 0),
+            ("undo",),
+        ],
+        [
+            *CALLS,
+            ("reprice", TABLES[0], ALL),
+            ("begin", 0, 5),
+            ("interrupt", TABLES[1], ALL),
+            ("end", 0),
+            ("resume",),
+        ],
+        [*CALLS, ("interrupt", TABLES[1], ALL), ("reprice", TABLES[0], GPT_5), *CALLS, ("resume",), ("undo",)],
+        [*CALLS, ("reprice", TABLES[1], ALL), ("use", None), ("undo",), ("use", TABLES[1]), ("undo",)],
+    ],
+)
+def test_stories_that_went_wrong(tmp_path: Path, story: list[tuple[object, ...]]) -> None:
+    """A version that is used again, undone after going further, or that calls end under."""
+    anyio.run(told, tmp_path / "t.db", story)
