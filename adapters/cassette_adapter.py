@@ -46,4 +46,11 @@ def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_
                 "with `record: true` it is made"
             ) from error
     inner = msgspec.structs.replace(config, options=options.options)
-    return create_adapter(options.type, inner, name=name, clock=clock, transport=transport)
+    try:
+        return create_adapter(options.type, inner, name=name, clock=clock, transport=transport)
+    except TypeError as error:
+        if "transport" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"adapters.{name}: an adapter of type {options.type!r} goes over no HTTP that could be recorded"
+        ) from error

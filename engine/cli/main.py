@@ -40,6 +40,7 @@ COMMANDS = {
     "models": "models:add_command",
     "prices": "prices:add_command",
     "reprice": "reprice:add_command",
+    "record": "record:add_command",
     "replay": "replay:add_command",
     "export": "export:add_command",
     "prune": "upkeep:add_prune",

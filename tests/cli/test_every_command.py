@@ -74,6 +74,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--prices", str(PRICES), "--as-model", f"evil:{HOSTILE}"), ("--history",), ("--undo",), ("--resume",)),
         *(("--prices", str(PRICES), "--tag", f"team={HOSTILE}"), ("--use", "call-time"), ("--use", HOSTILE)),
     ),
+    "record": (
+        ("--model", "rude", "-o", "{folder}/r.json", HOSTILE),
+        ("--model", HOSTILE, "-o", "{folder}/r\x1b[2J.json", "x"),
+    ),
     "replay": ((), ("--session", SESSIONS[0]), ("--topic", "llm.*"), ("--call", "req_1")),
     "export": (("-",), ("{folder}/e\x1b[2J.out",), ("-", "--under", HOSTILE), ("-", "--tag", f"team={HOSTILE}")),
     "prune": (("--older-than", "1d", "--dry-run"), ("--older-than", "1d"), ("--vacuum",)),
