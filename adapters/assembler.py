@@ -25,7 +25,7 @@ from bus.clock import Clock
 from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
 from bus.json_types import JsonObject
 from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.usage import StopReason, TokenUsage
+from bus.usage import StopReason, TokenUsage, UsageSource
 from bus.whole_calls import ended_well, with_whole_calls
 
 from .contract import CallWarning, CanonicalRequest
@@ -247,6 +247,11 @@ class Assembler:
             self._close_open(cut_off=cut_off or not ended_well(stop_reason))
             self._settle()
         self._begin()
+        if usage.source is UsageSource.INCONSISTENT:
+            self.warn(
+                "usage_inconsistent",
+                f"{self.provider} reported a usage that contradicts itself, so the call has no price",
+            )
         content = tuple(block.content for block in self._done if block.content is not None)
         self.stop_reason, self.raw_stop_reason, self.usage = stop_reason, raw, usage
         self.final_content = with_whole_calls(content, stop_reason)

@@ -26,6 +26,8 @@ def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenU
     """
     if reported is None:
         return estimate
+    if reported.source is UsageSource.INCONSISTENT:
+        return reported
     return msgspec.structs.replace(
         reported,
         input_tokens=reported.input_tokens if reported.total_input_tokens else estimate.input_tokens,

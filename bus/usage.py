@@ -29,12 +29,15 @@ class UsageSource(StrEnum):
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """Of a call that ended early: what the provider had reported by then, and an estimate where more had come."""
+    """Reported in part: of a call that ended early, with an estimate where more had come; or with counts that we
+    worked out from the others."""
     ESTIMATED = "estimated"
     """Counted by us, because the provider said nothing."""
+    INCONSISTENT = "inconsistent"
+    """Reported, but the figures contradict each other: they were made to fit, and have no price."""
 
 
-_STRENGTH = (UsageSource.REPORTED, UsageSource.PARTIAL, UsageSource.ESTIMATED)
+_STRENGTH = tuple(UsageSource)
 
 USAGE_PARTS = {
     "audio_input": "input",
@@ -75,6 +78,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     reasoning_tokens: the part of `output_tokens` spent on reasoning; None if the provider doesn't say.
     source: how far the figures can be trusted.
     reported_cost_nano_usd: what the provider says that the call cost, in nano-USD; None if it says nothing.
+    upstream_cost_nano_usd: the part of it that a gateway doesn't take itself: who owns the key pays it upstream.
     raw: the provider's usage object as it came, for prices that are invented later.
     details: what some prices count apart, where there is any of it: the tokens named in `USAGE_PARTS`, which are
     in the counts above as well, and pieces by the name of their rate, such as ``web_search``.
@@ -92,6 +96,7 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
     reported_cost_nano_usd: int | None = None
     details: dict[str, int] | None = None
     service_tier: str | None = None
+    upstream_cost_nano_usd: int | None = None
 
     @property
     def total_input_tokens(self) -> int:
@@ -129,7 +134,12 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
             reported_cost_nano_usd=None if costs[0] is None or costs[1] is None else costs[0] + costs[1],
             details=_added(self.details, other.details),
             service_tier=self.service_tier if self.service_tier == other.service_tier else None,
+            upstream_cost_nano_usd=_sum_of(self.upstream_cost_nano_usd, other.upstream_cost_nano_usd),
         )
+
+
+def _sum_of(first: int | None, second: int | None) -> int | None:
+    return None if first is None and second is None else (first or 0) + (second or 0)
 
 
 def _added(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[str, int] | None:

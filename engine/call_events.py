@@ -80,7 +80,8 @@ def output_is_unknown(end: CallEnd) -> bool:
         return False
     if end.usage is None:
         return bool(cost_sum(end).unknown)
-    return end.usage.source is UsageSource.ESTIMATED and not end.usage.output_tokens
+    sent = end.usage.total_input_tokens  # nothing, if it is known that nothing was sent
+    return end.usage.source is UsageSource.ESTIMATED and sent > 0 and not end.usage.output_tokens
 
 
 Settle: TypeAlias = Callable[[CallInfo, CallEnd], None]

@@ -12,7 +12,7 @@ everything and takes several times as long.
 
 from __future__ import annotations
 
-from bus.usage import USAGE_PARTS
+from bus.usage import USAGE_PARTS, UsageSource
 
 from .database import Row, Statements
 from .insert import SqlValue
@@ -138,7 +138,8 @@ _1H = "coalesce(c.cache_creation_1h_input_tokens, 0)"
 _PLAIN = f"""
     INSERT INTO temp.reprice_cost (id, place, nano, at_call, session, reason)
     SELECT c.id, s.key * {_DAYS} + c.day,
-           (CASE WHEN c.usage_details IS NULL AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
+           (CASE WHEN c.usage_details IS NULL AND c.usage_source <> '{UsageSource.INCONSISTENT}'
+                 AND c.input_tokens >= 0 AND c.cached_input_tokens >= 0
                 THEN c.input_tokens * s.input
                    + c.cached_input_tokens * s.cache_read
                    + CASE WHEN coalesce(c.reasoning_tokens, 0) = 0
@@ -188,7 +189,7 @@ _RATED = f"{_DETAILS} LEFT JOIN temp.reprice_rate AS x ON x.segment = m.segment 
 _ANY = f"""
     WITH counted AS (
         SELECT a.rowid AS number, c.model, c.served_model, c.priced_as, c.service_tier, c.ts_us, c.provider,
-               c.usage_details, c.day,
+               c.usage_details, c.usage_source, c.day,
                coalesce(c.input_tokens, 0) - {_part_of("input")} AS n_input,
                coalesce(c.output_tokens, 0) - coalesce(c.reasoning_tokens, 0) - {_part_of("output")} AS n_output,
                coalesce(c.reasoning_tokens, 0) AS n_reasoning,
@@ -225,6 +226,7 @@ _ANY = f"""
     summed AS MATERIALIZED (  -- or each value would be worked out wherever it is named
         SELECT m.number, m.key, m.day,
                CASE
+                   WHEN usage_source = '{UsageSource.INCONSISTENT}' THEN '{INCONSISTENT}'
                    WHEN min(n_input, n_output, n_reasoning, n_cache_read, n_cache_write_5m, n_cache_write_1h) < 0
                        THEN '{INCONSISTENT}'
                    WHEN usage_details IS NOT NULL AND EXISTS (SELECT 1 FROM {_DETAILS} WHERE d.value < 0)

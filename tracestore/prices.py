@@ -30,7 +30,7 @@ from pathlib import Path
 import msgspec
 
 from bus.errors import ConfigurationError
-from bus.usage import USAGE_PARTS, Cost, CostSource, TokenUsage
+from bus.usage import USAGE_PARTS, Cost, CostSource, TokenUsage, UsageSource
 
 from .price_matching import Match, Matcher
 from .price_rows import (
@@ -316,7 +316,9 @@ def tier_words(service_tier: str | None) -> str:
 
 
 def _counts(usage: TokenUsage) -> dict[str, int] | None:
-    """What there is of each bucket and each detail; None if the counts contradict each other."""
+    """What there is of each bucket and each detail; None if the counts contradict each other, or did."""
+    if usage.source is UsageSource.INCONSISTENT:
+        return None
     reasoning = usage.reasoning_tokens or 0
     counts = {
         "input": usage.input_tokens,

@@ -21,6 +21,7 @@ import msgspec
 
 from adapters.assembler import Assembler
 from adapters.classify import error_without_status, read_error_value
+from adapters.contradictions import source_of
 from adapters.json_object import parse_object
 from adapters.plain_text import as_text
 from bus.errors import AdapterError
@@ -210,6 +211,9 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         return None
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
     reasoning = _count(details.get("thinking_tokens")) if isinstance(details, dict) else None
+    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    parts = ((reasoning, output), (sum(_split(usage) or (0,)), written))
+    source = source_of(*parts, raw=kept, whole=None not in (fresh, output))
     return TokenUsage(
         input_tokens=fresh or 0,
         output_tokens=output or 0,
@@ -217,8 +221,8 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         cache_creation_input_tokens=written or 0,
         cache_creation_1h_input_tokens=written_1h,
         reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
-        source=UsageSource.REPORTED if final and None not in (fresh, output) else UsageSource.PARTIAL,
-        raw=raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage)),
+        source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
+        raw=kept,
         details=details_of(web_search=_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0),
         service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
     )
@@ -230,14 +234,22 @@ def _cache_writes(usage: JsonObject) -> tuple[int | None, int]:
     A stream's final total comes without the split, which then is that of its beginning. What the total has grown
     by is taken to be for an hour only if all that was split is.
     """
-    total = _count(usage.get("cache_creation_input_tokens"))
-    split = usage.get("cache_creation")
-    if not isinstance(split, dict):
+    total, split = _count(usage.get("cache_creation_input_tokens")), _split(usage)
+    if split is None:
         return total, 0
-    short, hour = (_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
+    short, hour = split
     if total is None:
         return short + hour, hour
     return total, total if hour and not short else min(hour, total)
+
+
+def _split(usage: JsonObject) -> tuple[int, int] | None:
+    """Tokens written to the cache for 5 minutes and for an hour; None where they aren't told apart."""
+    split = usage.get("cache_creation")
+    if not isinstance(split, dict):
+        return None
+    short, hour = (_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
+    return short, hour
 
 
 def _count(value: Json) -> int | None:

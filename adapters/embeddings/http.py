@@ -102,13 +102,17 @@ class EmbedsOverHttp(AskingAdapter):
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:
             return TokenUsage(
-                self._estimate(request), source=UsageSource.ESTIMATED, reported_cost_nano_usd=reply.cost_nano_usd
+                self._estimate(request),
+                source=UsageSource.ESTIMATED,
+                reported_cost_nano_usd=reply.cost.total,
+                upstream_cost_nano_usd=reply.cost.upstream,
             )
         return TokenUsage(
             reply.input_tokens,
             details=reply.details,
             raw=msgspec.Raw(reply.usage) if reply.usage is not None else None,
-            reported_cost_nano_usd=reply.cost_nano_usd,
+            reported_cost_nano_usd=reply.cost.total,
+            upstream_cost_nano_usd=reply.cost.upstream,
         )
 
 

@@ -115,5 +115,5 @@ def read_reply(body: bytes) -> EmbeddingReply:
         reply.model,
         reply.id,
         usage=bytes(reply.usage) if counted is not None else None,
-        cost_nano_usd=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
+        cost=reported_cost(usage.cost, usage.is_byok, usage.cost_details),
     )

@@ -10,6 +10,7 @@ import msgspec
 
 from adapters.contract import CallWarning
 from adapters.http_adapter import WireCall
+from adapters.reported_cost import StatedCost
 from adapters.settings import changed, dropped
 from bus.errors import CapabilityError, InvalidRequestError, StreamError
 from bus.json_types import Json
@@ -27,7 +28,7 @@ class EmbeddingReply(msgspec.Struct):
     response_id: str | None = None
     usage: bytes | None = None
     details: dict[str, int] | None = None
-    cost_nano_usd: int | None = None
+    cost: StatedCost = StatedCost()
 
 
 class EmbeddingWire(Protocol):

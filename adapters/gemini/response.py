@@ -29,6 +29,7 @@ from bus.usage import StopReason
 
 from . import wire
 from .errors import error_in_reply
+from .grounding import grounding_fees
 from .partial_args import PartialArguments
 from .usage import UsageCounts
 
@@ -197,6 +198,8 @@ class ReplyReader:
         if kind == "logprobsResult" and isinstance(before, dict) and isinstance(value, dict):
             value = _extended(before, value)  # of each chunk's own tokens; the others stand for all so far
         self._about[kind] = value
+        if kind == "groundingMetadata":
+            self._usage.fees = grounding_fees(value, self.assembler.model)
 
     def _block(self, feedback: wire.PromptFeedback) -> None:
         if isinstance(feedback.blockReason, str) and feedback.blockReason:

@@ -104,5 +104,6 @@ class RawUsage(msgspec.Struct, gc=False):
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
 decode_chunks = msgspec.json.Decoder(list[msgspec.Raw]).decode
+decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 decode_usage = msgspec.json.Decoder(RawUsage).decode
 decode_json = msgspec.json.Decoder(Json).decode

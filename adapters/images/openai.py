@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.contradictions import has_negative, source_of
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
 from adapters.multipart import FormPart
@@ -129,18 +130,27 @@ def _image(image: _Image, media_type: str) -> GeneratedImage | None:
     return None
 
 
-def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
+def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     """The tokens of a usage in disjoint buckets; None if it counts none. What is cached is a part of the input."""
     usage: Json = msgspec.json.decode(raw)
     if not isinstance(usage, dict):
         return None
     tokens, output = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
-    cost = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
-    if not tokens and not output:
-        return None if cost is None else TokenUsage(reported_cost_nano_usd=cost, raw=raw.copy())
+    cost, upstream = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
+    if not tokens and not output and not has_negative(raw):
+        if cost is None:
+            return None
+        return TokenUsage(
+            reported_cost_nano_usd=cost, upstream_cost_nano_usd=upstream, raw=msgspec.Raw(bytes(raw))
+        )
     given, made = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
     seen_before = _object(usage.get("cached_tokens_details"))
-    cached = min(tokens, count(usage.get("cached_tokens")) or count(given.get("cached_tokens")))
+    read = count(usage.get("cached_tokens")) or count(given.get("cached_tokens"))
+    source = source_of(
+        *((read, tokens), (count(given.get("image_tokens")), tokens), (count(made.get("image_tokens")), output)),
+        raw=raw,
+    )
+    cached = min(tokens, read)
     cached_images = min(cached, count(seen_before.get("cached_image_tokens")))
     images = max(0, min(tokens, count(given.get("image_tokens"))) - cached_images)
     # Where the output isn't told apart, it is the images': that is what this API makes.
@@ -152,8 +162,10 @@ def read_usage(raw: msgspec.Raw) -> TokenUsage | None:
         details=details_of(
             image_input=min(images, tokens - cached), image_cache_read=cached_images, image_output=drawn
         ),
-        raw=raw.copy(),
+        source=source,
+        raw=msgspec.Raw(bytes(raw)),
         reported_cost_nano_usd=cost,
+        upstream_cost_nano_usd=upstream,
     )
 
 

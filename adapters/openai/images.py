@@ -29,6 +29,7 @@ from bus.json_types import Json, JsonObject
 from bus.usage import TokenUsage, details_of
 
 from .errors import CODES
+from .tool_fees import drawn_with
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"
@@ -46,16 +47,12 @@ class _Item(msgspec.Struct, gc=False):
     content: Json = None
 
 
-class _ToolUsage(msgspec.Struct, gc=False):
-    image_gen: msgspec.Raw = msgspec.Raw(b"null")
-
-
 class _Reply(msgspec.Struct, gc=False):
     output: list[_Item] | None = None
     model: str | None = None
     id: str | None = None
     usage: msgspec.Raw = msgspec.Raw(b"null")
-    tool_usage: _ToolUsage | None = None
+    tool_usage: msgspec.Raw = msgspec.Raw(b"null")
     error: Json = None
 
 
@@ -123,17 +120,7 @@ def _texts(content: Json) -> list[str]:
 
 def _usage(reply: _Reply, images: int) -> TokenUsage | None:
     own = read_usage(reply.usage)
-    drawn = read_usage(reply.tool_usage.image_gen) if reply.tool_usage is not None else None
-    if drawn is None:
-        details = details_of(image_tool=images)
-    else:
-        pictured = (drawn.details or {}).get("image_input", 0)
-        details = details_of(
-            image_tool_input=drawn.input_tokens - pictured,
-            image_tool_image_input=pictured,
-            image_tool_cached=drawn.cached_input_tokens,
-            image_tool_output=drawn.output_tokens,
-        )
+    details = drawn_with(reply.tool_usage) or details_of(image_tool=images)
     if own is None:
         return TokenUsage(details=details) if details else None
     return msgspec.structs.replace(own, details=details)

@@ -25,6 +25,7 @@ from bus.usage import StopReason
 
 from .errors import error_in_reply
 from .quirks import Quirks
+from .tool_fees import ToolFees
 from .usage import read_usage
 from .wire import (
     IncompleteDetails,
@@ -67,6 +68,7 @@ class Reply:
         self.items: list[OutputItem] = []
         self.refused = False
         self.host_calls: set[str | None] = set()
+        self.fees = ToolFees()
 
     def add(self, kind: str) -> OutputItem:
         item = OutputItem(self, len(self.items), kind)
@@ -87,7 +89,12 @@ class Reply:
 
     def finish(self, response: Response) -> None:
         """The reply is whole. Raises the error that it holds, if it holds one instead."""
-        usage = read_usage(response.usage, response.service_tier)
+        usage = read_usage(
+            response.usage,
+            response.service_tier,
+            fees=self.fees.counts(response.tool_usage, response.usage),
+            tool_usage=response.tool_usage,
+        )
         self.assembler.usage = usage or self.assembler.usage
         error = error_of(response, self.assembler.provider)
         if error is not None:
@@ -225,6 +232,7 @@ class OutputItem:
                 self._call_done(item)
             case kind:
                 self._reply_waits(item)
+                self._reply.fees.note(kind, item)
                 self._assembler.whole(self._key, kind, as_object(raw))
         self.is_done = self.placed = True
 

@@ -51,6 +51,8 @@ class Item(msgspec.Struct, gc=False):
     summary: msgspec.Raw = EMPTY
     input: msgspec.Raw = EMPTY
     caller: msgspec.Raw = EMPTY
+    action: msgspec.Raw = EMPTY
+    container_id: str | None = None
 
 
 class Part(msgspec.Struct, gc=False):
@@ -73,6 +75,7 @@ class Response(msgspec.Struct, gc=False):
     incomplete_details: msgspec.Raw = EMPTY
     output: msgspec.Raw = EMPTY
     usage: msgspec.Raw = EMPTY
+    tool_usage: msgspec.Raw = EMPTY
     service_tier: str | None = None
 
 

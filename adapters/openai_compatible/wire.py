@@ -89,6 +89,9 @@ class WireUsage(msgspec.Struct, gc=False):
     cost: Json = None  # OpenRouter's, in US dollars
     cost_details: Json = None
     is_byok: Json = None
+    citation_tokens: Json = None  # Perplexity's, as are its searches
+    num_search_queries: Json = None
+    num_sources_used: Json = None  # xAI's live search
     server_tool_use: Json = None
     server_tool_use_details: Json = None  # OpenRouter's
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bus.clock import SYSTEM_CLOCK
 from bus.errors import StoreError
-from bus.usage import Cost, CostSource, TokenUsage
+from bus.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore, repricing
 
 from .trace_making import T0, Maker
@@ -245,6 +245,7 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
         draw(st.none() | st.integers(0, 1000)),
         details=draw(st.none() | st.dictionaries(DETAILS, st.integers(-1, 500) | counts, max_size=3)),
         service_tier=draw(st.sampled_from([None, "batch", "flex", "Default"])),
+        source=draw(st.sampled_from([*[UsageSource.REPORTED] * 4, UsageSource.INCONSISTENT])),
     )
 
 

@@ -194,7 +194,7 @@ def test_an_error_that_comes_with_http_200_is_an_error() -> None:
                 "cache_creation_input_tokens": 5,
                 "cache_creation": {"ephemeral_5m_input_tokens": 7, "ephemeral_1h_input_tokens": 20},
             },
-            TokenUsage(3, 4, 0, 5, 5),
+            TokenUsage(3, 4, 0, 5, 5, source=UsageSource.INCONSISTENT),
         ),
         (
             {"input_tokens": 3, "output_tokens": 4, "output_tokens_details": {"thinking_tokens": 2}},
@@ -202,10 +202,10 @@ def test_an_error_that_comes_with_http_200_is_an_error() -> None:
         ),
         (
             {"input_tokens": 3, "output_tokens": 4, "output_tokens_details": {"thinking_tokens": 9}},
-            TokenUsage(3, 4, reasoning_tokens=4),
+            TokenUsage(3, 4, reasoning_tokens=4, source=UsageSource.INCONSISTENT),
         ),
         ({"output_tokens": 4}, TokenUsage(0, 4, source=UsageSource.PARTIAL)),
-        ({"input_tokens": 3.7, "output_tokens": -4}, TokenUsage(3, 0)),
+        ({"input_tokens": 3.7, "output_tokens": -4}, TokenUsage(3, 0, source=UsageSource.INCONSISTENT)),
         ({"input_tokens": True, "output_tokens": "4"}, None),
         ({"service_tier": "standard"}, None),
         ({}, None),

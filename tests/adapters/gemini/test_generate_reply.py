@@ -8,7 +8,7 @@ import pytest
 from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import OverloadedError
 from bus.json_types import Json
-from bus.usage import StopReason, TokenUsage
+from bus.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.readings import without_raw
 from .wire_chunks import (
@@ -83,10 +83,13 @@ def test_grounding_follows_the_content() -> None:
     [
         ({"promptTokenCount": 14, "totalTokenCount": 14}, TokenUsage(14, 0)),
         ({"promptTokenCount": 9.0, "candidatesTokenCount": 2.0}, TokenUsage(9, 2)),
-        ({"promptTokenCount": 5, "cachedContentTokenCount": 9}, TokenUsage(0, 0, 9)),
+        (
+            {"promptTokenCount": 5, "cachedContentTokenCount": 9},
+            TokenUsage(0, 0, 9, source=UsageSource.INCONSISTENT),
+        ),
         ({"promptTokenCount": 5, "thoughtsTokenCount": 0}, TokenUsage(5, 0, reasoning_tokens=0)),
         ({"promptTokenCount": 5, "candidatesTokenCount": "x", "thoughtsTokenCount": True}, TokenUsage(5, 0)),
-        ({"promptTokenCount": 5, "candidatesTokenCount": -1}, TokenUsage(5, 0)),
+        ({"promptTokenCount": 5, "candidatesTokenCount": -1}, TokenUsage(5, 0, source=UsageSource.INCONSISTENT)),
     ],
 )
 def test_usage(reported: Json, expected: TokenUsage) -> None:

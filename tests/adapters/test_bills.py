@@ -1,0 +1,307 @@
+"""What a bill is made of, over every wire: fees beside tokens, contradictory counts, and what a gateway states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+import pytest
+
+from adapters.embeddings.openai import read_reply as read_embeddings
+from adapters.images.openai import read_usage as read_image_usage
+from bus.json_types import Json, JsonObject
+from bus.usage import CostSource, TokenUsage, UsageSource
+from tests.adapters.anthropic import wire_events as messages
+from tests.adapters.gemini import wire_chunks as gemini
+from tests.adapters.openai import wire_events as responses
+from tests.adapters.openai_compatible import wire_chunks as chat
+from tracestore import PriceRow, PriceTable
+
+Read: TypeAlias = Callable[[JsonObject], tuple[TokenUsage, list[str]]]
+"""A reply with that usage, read; the usage that it has then, and the codes of its warnings."""
+
+
+def _chat_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    outcome = chat.read_body({**chat.reply(content="Hi"), "usage": usage})
+    return outcome.usage, [warning.code for warning in outcome.assembler.warnings]
+
+
+def _chat_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    outcome = chat.read(chat.chunk(content="Hi"), chat.chunk("stop"), {"choices": [], "usage": usage})
+    return outcome.usage, [warning.code for warning in outcome.assembler.warnings]
+
+
+def _responses_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    reading = responses.read_whole(responses.message("Hi"), usage=usage)
+    return reading.complete.usage, reading.warnings
+
+
+def _responses_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    item = responses.message("Hi")
+    events = (responses.CREATED, responses.added(0, item), responses.done(0, item), responses.ending(usage=usage))
+    reading = responses.read(*events)
+    return reading.complete.usage, reading.warnings
+
+
+def _messages_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    reading = messages.read_whole([{"type": "text", "text": "Hi"}], usage=usage)
+    return reading.complete.usage, reading.warnings
+
+
+def _messages_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    delta = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
+    reading = messages.read(messages.message_start({"input_tokens": 1}), delta, {"type": "message_stop"})
+    return reading.complete.usage, reading.warnings
+
+
+def _gemini_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    reading = gemini.read_whole(gemini.text("Hi"), usage=usage)
+    return reading.complete.usage, reading.warnings
+
+
+def _gemini_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+    reading = gemini.read(gemini.chunk(gemini.text("Hi")), gemini.chunk(finish="STOP", usage=usage))
+    return reading.complete.usage, reading.warnings
+
+
+CHAT = {"chat": _chat_whole, "chat, streamed": _chat_streamed}
+RESPONSES = {"responses": _responses_whole, "responses, streamed": _responses_streamed}
+MESSAGES = {"messages": _messages_whole, "messages, streamed": _messages_streamed}
+GEMINI = {"gemini": _gemini_whole, "gemini, streamed": _gemini_streamed}
+
+
+def over(*cases: tuple[dict[str, Read], Json]) -> list[object]:
+    """Each usage over each way in which its wire can bring it."""
+    return [
+        pytest.param(read, usage, id=f"{name}: {usage}") for wire, usage in cases for name, read in wire.items()
+    ]
+
+
+def chat_counts(prompt: int, completion: int, total: int | None = None, **fields: Json) -> JsonObject:
+    whole = prompt + completion if total is None else total
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": whole, **fields}
+
+
+def counts(given: int, output: int, **fields: Json) -> JsonObject:
+    return {"input_tokens": given, "output_tokens": output, **fields}
+
+
+TABLE = PriceTable([PriceRow(model="p:m", input=1, output=1, cache_read=1, cache_write_5m=1, cache_write_1h=1)])
+
+
+@pytest.mark.parametrize(
+    ("read", "usage"),
+    over(
+        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": 500})),
+        (CHAT, chat_counts(10, 5, prompt_cache_hit_tokens=11)),
+        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": 0, "cache_write_tokens": 11})),
+        (CHAT, chat_counts(10, 5, completion_tokens_details={"reasoning_tokens": 50})),
+        (CHAT, chat_counts(10, 5, prompt_tokens_details={"audio_tokens": 11})),
+        (CHAT, chat_counts(10, 5, completion_tokens_details={"audio_tokens": 6})),
+        (CHAT, chat_counts(-10, 5)),
+        (CHAT, chat_counts(10, -5)),
+        (CHAT, chat_counts(10, 5, prompt_tokens_details={"cached_tokens": -1})),
+        (RESPONSES, counts(10, 5, input_tokens_details={"cached_tokens": 500})),
+        (RESPONSES, counts(10, 5, output_tokens_details={"reasoning_tokens": 50})),
+        (RESPONSES, counts(-1, 5)),
+        (RESPONSES, counts(10, 5, output_tokens_details={"reasoning_tokens": -5})),
+        (MESSAGES, counts(10, 5, output_tokens_details={"thinking_tokens": 50})),
+        (MESSAGES, counts(10, -5)),
+        (MESSAGES, counts(10, 5, cache_read_input_tokens=-1)),
+        (MESSAGES, counts(10, 5, cache_creation_input_tokens=5, cache_creation={"ephemeral_1h_input_tokens": 9})),
+        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 5, "cachedContentTokenCount": 500}),
+        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": -5}),
+        (
+            GEMINI,
+            {
+                "promptTokenCount": 10,
+                "candidatesTokenCount": 5,
+                "promptTokensDetails": [{"modality": "AUDIO", "tokenCount": 11}],
+            },
+        ),
+    ),
+)
+def test_usage_that_contradicts_itself_is_marked_and_has_no_price(read: Read, usage: JsonObject) -> None:
+    """It isn't called reported; what the provider said is kept; and the reply has a warning."""
+    found, warnings = read(usage)
+    assert found.source is UsageSource.INCONSISTENT
+    assert "usage_inconsistent" in warnings
+    assert found.raw is not None
+    assert min(found.input_tokens, found.output_tokens, found.cached_input_tokens) >= 0
+    cost = TABLE.price("p:m", found, 0)
+    assert (cost.nano_usd, cost.source, cost.reason) == (None, CostSource.UNPRICED, "usage inconsistent")
+
+
+@pytest.mark.parametrize(
+    ("read", "usage"),
+    over(
+        (CHAT, chat_counts(10, 0, prompt_tokens_details={"cached_tokens": 0, "audio_tokens": 0})),
+        (CHAT, chat_counts(10, 5, 35, completion_tokens_details={"reasoning_tokens": 20})),  # xAI's, beside it
+        (RESPONSES, counts(10, 0, input_tokens_details={"cached_tokens": 10})),
+        (MESSAGES, counts(10, 0, cache_read_input_tokens=0)),
+        (GEMINI, {"promptTokenCount": 10, "candidatesTokenCount": 0, "cachedContentTokenCount": 10}),
+    ),
+)
+def test_what_is_reported_in_full_is_reported(read: Read, usage: JsonObject) -> None:
+    """A zero is a figure, a part may be the whole, and reasoning may stand beside the completion."""
+    found, warnings = read(usage)
+    assert found.source is UsageSource.REPORTED
+    assert "usage_inconsistent" not in warnings
+    assert found.total_input_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("read", "usage"),
+    over(
+        (CHAT, chat_counts(10, 5, 35)),  # Google's: only the total knows of the reasoning
+        (CHAT, {"completion_tokens": 5, "total_tokens": 15}),
+        (CHAT, {"prompt_tokens": 10, "total_tokens": 15}),
+    ),
+)
+def test_what_we_worked_out_from_a_total_is_not_called_reported(read: Read, usage: JsonObject) -> None:
+    """It is partial: each token is the provider's count, but its bucket is ours."""
+    found, _ = read(usage)
+    assert found.source is UsageSource.PARTIAL
+    assert found.total_tokens == usage["total_tokens"]
+
+
+# -- Fees
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
+    """Searches and what an image was drawn with: priced where the table has a rate, named where it hasn't."""
+    tool_usage: JsonObject = {
+        "web_search": {"num_requests": 5},
+        "image_gen": {"input_tokens": 40, "output_tokens": 4000, "output_tokens_details": {"image_tokens": 4000}},
+    }
+    fields: JsonObject = {"usage": counts(10, 5), "tool_usage": tool_usage}
+    if streamed:
+        usage = responses.read(responses.CREATED, responses.ending(**fields)).complete.usage
+    else:
+        usage = responses.read_whole(responses.message("Hi"), **fields).complete.usage
+    assert usage.details == {"web_search": 5, "image_tool_input": 40, "image_tool_output": 4000}
+    assert usage.raw is not None
+    assert msgspec.json.decode(usage.raw)["tool_usage"] == tool_usage
+    rates = {"web_search": 10_000_000_000, "image_tool_input": 5_000_000, "image_tool_output": 40_000_000}
+    priced = PriceTable([PriceRow(model="p:m", input=0, output=0, extra=rates)]).price("p:m", usage, 0)
+    assert priced.nano_usd == 50_000_000 + 200_000 + 160_000_000
+    unpriced = TABLE.price("p:m", usage, 0)
+    assert (unpriced.nano_usd, unpriced.reason) == (None, "no image_tool_input rate for p:m")
+
+
+@pytest.mark.parametrize(
+    ("item", "details"),
+    [
+        ({"type": "web_search_call", "action": {"type": "search", "query": "x"}}, {"web_search": 1}),
+        ({"type": "web_search_call"}, {"web_search": 1}),
+        ({"type": "web_search_call", "action": {"type": "open_page", "url": "u"}}, None),
+        ({"type": "file_search_call"}, {"file_search": 1}),
+        ({"type": "code_interpreter_call", "container_id": "c"}, {"code_interpreter": 1}),
+        ({"type": "image_generation_call"}, {"image_tool": 1}),
+    ],
+)
+def test_a_reply_without_tool_usage_is_billed_by_its_items(item: JsonObject, details: Json) -> None:
+    """Opening a page is no search; a container is billed once, however often it is used."""
+    given = {"id": "i", "status": "completed", **item}
+    usage = responses.read_whole(given, responses.message("Hi")).complete.usage
+    assert usage.details == details
+
+
+def test_tools_of_xai_are_named_in_the_usage() -> None:
+    """Those that are billed, by the names of the provider."""
+    named = {"web_search_calls": 2, "x_search_calls": 1, "mcp_calls": 4, "code_interpreter_calls": 0}
+    usage, _ = _responses_whole(counts(10, 5, server_side_tool_usage_details=named))
+    assert usage.details == {"web_search": 2, "x_search": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "output", "details"),
+    [
+        ({"server_tool_use": {"web_search_requests": 2}}, 5, {"web_search": 2}),
+        ({"num_sources_used": 3}, 5, {"live_search_source": 3}),
+        (
+            {"citation_tokens": 20, "num_search_queries": 4, "reasoning_tokens": 70},
+            75,
+            {"citation_tokens": 20, "web_search": 4},
+        ),
+    ],
+)
+def test_fees_of_chat_completions(fields: JsonObject, output: int, details: JsonObject) -> None:
+    """Searches, sources and citations; Perplexity's reasoning stands beside its completion and its total."""
+    usage, _ = _chat_whole(chat_counts(10, 5, **fields))
+    assert (usage.output_tokens, usage.details, usage.source) == (output, details, UsageSource.REPORTED)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("model", "queries", "searches"),
+    [("gemini-2.5-flash", 3, 1), ("gemini-3-pro-preview", 3, 3), ("gemini-3-pro-preview", 0, None)],
+)
+def test_grounding_of_gemini_is_in_the_bill(
+    streamed: bool, model: str, queries: int, searches: int | None
+) -> None:
+    """Each query since Gemini 3, each grounded request before; what was asked for stays out of the usage."""
+    grounding: JsonObject = {"webSearchQueries": ["secret"] * queries, "searchEntryPoint": {}}
+    counted: JsonObject = {"promptTokenCount": 10, "toolUsePromptTokenCount": 7}
+    whole = gemini.chunk(gemini.text("Hi"), finish="STOP", usage=counted, groundingMetadata=grounding)
+    last = {**whole, "modelVersion": model}
+    if streamed:
+        usage = gemini.read(last).complete.usage
+    else:
+        usage = gemini.read_whole_bytes(msgspec.json.encode(last)).complete.usage
+    assert usage.details == (None if searches is None else {"web_search": searches})
+    assert usage.input_tokens == 17
+    assert usage.raw is not None
+    assert b"secret" not in bytes(usage.raw)
+    assert (b"web_search" in bytes(usage.raw)) == (searches is not None)
+
+
+# -- What a gateway states
+
+OWN_KEY: JsonObject = {"cost": 0, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.0025}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "total", "upstream"),
+    [
+        (OWN_KEY, 2_500_000, 2_500_000),
+        ({**OWN_KEY, "cost": 0.0001}, 2_600_000, 2_500_000),
+        ({**OWN_KEY, "is_byok": None}, 2_500_000, 2_500_000),
+        ({**OWN_KEY, "is_byok": False}, 0, None),
+        ({**OWN_KEY, "cost": None}, 2_500_000, 2_500_000),
+        ({"cost": 0.5, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000, None),
+        ({**OWN_KEY, "cost_details": {"upstream_inference_cost": 0}}, 0, 0),
+        (
+            {
+                **OWN_KEY,
+                "cost_details": {
+                    "upstream_inference_cost": None,
+                    "upstream_inference_input_cost": 0.001,
+                    "upstream_inference_output_cost": 0.002,
+                },
+            },
+            3_000_000,
+            3_000_000,
+        ),
+        ({"cost": {"input_tokens_cost": 0.001, "total_cost": 0.006}}, 6_000_000, None),  # Perplexity's
+    ],
+)
+@pytest.mark.parametrize("wire", [*CHAT, *RESPONSES, "embeddings", "images"])
+def test_a_gateways_fee_and_what_is_paid_upstream_are_one_cost(
+    wire: str, fields: JsonObject, total: int, upstream: int | None
+) -> None:
+    """With one's own key the call costs both together; both figures are kept."""
+    stated = {name: value for name, value in fields.items() if value is not None}
+    if wire == "embeddings":
+        body = {"data": [{"embedding": [1.0]}], "usage": chat_counts(10, 0, **stated)}
+        assert read_embeddings(msgspec.json.encode(body)).cost == (total, upstream)
+        return
+    if wire == "images":
+        found = read_image_usage(msgspec.json.encode(counts(10, 5, **stated)))
+        assert found is not None
+    else:
+        usage = chat_counts(10, 5) if wire in CHAT else counts(10, 5)
+        found, _ = {**CHAT, **RESPONSES}[wire]({**usage, **stated})
+    assert (found.reported_cost_nano_usd, found.upstream_cost_nano_usd) == (total, upstream)
