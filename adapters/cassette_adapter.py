@@ -11,6 +11,7 @@ from bus.json_types import Json
 from .cassette import CassetteTransport, RecordingTransport
 from .contract import AdapterConfig, ProviderAdapter
 from .registry import create_adapter
+from .settings import read_options
 from .transport import HttpxTransport, Transport
 
 
@@ -29,10 +30,7 @@ class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> ProviderAdapter:
     """The adapter of ``options.type`` that plays, or records, ``options.file``. Raises ConfigurationError."""
-    try:
-        options = msgspec.convert(dict(config.options), CassetteOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"adapters.{name}.options: {error}") from error
+    options = read_options(config.options, CassetteOptions, name=name, type_name="cassette")
     secrets = [config.api_key] if config.api_key else []
     transport: Transport
     if options.record:

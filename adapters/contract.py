@@ -43,6 +43,8 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     times as long if all that comes are signs of life.
     drain_for_usage: for how long at most a cancelled stream is read on, in silence, for the usage that comes at
     its end; 0 closes the connection at once, and the call's usage is then partial or an estimate.
+    api_key_env: the name of the variable that the key came from. Without a base_url it tells whose key it is, and
+    one that may be of another vendor is refused.
     """
 
     api_key: str | None = None
@@ -56,6 +58,7 @@ class AdapterConfig(msgspec.Struct, frozen=True):
     first_event_timeout: float = 120.0
     stream_read_timeout: float = 120.0
     drain_for_usage: float = 0.0
+    api_key_env: str | None = None
 
     def __repr__(self) -> str:
         key = None if self.api_key is None else "***"

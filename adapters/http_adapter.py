@@ -42,8 +42,10 @@ from .http_attempts import HttpAttempts
 from .http_call import HttpCall
 from .http_stream import HttpStream
 from .key_masking import hide_in_logs, masked, masked_headers, secrets
+from .key_owner import check_key_goes_home
 from .normaliser import StreamNormaliser
 from .repair import Repair, RepairRules, edited, find_repair
+from .settings import SharedOptions, read_options
 from .strange_replies import not_of_protocol, origin
 from .transport import (
     HttpReply,
@@ -86,6 +88,8 @@ class HttpAdapter(ABC):
 
     `config.options["repair"]`: false to send no refused request again, mended; see `repair`.
 
+    options_type: what `config.options` may hold; None leaves that to the adapter. protocol_of_many: many vendors
+    speak it, so a key needs a `base_url`.
     name: of the provider, as it stands before the colon of a model's name; a configuration that uses one protocol
     for several providers gives each its own. transport: replaces the network (cassettes, tests).
     """
@@ -95,6 +99,8 @@ class HttpAdapter(ABC):
     capabilities: AdapterCapabilities
     error_codes: Mapping[str, ErrorType] = {}
     repair_rules: RepairRules = RepairRules()
+    options_type: type[SharedOptions] | None = None
+    protocol_of_many = False
 
     def __init__(
         self,
@@ -109,6 +115,12 @@ class HttpAdapter(ABC):
         self.secrets = secrets(self.config)
         self.clock = clock
         given = config.base_url
+        if not given and (self.secrets or config.api_key or config.api_key_env):
+            check_key_goes_home(
+                self.name, config.api_key_env, self.default_base_url, of_many=self.protocol_of_many
+            )
+        if self.options_type is not None:
+            read_options(config.options, self.options_type, name=self.name, type_name=self.default_name)
         self.base_url = checked_base_url(given, self.name) if given else normalise_base_url(self.default_base_url)
         self._transport = transport or HttpxTransport()
         hide_in_logs(self, self.secrets)

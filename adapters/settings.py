@@ -21,13 +21,26 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 VERBOSITIES = ("low", "medium", "high")
 
 
+class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`AdapterConfig.options` that all adapters over HTTP know. repair: false to send no refused request again,
+    mended; see `repair`."""
+
+    repair: bool = True
+
+
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:
     """`AdapterConfig.options` as a struct of an adapter's own. Raises ConfigurationError that names the key."""
+    known = kind.__struct_fields__
     try:
         return msgspec.convert(dict(options), kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
-        raise ConfigurationError(f"{name}: options of type {type_name}: {error}; known are {known}") from error
+        unknown = next((key for key in options if key not in known), None)
+        from difflib import get_close_matches  # only ever needed on the way to an error
+
+        near = [] if unknown is None else get_close_matches(unknown, known, n=1)
+        hint = f", did you mean `{near[0]}`?" if near else ""
+        said = f"{name}: options of type {type_name}: {error}{hint}; known are {', '.join(known)}"
+        raise ConfigurationError(said) from error
 
 
 class HasProviderOptions(Protocol):

@@ -106,6 +106,7 @@ class Reader:
             first_event_timeout=self._number(entry, "first_event_timeout", where, 120.0),
             stream_read_timeout=self._number(entry, "stream_read_timeout", where, 120.0),
             drain_for_usage=self._number(entry, "drain_for_usage", where, 0.0),
+            api_key_env=self._string(entry, "api_key_env", where),
             retry=self._retry(entry, where, RetryPolicy()),
         )
         slots = int(self._number(entry, "max_concurrency", where, 0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -10,6 +11,7 @@ from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http_adapter import HttpAdapter, WireCall
 from adapters.normaliser import StreamNormaliser
+from adapters.settings import SharedOptions
 
 from . import wire
 from .data import REPAIRS, find_model
@@ -20,17 +22,30 @@ from .response import read_reply
 from .stream import MessagesNormaliser
 
 
+class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``anthropic``.
+
+    beta_headers: names for the `anthropic-beta` header. auto_cache: false to place no breakpoints of the prompt
+    cache (see `caching`). cache_ttl: how long it keeps a prompt. errors_in_words: for servers that overlook
+    `is_error` (llama.cpp; LiteLLM mostly).
+    """
+
+    beta_headers: str | list[str] = ""
+    auto_cache: bool = True
+    cache_ttl: Literal["5m", "1h"] = "5m"
+    errors_in_words: bool = False
+
+
 class AnthropicAdapter(HttpAdapter):
     """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
 
-    `config.options`: ``beta_headers``, a list of names for the `anthropic-beta` header; ``auto_cache``, false to
-    place no breakpoints of the prompt cache (see `caching`); ``cache_ttl``, how long it keeps a prompt, ``5m`` or
-    ``1h``; ``errors_in_words``, true for servers that overlook `is_error` (llama.cpp; LiteLLM mostly).
-    A request's ``provider_options["anthropic"]`` (or under the adapter's own name) is merged into the body; its
-    ``beta_headers`` join the header, and its ``auto_cache`` and ``cache_ttl`` go first.
+    `config.options`: see `AnthropicOptions`. A request's ``provider_options["anthropic"]`` (or under the adapter's
+    own name) is merged into the body; its ``beta_headers`` join the header, and its ``auto_cache`` and
+    ``cache_ttl`` go first.
     """
 
     default_name = "anthropic"
+    options_type = AnthropicOptions
     default_base_url = "https://api.anthropic.com"
     error_codes = ERROR_CODES
     repair_rules = REPAIRS

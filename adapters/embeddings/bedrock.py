@@ -19,7 +19,7 @@ from adapters.contract import AdapterConfig, CallWarning
 from adapters.encoding import encode_json
 from adapters.health import AdapterHealth
 from adapters.http_adapter import WireCall
-from adapters.settings import own_options, read_options
+from adapters.settings import SharedOptions, own_options, read_options
 from adapters.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import (
@@ -169,7 +169,7 @@ def _nova(request: EmbeddingRequest) -> JsonObject:
     return {"taskType": "SINGLE_EMBEDDING", "singleEmbeddingParams": parameters}
 
 
-class BedrockOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``bedrock``. region: where the models are; `base_url` goes before it."""
 
     region: str = "us-east-1"

@@ -15,7 +15,7 @@ import msgspec
 from adapters.contract import CallWarning
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
-from adapters.settings import own_options
+from adapters.settings import SharedOptions, own_options
 from bus.errors import StreamError
 from bus.json_types import JsonObject
 
@@ -144,5 +144,6 @@ class CohereAdapter(EmbeddingOnlyAdapter):
     """
 
     default_name = "cohere"
+    options_type = SharedOptions
     default_base_url = "https://api.cohere.com"
     embedding_wire = CohereEmbeddings()

@@ -13,7 +13,7 @@ import msgspec
 
 from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
-from adapters.settings import own_options
+from adapters.settings import SharedOptions, own_options
 from bus.json_types import JsonObject
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest
@@ -84,5 +84,6 @@ class VoyageAdapter(EmbeddingOnlyAdapter):
     """
 
     default_name = "voyage"
+    options_type = SharedOptions
     default_base_url = "https://api.voyageai.com"
     embedding_wire = VoyageEmbeddings()

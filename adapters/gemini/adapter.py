@@ -15,6 +15,7 @@ from adapters.encoding import encode_json
 from adapters.http_adapter import WireCall
 from adapters.images.http import MakesImagesOverHttp
 from adapters.normaliser import StreamNormaliser
+from adapters.settings import SharedOptions
 from adapters.video.http import MakesVideosOverHttp
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
@@ -29,15 +30,22 @@ from .videos import GeminiVideos
 VERSION = "v1beta"
 
 
+class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``gemini``. api_version: in the address; None is ``v1beta``."""
+
+    api_version: str | None = None
+
+
 class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
     """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
 
     A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
-    `config.options`: ``api_version``, ``v1beta`` if it isn't given. A request's ``provider_options["gemini"]`` (or
+    `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or
     under the adapter's own name) is merged into the body.
     """
 
     default_name = "gemini"
+    options_type = GeminiOptions
     default_base_url = "https://generativelanguage.googleapis.com"
     error_codes = CODES
     repair_rules = REPAIRS

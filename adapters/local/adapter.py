@@ -270,11 +270,11 @@ def create_inner(
     config: AdapterConfig, options: LocalOptions, *, name: str, clock: Clock, transport: Transport
 ) -> ProviderAdapter:
     """The adapter of the protocol, on our transport, as the provider `name`. Raises ConfigurationError."""
-    inner_options: dict[str, object] = {"quirks": "llama.cpp"}
+    inner_options: dict[str, object] = (
+        {"errors_in_words": True} if options.protocol == "messages" else {"quirks": "llama.cpp"}
+    )
     if options.tools == "emulate":
         inner_options["tools"] = "emulate"
-    if options.protocol == "messages":
-        inner_options["errors_in_words"] = True
     inner_config = msgspec.structs.replace(
         patient(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
     )

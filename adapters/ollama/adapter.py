@@ -18,7 +18,7 @@ from adapters.estimate import at_most
 from adapters.http_adapter import WireCall, bearer
 from adapters.http_call import HttpCall
 from adapters.patience import patient
-from adapters.settings import read_options
+from adapters.settings import SharedOptions, read_options
 from adapters.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
@@ -41,7 +41,7 @@ ASKED_AT_START = 64
 QUESTIONS_AT_ONCE = 4
 
 
-class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``ollama``.
 
     num_ctx: a fixed window for all calls, in tokens; without it each call asks for what it needs. keep_alive: how
@@ -52,7 +52,7 @@ class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     num_ctx: int | None = None
     keep_alive: str | float | None = None
-    options: dict[str, Json] = {}
+    options: dict[str, Json] = msgspec.field(default_factory=dict)
     tools: Literal["native", "emulate"] = "native"
     discover: bool = True
 

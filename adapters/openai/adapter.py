@@ -15,6 +15,7 @@ from adapters.images.openai import OpenAIImages, is_image_model
 from adapters.normaliser import StreamNormaliser
 from adapters.rate_limits import read_rate_limit
 from adapters.repair import Repair
+from adapters.settings import SharedOptions
 from adapters.strict_mode import input_cleaner
 from adapters.transport import Transport
 from adapters.video.http import MakesVideosOverHttp
@@ -31,16 +32,28 @@ from .request import build_request
 from .stream import ResponsesNormaliser
 
 
+class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``openai``.
+
+    organization, project: become headers. quirks: how a server differs, a name of `quirks.QUIRKS`; None lets the
+    address decide.
+    """
+
+    organization: str | None = None
+    project: str | None = None
+    quirks: str | None = None
+
+
 class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
     """Speaks the Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
 
-    `config.options`: `organization` and `project` become headers; `quirks` names how a server differs (see
-    `adapters.openai.quirks`), by default judged by the address. A request's ``provider_options["openai"]`` (or
+    `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or
     under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
     cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
     """
 
     default_name = "openai"
+    options_type = OpenAIOptions
     default_base_url = "https://api.openai.com"
     error_codes = CODES
     repair_rules = REPAIRS

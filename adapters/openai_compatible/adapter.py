@@ -23,6 +23,7 @@ from adapters.http_adapter import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages
 from adapters.rate_limits import read_rate_limit
+from adapters.settings import SharedOptions
 from adapters.sse import SseDecoder
 from adapters.strict_mode import input_cleaner
 from adapters.transport import HttpReply, Transport
@@ -31,6 +32,7 @@ from adapters.video.openai import OpenAIVideos
 from adapters.whole_stream import WholeStream
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
+from bus.json_types import Json
 
 from .data import REPAIRS
 from .errors import ERROR_CODES, error_in_body
@@ -42,15 +44,30 @@ from .stream import ChatNormaliser
 from .wire import decode_reply
 
 
+class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``openai_compatible``.
+
+    quirks: a name of `quirks.QUIRKS`, or an object of single fields; None lets the address decide. tools:
+    ``emulate`` for models that can't call tools. path: of the endpoint, where it is unusual. api_version: of
+    Azure's older addresses.
+    """
+
+    quirks: str | dict[str, Json] | None = None
+    tools: str | None = None
+    path: str | None = None
+    api_version: str | None = None
+
+
 class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp, EmulatingAdapter):
     """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
 
-    Options: ``quirks``, a name of `quirks.QUIRKS` or an object of single fields; without it the address decides.
-    ``tools: emulate`` for models that can't call tools. ``path``: of the endpoint, where it is unusual.
-    Raises ConfigurationError for options that it doesn't understand.
+    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for options that it doesn't
+    understand, and for a key without a `base_url`, unless the key's variable is OpenAI's own.
     """
 
     default_name = "openai_compatible"
+    options_type = OpenAICompatibleOptions
+    protocol_of_many = True
     default_base_url = "https://api.openai.com"
     error_codes = ERROR_CODES
     repair_rules = REPAIRS

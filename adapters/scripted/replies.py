@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from adapters import settings
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
     AuthError,
-    ConfigurationError,
     ContentFilterError,
     ContextOverflowError,
     InvalidRequestError,
@@ -130,7 +130,4 @@ class ScriptedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_options(options: Mapping[str, Json], name: str) -> ScriptedOptions:
     """Raises ConfigurationError that names the option."""
-    try:
-        return msgspec.convert(dict(options), ScriptedOptions)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"adapters.{name}.options: {error}") from error
+    return settings.read_options(options, ScriptedOptions, name=name, type_name="scripted")

@@ -14,7 +14,7 @@ from adapters.emulating_adapter import EmulatingAdapter
 from adapters.estimate import at_most
 from adapters.http_adapter import WireCall, bearer
 from adapters.partial_usage import positive_count
-from adapters.settings import read_options
+from adapters.settings import SharedOptions, read_options
 from adapters.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ServerError
@@ -32,7 +32,7 @@ LOOK_UP_SECONDS = 5.0
 """How long the server may take to say what it is."""
 
 
-class TGIOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TGIOptions(SharedOptions, frozen=True, kw_only=True):
     """`AdapterConfig.options` of type ``tgi``.
 
     template: a name of `prompt.TEMPLATES`, or an object of PromptTemplate's fields. max_stop: so many stop

@@ -98,7 +98,7 @@ def written(adapter: HttpAdapter, model: str, **changes: object) -> tuple[JsonOb
 @pytest.mark.parametrize(("provider", "model"), tuple(known()))
 def test_each_known_model_is_sent_what_it_takes_and_no_more(provider: str, model: str) -> None:
     """What is in its table decides; a setting or an effort never just disappears."""
-    adapter = create_adapter(provider, AdapterConfig(api_key="k"), name=provider)
+    adapter = create_adapter(provider, AdapterConfig(api_key="k", base_url="https://provider.test"), name=provider)
     assert isinstance(adapter, HttpAdapter)
     can, name = adapter.get_capabilities(model), f"{provider}:{model}"
     plain, _ = written(adapter, name)

@@ -288,7 +288,7 @@ def scripted(side: Side, transport: FakeTransport) -> AdapterEntry:
     def made(config: AdapterConfig, *, name: str, clock: Clock) -> HttpAdapter:
         return side.wire.adapter(config, name=name, clock=clock, transport=side.wire.through(transport))
 
-    config = AdapterConfig(api_key="sk-conformance", options=side.wire.options)
+    config = AdapterConfig(api_key="sk-conformance", base_url="https://provider.test", options=side.wire.options)
     return AdapterEntry(name=side.name, type=adapter_type(made), config=config)
 
 

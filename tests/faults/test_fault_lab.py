@@ -144,7 +144,9 @@ def said(assembler: Assembler) -> list[object]:
 @pytest.mark.parametrize("provider", PROTOCOLS)
 def test_the_server_says_the_same_whole_and_streamed_in_every_protocol(provider: str) -> None:
     """And its error within a stream is one that may be tried again. Some of the replies call tools."""
-    adapter = create_adapter(PROTOCOLS[provider], AdapterConfig(api_key="key"), name=provider)
+    adapter = create_adapter(
+        PROTOCOLS[provider], AdapterConfig(api_key="key", base_url="https://provider.test"), name=provider
+    )
     assert isinstance(adapter, HttpAdapter)
     request = CanonicalRequest(
         request_id="r",

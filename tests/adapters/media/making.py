@@ -29,7 +29,8 @@ def maker(
 ) -> tuple[Both, FakeTransport]:
     """An adapter of that type whose network is a script."""
     transport = FakeTransport(*replies)
-    settings = AdapterConfig(**{"api_key": "a-secret-key", **config})  # type: ignore[arg-type]
+    own = {"api_key_env": "OPENAI_API_KEY"} if kind == "openai_compatible" else {}
+    settings = AdapterConfig(**{"api_key": "a-secret-key", **own, **config})  # type: ignore[arg-type]
     adapter = create_adapter(kind, settings, name=kind, clock=clock or FakeClock(), transport=transport)
     assert isinstance(adapter, MakesImagesOverHttp)
     assert isinstance(adapter, MakesVideosOverHttp)
