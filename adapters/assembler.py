@@ -66,6 +66,7 @@ class Assembler:
         self._count_usage: Callable[[], TokenUsage | None] | None = None
         self.stop_reason: StopReason | None = None
         self.raw_stop_reason: str | None = None
+        self.known_warnings: tuple[CallWarning, ...] = ()  # of the request, which the reply begins with
         self.warnings: list[CallWarning] = []
         self.started = False
         self.complete = False
@@ -331,7 +332,7 @@ class Assembler:
     def _begin(self) -> None:
         if not self.started:
             self.started = True
-            self._ready.append(MessageStart(self.message_id, self.model, self.provider))
+            self._ready.append(MessageStart(self.message_id, self.model, self.provider, self.known_warnings))
 
     def _start(self, block: ReplyBlock) -> None:
         self._begin()

@@ -323,6 +323,7 @@ class HttpAdapter(ABC):
         try:
             wire = self.write_request(self._informed(call.request), stream=call.streamed)
             call.wire = self._mended(wire, call.repairs) if call.repairs else wire
+            call.assembler.known_warnings = call.wire.warnings
             return call.wire
         except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error

@@ -93,7 +93,7 @@ class WholeStream:
 def whole_events(response: CanonicalResponse, message_id: str) -> list[StreamEvent]:
     """The events of a response as a stream would have had them, each block in one piece."""
     return [
-        MessageStart(message_id, response.model.partition(":")[2], response.provider),
+        MessageStart(message_id, response.model.partition(":")[2], response.provider, response.warnings),
         *content_events(message_id, response.content),
         MessageComplete(
             response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id

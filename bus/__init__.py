@@ -119,6 +119,7 @@ from .events import (
 from .events import (
     ActorStopped as ActorStoppedEvent,
 )
+from .events import TurnStatus as TurnStatus
 from .json_types import (
     Json,
     JsonObject,
@@ -180,6 +181,8 @@ from .supervisor import (
 from .task import (
     TaskHandle,
 )
+from .turn_so_far import StepSoFar as StepSoFar
+from .turn_so_far import TurnSoFar as TurnSoFar
 from .usage import (
     Cost,
     CostSource,

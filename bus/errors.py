@@ -43,11 +43,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from .content import ContentBlock
+    from .turn_so_far import TurnSoFar
     from .usage import Cost, TokenUsage
 
 
 class CallboardError(Exception):
-    """The root of all our exceptions."""
+    """The root of all our exceptions. turn: which it ended, with what that had brought; None outside of one."""
+
+    turn: TurnSoFar | None = None
 
 
 class ConfigurationError(CallboardError):

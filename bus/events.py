@@ -249,15 +249,22 @@ class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_sta
     trace_parent: str | None = None
 
 
+TurnStatus: TypeAlias = Literal["completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed"]
+"""How a turn ended. ``completed``: with a reply. ``awaiting_tools``: with calls that its caller answers.
+``max_tool_rounds``: with calls that were not run, as there were so many rounds already. ``stopped``: after tools,
+by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error.
+"""
+
+
 class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):
-    """A turn has ended. status: completed, cancelled, failed, awaiting_tools or max_tool_rounds.
+    """A turn has ended. status: as `TurnStatus` lists them.
 
     calls: of models, failed ones included. cost_nano_usd: of all of them; None as soon as one is unknown.
     error: type and text of what a failed or cancelled turn raised. attempts: of those calls. known_nano_usd: over
     the attempts whose cost is known. estimated, unpriced, unknown: how many attempts are so, as in `CostSum`.
     """
 
-    status: str
+    status: TurnStatus
     calls: int
     cost_nano_usd: int | None = None
     error: str | None = None

@@ -78,12 +78,20 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     candidates: tuple[Candidate, ...] = ()
 
 
+class CallWarning(msgspec.Struct, frozen=True):
+    """Something about a call that its caller should know. code: for programs; message: for people."""
+
+    code: str
+    message: str
+
+
 class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """How an assistant message came about; assigned by the session manager.
 
     provider: the adapter's name. model: ``provider:name`` of the model that served the call. usage: of the call,
     all its tokens. cost: of the call, under the current prices. routing: how it came to its model. request_id: of
     the call, in the trace. latency_ms: milliseconds that the adapter's call took, with all its attempts.
+    warnings: what its reader should know, such as what of the history was left out of the request.
     """
 
     provider: str
@@ -95,6 +103,7 @@ class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingDecision | None = None
     request_id: str | None = None
     latency_ms: int | None = None
+    warnings: tuple[CallWarning, ...] = ()
 
     @property
     def cost_usd(self) -> Decimal | None:

@@ -19,23 +19,18 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from .content import ContentBlock
-from .events import ToolFinished, ToolProgress, ToolStarted
+from .events import ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from .json_types import Json, JsonObject
+from .messages import CallWarning as CallWarning
 from .usage import Cost, StopReason, TokenUsage
-
-
-class CallWarning(msgspec.Struct, frozen=True):
-    """Something about a call that its caller should know. code: for programs; message: for people."""
-
-    code: str
-    message: str
 
 
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
     """The reply begins. message_id: of the message that all its events are of; ours. model: as the provider names
     the one that serves the call.
 
-    warnings: what was known before the call; those of the response are all.
+    warnings: what was known when the call was sent, such as what of the history this model can't be told; those of
+    the response are all.
     """
 
     message_id: str = ""
@@ -162,12 +157,12 @@ class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
 
 
 class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
-    """The last event of a turn's stream. status: completed, cancelled, failed, awaiting_tools, max_tool_rounds.
+    """The last event of a turn's stream. status: as `TurnStatus` lists them.
 
     error: type and text of what a failed or cancelled turn raised.
     """
 
-    status: str
+    status: TurnStatus
     error: str | None = None
     type: ClassVar[str] = "turn.complete"
 

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
-import math
+from typing import Protocol
 
 import anyio
 
 from bus import AdmissionError
-from tracestore import WriterCore
+from tracestore import StoreState, WriterStatistics
 
 from .limits import Limits
 
 _LOOK_EVERY_SECONDS = 0.01
 
 
-async def admit(writer: WriterCore, limits: Limits) -> None:
-    """Return once the trace writer is not too far behind. Raises AdmissionError.
+class Writer(Protocol):
+    """What admission looks at: a `WriterCore`."""
 
-    A writer whose store fails holds nobody up: it keeps what it can, and says what it lost.
+    @property
+    def state(self) -> StoreState: ...
+    def statistics(self) -> WriterStatistics: ...
+
+
+class Admission:
+    """The door for new turns. They pass in their order; only the first one looks how far the writer is.
+
+    A writer that is far behind holds turns up as long as it commits anything; one that has committed nothing for
+    `Limits.admit_seconds` has them refused. One whose store fails holds nobody up: it keeps what it can, and says
+    what it lost.
     """
-    give_up = math.inf
-    while writer.state == "ok":
-        behind = writer.statistics()
-        if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._queue = anyio.Lock(fast_acquire=True)
+        self._committed = -1
+        self._progress_at = 0.0
+
+    async def admit(self, writer: Writer) -> None:
+        """Return once the writer is not too far behind. Raises AdmissionError."""
+        limits, began = self._limits, anyio.current_time()
+        async with self._queue:
+            while writer.state == "ok":
+                behind = writer.statistics()
+                if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
+                    return
+                self._refuse_without_progress(behind, began)
+                await anyio.sleep(_LOOK_EVERY_SECONDS)
+
+    def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
+        limits, now = self._limits, anyio.current_time()
+        if behind.committed != self._committed:
+            self._committed, self._progress_at = behind.committed, now
+        if now - max(began, self._progress_at) < limits.admit_seconds:
             return
-        now = anyio.current_time()
-        give_up = min(give_up, now + limits.admit_seconds)
-        if now >= give_up:
-            raise AdmissionError(
-                f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, "
-                f"for limits of {limits.admit_events} and {limits.admit_bytes}; no new turn within "
-                f"{limits.admit_seconds:g} s. Calls under way are not affected."
-            )
-        await anyio.sleep(_LOOK_EVERY_SECONDS)
+        raise AdmissionError(
+            f"the trace writer is {behind.waiting} events of about {behind.waiting_bytes} bytes behind, for "
+            f"limits of {limits.admit_events} and {limits.admit_bytes}, and has committed none for "
+            f"{limits.admit_seconds:g} s. Calls under way are not affected."
+        )

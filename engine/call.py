@@ -209,9 +209,11 @@ class Call(CallEvents):
 
     def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
         """The same events, where a message begins with what is known to be amiss."""
-        warnings = self.scene.warnings
+        known = self.scene.warnings
         return [
-            msgspec.structs.replace(event, warnings=warnings) if isinstance(event, MessageStart) else event
+            msgspec.structs.replace(event, warnings=(*known, *event.warnings))
+            if isinstance(event, MessageStart)
+            else event
             for event in events
         ]
 

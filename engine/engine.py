@@ -27,7 +27,7 @@ from bus.stream_events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 
 from .adapter_pool import AdapterPool, make_spare
-from .admission import admit
+from .admission import Admission
 from .availability import AvailabilityTable
 from .choice import Model, Requirements
 from .config import home_folder, load_registry
@@ -121,6 +121,7 @@ class Engine(ObjectMethods, MediaMethods):
         self.underway = Underway()
         self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
         self._limits = limits
+        self._admission = Admission(limits)
         self._timeouts = timeouts
         self.open_sessions = OpenSessions(self)
         self.videos: WeakValueDictionary[tuple[str, str], VideoHandle] = WeakValueDictionary()
@@ -531,7 +532,7 @@ class Engine(ObjectMethods, MediaMethods):
         """
         writer = self._hosted.writer if self._hosted is not None else None
         if writer is not None:
-            await admit(writer, self._limits)
+            await self._admission.admit(writer)
 
     async def secure(self) -> None:
         """For the engine's own parts: return when what was published survives the end of this process."""

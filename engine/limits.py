@@ -9,7 +9,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of an engine.
 
     calls_per_provider: at once; more wait in order. admit_events, admit_bytes: how far the trace writer may be
-    behind, by either, for a new turn to begin; admit_seconds: how long a turn waits for it, before AdmissionError.
+    behind, by either, for a new turn to begin, which else waits; admit_seconds: how long the writer may commit
+    nothing meanwhile, before AdmissionError.
     retain_streams_seconds, retain_streams_bytes: for how long, and in how much memory together, the streams of
     turns that are over can still be attached to (see `bus.stream_channel`); with 0 bytes nothing of a stream
     outlives its turn and its readers, and one that is behind at the end gets the rest as a `StreamReset`.

@@ -325,4 +325,5 @@ class ModelRegistry:
             )
         fuller = copy.copy(self)
         fuller.adapters = {**self.adapters, entry.name: entry}
+        fuller._found = {}  # a name that was another provider's until now may be this one's
         return fuller

@@ -16,7 +16,7 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus import Cost
+from bus import Cost, TurnStatus
 from bus.cost_sum import CostSum
 
 
@@ -71,15 +71,15 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
     """What `generate` returns. Everything but the totals and `warnings` is of the last step.
 
-    steps: at least one. messages: the conversation as it was given, and all that was added to it. status:
-    ``completed``, ``awaiting_tools`` (calls are left for the caller to answer) or ``max_tool_rounds``.
+    steps: at least one. messages: the conversation as it was given, and all that was added to it. status: as
+    `TurnStatus` lists them.
     total_cost: of all calls, failed ones and their attempts included; unknown as soon as one of them is. cost_sum:
     what is known of it, and how many attempts are estimated, unpriced or unknown.
     """
 
     steps: tuple[StepResult, ...]
     messages: tuple[Message, ...]
-    status: str
+    status: TurnStatus
     total_cost: Cost
     cost_sum: CostSum = CostSum()
 

@@ -18,7 +18,7 @@ from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelt
 from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
-from .choice import Model, in_words
+from .choice import Model
 from .session_state import SessionState
 from .sessions import exported, fork_of
 from .tools import Answer, Tool, open_calls, require_distinct
@@ -54,13 +54,13 @@ class Session:
         return self._state.id
 
     @property
-    def model(self) -> str:
-        """The model of the next turn, in words. Assigning takes effect with the next turn.
+    def model(self) -> Model:
+        """The model of the next turn, as it was given. Assigning takes effect with the next turn.
 
         What may be assigned: any of a model's names, a sequence of them, or a `ModelChoice`. Raises
         ConfigurationError for a name that there isn't.
         """
-        return in_words(self._state.model)
+        return self._state.model
 
     @model.setter
     def model(self, model: Model) -> None:

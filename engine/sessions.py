@@ -173,15 +173,24 @@ async def deleted(engine: Engine, session_id: str) -> bool:
     """See `Engine.delete_session`."""
     await engine.start()
     state = engine.open_sessions.states.get(session_id)
-    if state is not None:
-        if state.running is not None or state.waiting:
-            raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
-        del engine.open_sessions.states[session_id]
+    if state is None:
+        return await _deleted_from_store(engine, session_id)
+    if state.running is not None or state.waiting:
+        raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
+    async with state.turns:  # one that is asked for meanwhile begins the session anew
+        await _deleted_from_store(engine, session_id)
+        if engine.open_sessions.states.get(session_id) is state:
+            del engine.open_sessions.states[session_id]
         state.messages.clear()
         state.announced = state.resumed = False
         state.context, state.claimed = WHOLE, None
-    stored = False
-    if engine.store is not None:
-        await engine.flush()
-        stored = await engine.store.delete_session(session_id)
-    return state is not None or stored
+        if state.waiting:
+            engine.open_sessions.announce(state)
+    return True
+
+
+async def _deleted_from_store(engine: Engine, session_id: str) -> bool:
+    if engine.store is None:
+        return False
+    await engine.flush()
+    return await engine.store.delete_session(session_id)

@@ -334,6 +334,7 @@ class Step:
             routing=route.decision,
             request_id=response.request_id,
             latency_ms=response.latency_ms,
+            warnings=response.warnings,
         )
         return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 

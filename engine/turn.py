@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import msgspec
 
-from adapters import Message, StopReason, TokenUsage, ToolResultBlock
+from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock
 from bus import (
     CallboardError,
     ContextOverflowError,
@@ -30,6 +30,7 @@ from bus import (
     StreamLog,
     TaskCancelled,
     TaskHandle,
+    TurnStatus,
 )
 from bus.cost_sum import CostSum
 from bus.errors import CancelledError
@@ -71,9 +72,8 @@ class Turn:
 
     new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
     them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
-    over: completed, cancelled, failed, awaiting_tools, max_tool_rounds, stopped. costs, usages: of its calls, the
-    failed ones and their attempts included; cost_sum: what they add up to. max_pauses: how often a reply that
-    paused is continued.
+    over. costs, usages: of its calls, the failed ones and their attempts included; cost_sum: what they add up to.
+    max_pauses: how often a reply that paused is continued.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Turn:
         self.log: StreamLog[TurnEvent]  # from enter_queue on
         self.calls = 0
         self.steps: list[StepResult] = []
-        self.status = "failed"
+        self.status: TurnStatus = "failed"
         self.costs: list[Cost] = []
         self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
@@ -185,7 +185,7 @@ class Turn:
             return await self._scope.run(self._in_turn, self.cancel)
         except CallboardError as failure:
             error = failure
-            failure.turn = self  # type: ignore[attr-defined]  # documented on Session.send
+            failure.turn = self
             raise
         except Exception as failure:  # of a host's own code, such as middleware
             error = failure
@@ -239,6 +239,10 @@ class Turn:
         while True:
             message, outcome = await self._reply(journey, first=not self.steps, caused_by=caused_by)
             response = outcome.response
+            status = tools.ends_before(message, response.stop_reason)
+            if status == "max_tool_rounds":
+                message, response = self._warned_of_limit(message, response)
+            self._history.add(message)
             caused_by = response.request_id
             self.steps.append(StepResult(message=message, response=response, cost=outcome.cost))
             paused = response.stop_reason is StopReason.PAUSE_TURN and not message.tool_uses
@@ -249,7 +253,6 @@ class Turn:
             if self._scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
                 tools.leave(message.tool_uses)
                 raise CancelledError("the turn was cancelled; its tools were not run")
-            status = tools.ends_before(message, response.stop_reason)
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
@@ -297,8 +300,20 @@ class Turn:
                 ask=self._ask,
                 call=lambda sent: self._call(journey, sent, first=first, caused_by=caused_by),
             )
-        self._history.add(message)
         return message, outcome
+
+    def _warned_of_limit(self, message: Message, response: CanonicalResponse) -> tuple[Message, CanonicalResponse]:
+        """The same reply, which says that its calls were not run, unless its caller wants none to be."""
+        limit = self._options.max_tool_rounds
+        if not limit or message.metadata is None:
+            return message, response
+        text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
+        warnings = (*response.warnings, CallWarning("max_tool_rounds", text))
+        metadata = msgspec.structs.replace(message.metadata, warnings=warnings)
+        return (
+            msgspec.structs.replace(message, metadata=metadata),
+            msgspec.structs.replace(response, warnings=warnings),
+        )
 
     async def _ask(self, text: str) -> str:
         """A call beside the conversation, for its sake: paid with the turn."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
-from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted
+from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from bus.stream_events import TurnEvent
 from bus.whole_calls import ended_well
 
@@ -45,7 +45,7 @@ class TurnTools:
         self._keep = keep
         self._rounds = 0
 
-    def ends_before(self, reply: Message, stop_reason: StopReason) -> str | None:
+    def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
         """How the turn ends if none of the reply's calls is run; None if there is a round to run.
 
         After a reply that did not end well there is none: its calls are no calls. Only where all its tokens were

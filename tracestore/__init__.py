@@ -40,7 +40,7 @@ from .sessions import SessionRow
 from .store import TraceStore
 from .writer import WriterCore
 from .writer_actor import Flush, TraceWriter
-from .writer_state import WriterOptions, WriterStatistics
+from .writer_state import StoreState, WriterOptions, WriterStatistics
 
 if TYPE_CHECKING:
     from .free_sql import SqlResult
@@ -88,6 +88,7 @@ __all__ = [
     "SessionRow",
     "SqlResult",
     "StatisticsRow",
+    "StoreState",
     "StoredEvents",
     "StoredJob",
     "TraceStore",

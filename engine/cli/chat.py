@@ -19,6 +19,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from adapters import CancelledError, Message, StopReason
 from bus import CallboardError, ConfigurationError
 from engine import Engine, ModelRegistry, Session, TurnStream, load_registry
+from engine.choice import in_words
 
 from .events import plural, seconds
 from .harmless import note, say
@@ -148,7 +149,7 @@ class Chat:
         """Until the person leaves."""
         if self._session.messages:
             self._say(f"{plural(len(self._session.messages), 'message')} so far")
-        self._say(f"{self._session.model}. {HELP}")
+        self._say(f"{in_words(self._session.model)}. {HELP}")
         while (line := self._read()) is not None:
             text = line.strip()
             if text in ("/quit", "/exit"):
@@ -194,7 +195,7 @@ class Chat:
         registry = self.backstage.engine.registry
         current = None
         with contextlib.suppress(ConfigurationError):  # a resumed session may leave the choice to the router
-            current = registry.resolve(self._session.model).model.id
+            current = registry.resolve(in_words(self._session.model)).model.id
         for model in registry.models.values():
             key = registry.adapters[model.adapter].missing_key
             names = ", ".join(model.aliases)
@@ -209,10 +210,10 @@ class Chat:
         return f"{usd(known)} so far{note}"
 
     def _reply(self, text: str) -> None:
-        label = f"{self._session.model}> " if self._at_terminal else ""
+        label = f"{in_words(self._session.model)}> " if self._at_terminal else ""
         reply = Reply(self._session, text, ReplyWriter(self._screen, label, before=self._screen.idle))
         if self._at_terminal:
-            self._screen.busy(f"{self._session.model} ...")
+            self._screen.busy(f"{in_words(self._session.model)} ...")
         with interrupts_call(lambda: self._portal.start_task_soon(reply.cancel)):
             try:
                 message = self._screen.serve(self._portal.start_task_soon(reply.run))

@@ -16,6 +16,7 @@ import msgspec
 from adapters import AdapterError, Message, ToolResultBlock
 from bus import ConfigurationError, Subscription
 from engine import Engine, Session
+from engine.choice import in_words
 from tracestore import CallFilter, PriceTable, RepriceReport
 
 from .demo_model import Source, demo_registry, shared_server
@@ -275,7 +276,7 @@ class Demo:
                 shown += 1
                 self._show_results(message)
 
-        writer = ReplyWriter(self._screen, f"{session.model:<{LABEL_WIDTH}}", before=before_reply)
+        writer = ReplyWriter(self._screen, f"{in_words(session.model):<{LABEL_WIDTH}}", before=before_reply)
         async with session.stream(text, **OPTIONS, **options) as turn:
             async for event in turn:
                 writer.feed(event)

@@ -32,8 +32,9 @@ class Budget(Middleware):
 
     max_cost_usd: US dollars, of all calls; a call without a known price or worst case is refused nothing, but with
     `unpriced_ends` it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session:
-    each session has the limits for itself; what belongs to none shares one.
-    Raises ValueError without a limit.
+    each session has the limits for itself; what belongs to none shares one. most_sessions: of more than so many,
+    that one is forgotten which was quiet for longest; should it come back, it begins anew.
+    Raises ValueError without a limit, and for fewer than one session.
     """
 
     def __init__(
@@ -43,14 +44,18 @@ class Budget(Middleware):
         max_tokens: int | None = None,
         per_session: bool = False,
         unpriced_ends: bool = False,
+        most_sessions: int = 10_000,
     ) -> None:
         if max_cost_usd is None and max_tokens is None:
             raise ValueError("a Budget needs max_cost_usd=, max_tokens=, or both")
+        if most_sessions < 1:
+            raise ValueError(f"most_sessions={most_sessions}: must be at least 1")
         self._max_nano_usd = None if max_cost_usd is None else int(Decimal(str(max_cost_usd)).scaleb(9))
         self._max_tokens = max_tokens
         self._unpriced_ends = unpriced_ends
         self._per_session = per_session
-        self._spent: dict[str, _Spent] = {}
+        self._most_sessions = most_sessions
+        self._spent: dict[str, _Spent] = {}  # the one that was quiet for longest first
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         self._check(self._of(request.session_id))
@@ -65,7 +70,12 @@ class Budget(Middleware):
             spent.add(attempt, call.worst_case if output_is_unknown(attempt) else None)
 
     def _of(self, session_id: str) -> _Spent:
-        return self._spent.setdefault(session_id if self._per_session else "", _Spent())
+        key = session_id if self._per_session else ""
+        spent = self._spent.pop(key) if key in self._spent else _Spent()
+        self._spent[key] = spent
+        while len(self._spent) > self._most_sessions:
+            del self._spent[next(iter(self._spent))]
+        return spent
 
     def _check(self, spent: _Spent) -> None:
         if self._max_nano_usd is not None:

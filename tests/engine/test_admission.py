@@ -12,9 +12,11 @@ import pytest
 from adapters import ToolDefinition
 from bus import AdmissionError, Envelope, StoreError
 from engine import Engine, Limits, Tool
+from engine.admission import Admission
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from tracestore import TraceStore
+from tracestore import StoreState, TraceStore, WriterStatistics
+from tracestore.trace_file import made_at_once
 
 from .engines import registry
 
@@ -109,3 +111,56 @@ async def test_a_store_that_fails_holds_nobody_up(tmp_path: Path) -> None:
                 await anyio.sleep(0.001)
         store.fails = False
         await engine.flush()
+
+
+class FakeWriter:
+    """A writer that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.state: StoreState = "ok"
+        self.committed = 0
+        self.waiting = 10_000
+
+    def statistics(self) -> WriterStatistics:
+        return WriterStatistics("ok", self.waiting, 0, self.committed, 0, None, None, 0, None)
+
+
+async def test_a_writer_that_makes_progress_holds_turns_up_and_refuses_none() -> None:
+    """However long it takes to catch up: a crowd that came at once gets in, in its order."""
+    writer, door, came = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[int]()
+
+    async def turn(number: int) -> None:
+        await door.admit(writer)
+        came.append(number)
+
+    async with anyio.create_task_group() as group:
+        for number in range(100):
+            group.start_soon(turn, number)
+        for _ in range(10):
+            await anyio.sleep(0.9)
+            writer.committed += 1
+        assert came == []
+        writer.waiting = 0
+    assert came == list(range(100))
+
+
+async def test_a_writer_that_commits_nothing_has_all_turns_refused_together() -> None:
+    """Who waited behind another one is not made to wait the same time again."""
+    writer, door, refused = FakeWriter(), Admission(Limits(admit_seconds=1.0)), list[float]()
+
+    async def turn() -> None:
+        with pytest.raises(AdmissionError, match="has committed none for 1 s"):
+            await door.admit(writer)
+        refused.append(anyio.current_time())
+
+    began = anyio.current_time()
+    async with anyio.create_task_group() as group:
+        for _ in range(50):
+            group.start_soon(turn)
+    assert len(refused) == 50
+    assert max(refused) - began < 1.5
+
+
+def test_the_writer_makes_more_of_a_turn_where_the_others_take_long() -> None:
+    """A part is 32 events on a loop that is quick, and up to 256 on one with thousands of tasks."""
+    assert [made_at_once(seconds) for seconds in (0.0, 0.0005, 0.002, 0.1)] == [32, 32, 80, 256]

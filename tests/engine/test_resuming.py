@@ -179,7 +179,7 @@ async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path)
         session.model = ["other:m", "s:m"]
         await session.send("Second")
     async with engine_on(path, models=registry(other=[])) as engine:
-        assert (await engine.resume("x")).model == "other:m, s:m"
+        assert (await engine.resume("x")).model == ("other:m", "s:m")
         with pytest.raises(ConfigurationError, match="unknown"):
             await engine.resume("x", model="unknown")
     async with engine_on(path, models=registry(third=[Say("Three.")])) as engine:
