@@ -15,6 +15,8 @@ import msgspec
 from bus.errors import AdapterError, CancelledError, NetworkError
 from bus.usage import TokenUsage, UsageSource
 
+from .estimate import at_most
+
 NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
 """Of a request that was never sent."""
 
@@ -22,16 +24,18 @@ NOTHING_USED = TokenUsage(source=UsageSource.ESTIMATED)
 def usage_until_now(reported: TokenUsage | None, estimate: TokenUsage) -> TokenUsage:
     """What a reply has used as far as it has come.
 
-    estimate: of what was sent, and of all that has been delivered: text, reasoning and arguments.
+    estimate: of what was sent, and of all that has been delivered: text, reasoning and arguments. Within its own
+    error it says nothing against a report, which may be the final one.
     """
     if reported is None:
         return estimate
     if reported.source is UsageSource.INCONSISTENT:
         return reported
+    more = estimate.output_tokens > at_most(reported.output_tokens)
     return msgspec.structs.replace(
         reported,
         input_tokens=reported.input_tokens if reported.total_input_tokens else estimate.input_tokens,
-        output_tokens=max(reported.output_tokens, estimate.output_tokens),
+        output_tokens=estimate.output_tokens if more else reported.output_tokens,
         source=UsageSource.PARTIAL,
     )
 

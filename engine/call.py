@@ -153,6 +153,7 @@ class Call(CallEvents):
             await self._queue()
         try:
             sink = self._take_in if self.streamed else None
+            self.asked = True
             handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self.on_attempt)
             response = await self._response(handle)
         finally:
@@ -240,7 +241,7 @@ class Call(CallEvents):
 
         It is what is booked if the call ends here.
         """
-        if not self._attempt_open:
+        if not self.under_way:
             return NOTHING_USED
         actor = self.scene.adapter.actor
         adapter = actor.made if isinstance(actor, AdapterActor) else None

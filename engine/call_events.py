@@ -130,7 +130,7 @@ class CallEvents:
 
     costs: of all attempts that may have used something; usages: of those of which it is known; sum: of all that
     have ended. most_output: tokens that the model may write; None if there is no such limit. Nothing is heard of
-    attempts once `over` is set.
+    attempts once `over` is set. asked: the adapter was.
     """
 
     operation = "chat"
@@ -141,6 +141,7 @@ class CallEvents:
         self.usages: list[TokenUsage] = []
         self.sum = CostSum()
         self.over = False
+        self.asked = False
         self.streamed = streamed
         self._events = scene
         self._request_id = request_id
@@ -255,9 +256,14 @@ class CallEvents:
         if self._events.secure is not None:
             await self._events.secure()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether an attempt is. Some adapters don't tell of theirs."""
+        return self._attempt_open or (self.asked and not self._attempt)
+
     def account(self, error: AdapterError) -> None:
         """Put on an error what the call had used, where the adapter has not said it."""
-        if error.usage is None and self._attempt_open:
+        if error.usage is None and self.under_way:
             error.usage = usage_of_failure(error, self.used, heard=False)
         elif error.usage is None and isinstance(error, CancelledError):  # it waited, for a slot or a new attempt
             error.usage = NOTHING_USED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 
 from adapters import StopReason, TokenUsage, ToolUseBlock, UsageSource
-from adapters.conformance import CALLS, TOOLS
+from adapters.conformance import CALLS, TOOLS, arguments, halves
 from bus import AdapterError, CancelledError, LlmCallCompleted, LlmCallFailed, Lossless, NetworkError, Subscription
 from bus.errors import StreamError
 from bus.whole_calls import ended_well
@@ -113,6 +114,29 @@ async def test_tools_run_only_from_replies_that_ended_well(case: Case) -> None:
     assert sorted(ran) == sorted(name for name, _ in CALLS[: case.calls] if well)
     calls = [block for block in reply if isinstance(block, ToolUseBlock)]
     assert [call.incomplete for call in calls] == [not well] * len(calls)
+
+
+CUTTING = [
+    case for case in ALL if case.wire in ("anthropic", "openai_compatible") and case.streamed and case.calls
+]
+"""Wires whose arguments come in pieces, and nothing says them again."""
+
+
+@pytest.mark.parametrize("case", CUTTING, ids=described)
+async def test_a_call_that_was_cut_never_runs_whatever_the_end_says(case: Case) -> None:
+    """Half of its arguments is missing; of a whole call before it the end decides."""
+    wire, ran = BY_NAME[case.wire], list[str]()
+    _, rest = halves(arguments(case.calls - 1))
+    missing = msgspec.json.encode(rest).strip(b'"')
+    chunks = [chunk for chunk in wire.chunks("", case.calls, case.word) if missing not in chunk]
+    assert len(chunks) == len(wire.chunks("", case.calls, case.word)) - 1
+    replies = (wire.stream_of(*chunks), wire.streamed("Fine."))
+    async with asking(wire, "some-model", *replies) as (engine, named, _):
+        session = engine.session(named, tools=tools(ran))
+        with contextlib.suppress(AdapterError):
+            await said(session, streamed=True)
+    well = not isinstance(case.means, type) and ended_well(case.means)
+    assert ran == [name for name, _ in CALLS[: case.calls - 1] if well]
 
 
 # -- what is booked

@@ -25,6 +25,7 @@ from bus.json_types import Json, JsonObject
 from bus.messages import Message, ToolChoice, ToolDefinition
 from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
+from bus.whole_calls import ended_well
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream
@@ -188,6 +189,14 @@ def test_a_call_becomes_a_block() -> None:
         ('{"tool": "look", "arg', True)
     ]
     assert read_response(response('{"answer": ""}'), FakeClock()).content == called.content[:1]
+
+
+@pytest.mark.parametrize("stop", list(StopReason), ids=str)
+def test_an_emulated_call_is_judged_by_its_reply_s_end(stop: StopReason) -> None:
+    """Whole JSON is no proof that the model had finished."""
+    called = read_response(response('{"tool": "look", "arguments": {}}', stop), FakeClock())
+    assert called.stop_reason is (StopReason.TOOL_USE if ended_well(stop) else stop)
+    assert [block.incomplete for block in called.tool_uses] == [not ended_well(stop)]
 
 
 def test_whole_events_keep_the_invariants() -> None:
