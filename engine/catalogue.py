@@ -1,10 +1,11 @@
 """Which models there are: what is known of each, with its published prices.
 
-Two sources, read when first asked for, never at import. The tables of the adapters for Anthropic, OpenAI and
+Three sources, read when first asked for, never at import. The tables of the adapters for Anthropic, OpenAI and
 Gemini know what a model can do (`adapters.model_table`); they are what the adapters themselves go by. The
 published prices (`tracestore.price_snapshot`) name the models of some forty providers more, most of them with
 their window; what these can do is not known, so it is None, and never guessed. `callboard prices update` brings
-both prices and names of newer models.
+both prices and names of newer models. `callboard models update` brings limits and abilities of models, those that
+are in no table among them (`known_models`); an adapter's own table stands before it.
 
 The catalogue advises and restricts nothing: a name that isn't in it goes to the provider as it is.
 """
@@ -25,6 +26,7 @@ from bus import SYSTEM_CLOCK, CallboardError, Clock
 from tracestore import PriceTable
 
 from .config import home_folder
+from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
 from .nearest import nearest
 
 if TYPE_CHECKING:
@@ -50,7 +52,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_output: tokens. input_cost_per_million, output_cost_per_million: USD for a million tokens, now, at the
     standard tier and of a small prompt; exact. aliases: short names that Callboard knows it by. general: anybody
     may use it for anything; else it is for one purpose, or for those who are let in. released: since when it is
-    there, YYYY-MM-DD. deprecated: its provider advises against it. retires: from that day on it is gone.
+    there, YYYY-MM-DD. deprecated: its provider advises against it. retires: from that day on it is gone. source,
+    date: where that is from, and of which day.
 
     All of it is from tables that are shipped, or of `callboard models update`; nobody is asked.
     """
@@ -71,6 +74,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     released: str | None = None
     deprecated: bool = False
     retires: str | None = None
+    source: str = ""
+    date: str = ""
 
     def can(self, capability: str) -> bool | None:
         """Whether it has a capability: one of `CAPABILITIES`. Raises CallboardError for another word."""
@@ -123,28 +128,37 @@ def default_catalogue() -> Catalogue:
     from tracestore.price_home import SNAPSHOT_NAME
 
     home = home_folder()
+    return _read(home, _written(home / SNAPSHOT_NAME), _written(home / FILE_NAME))
+
+
+def _written(path: Path) -> int:
+    """Tells a newer file from one that was read; 0 if there is none."""
     try:
-        written = (home / SNAPSHOT_NAME).stat().st_mtime_ns
+        return path.stat().st_mtime_ns
     except OSError:
-        written = 0
-    return _read(home, written)
+        return 0
 
 
 @lru_cache(maxsize=4)
-def _read(home: Path, written: int) -> Catalogue:
-    """written: tells a newer file from one that was read."""
+def _read(home: Path, *written: int) -> Catalogue:
     from tracestore.price_home import published_snapshot
 
-    return Catalogue(published_snapshot(home))
+    return Catalogue(published_snapshot(home), known=known_models(home))
 
 
 class Catalogue:
     """The models of the adapters' tables and of a price snapshot, with the prices of a table."""
 
     def __init__(
-        self, snapshot: Snapshot, prices: PriceTable | None = None, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        snapshot: Snapshot,
+        prices: PriceTable | None = None,
+        *,
+        known: KnownModels = NOTHING,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """prices: None are the snapshot's own."""
+        """prices: None are the snapshot's own. known: of `callboard models update`."""
+        self._known_file = known
         self._snapshot = snapshot
         self._own_prices = prices
         self._clock = clock
@@ -169,7 +183,8 @@ class Catalogue:
         provider = self._provider(provider)
         if colon and self._knows(provider):
             return (provider,)
-        return tuple(known for known in {**dict.fromkeys(MODEL_TABLES), **self._priced} if self._has(known, name))
+        providers = {**dict.fromkeys(MODEL_TABLES), **self._priced, **self._known}
+        return tuple(provider for provider in providers if self._has(provider, name))
 
     def models(
         self, provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
@@ -217,6 +232,15 @@ class Catalogue:
             found.setdefault(provider, {})[name] = model
         return found
 
+    @cached_property
+    def _known(self) -> dict[str, dict[str, KnownModel]]:
+        """What the update told, by provider and id."""
+        found: dict[str, dict[str, KnownModel]] = {}
+        for model in self._known_file.models:
+            provider, _, name = model.id.partition(":")
+            found.setdefault(provider, {})[name] = model
+        return found
+
     def _provider(self, name: str) -> str:
         from tracestore.price_source import PROVIDERS
 
@@ -227,25 +251,29 @@ class Catalogue:
             table = model_table(name)
             for row in table.rows if table is not None else ():
                 yield self._from_row(name, row)
-        for name in self._priced if provider is None else (provider,):
-            if name not in MODEL_TABLES:  # whose price list also has what doesn't chat, and what is long gone
-                for model in self._priced.get(name, {}).values():
-                    yield self._from_price_list(model)
+        for name in {**self._priced, **self._known} if provider is None else (provider,):
+            # the price list of a provider with a table also has what doesn't chat, and what is long gone
+            priced = self._priced.get(name, {}) if name not in MODEL_TABLES else {}
+            for model in {**priced, **self._known.get(name, {})}:
+                if _row(name, model) is None:
+                    yield self._of_lists(name, model)
 
     def _knows(self, provider: str) -> bool:
-        return provider in MODEL_TABLES or provider in self._priced
+        return provider in MODEL_TABLES or provider in self._priced or provider in self._known
 
     def _has(self, provider: str, name: str) -> bool:
-        return _row(provider, name) is not None or name in self._priced.get(provider, {})
+        lists = (self._priced, self._known)
+        return _row(provider, name) is not None or any(name in listed.get(provider, {}) for listed in lists)
 
     def _of_provider(self, provider: str, name: str) -> ModelInfo:
         row = _row(provider, name)
         if row is not None:
             return self._from_row(provider, row)
-        return self._from_price_list(self._priced[provider][name])
+        return self._of_lists(provider, name)
 
     def _from_row(self, provider: str, row: ModelRow) -> ModelInfo:
         into, out = self._costs(f"{provider}:{row.id}")
+        table = model_table(provider)
         return ModelInfo(
             id=row.id,
             provider=provider,
@@ -263,19 +291,34 @@ class Catalogue:
             released=row.released,
             deprecated=row.deprecated,
             retires=row.retires,
+            source="" if table is None else table.file.source,
+            date="" if table is None else table.file.date,
         )
 
-    def _from_price_list(self, model: SnapshotModel) -> ModelInfo:
-        provider, _, name = model.id.partition(":")
-        into, out = self._costs(model.id)
+    def _of_lists(self, provider: str, name: str) -> ModelInfo:
+        """What the price list and the update tell together of a model that is in no table."""
+        priced = self._priced.get(provider, {}).get(name)
+        known = self._known.get(provider, {}).get(name)
+        origin = self._snapshot if known is None else self._known_file
+        known = known or KnownModel(id=name)
+        into, out = self._costs(f"{provider}:{name}")
         return ModelInfo(
             id=name,
             provider=provider,
-            display_name=model.name or name,
-            context_window=model.context_window,
+            display_name=(priced.name if priced is not None else None) or name,
+            context_window=known.context_window or (None if priced is None else priced.context_window),
+            max_output=known.max_output,
+            supports_tools=known.tools,
+            supports_vision=known.vision,
+            supports_reasoning=known.reasoning,
+            supports_structured_output=known.structured,
             input_cost_per_million=into,
             output_cost_per_million=out,
-            deprecated=model.deprecated,
+            general=priced is not None or provider not in MODEL_TABLES,
+            deprecated=priced is not None and priced.deprecated,
+            retires=known.retires,
+            source=origin.source,
+            date=origin.date,
         )
 
     def _costs(self, model: str) -> tuple[Decimal | None, Decimal | None]:

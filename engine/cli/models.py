@@ -22,6 +22,7 @@ from tracestore.price_home import price_table
 from ..nearest import nearest
 from .events import plural
 from .fitting import FittingTable
+from .model_update import UPDATE, add_options, run_update
 from .output import add_format, write
 from .screen import make_console
 
@@ -33,7 +34,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One model, as --json and --csv print it.
 
     id: ``provider:name``. state: of one that is configured here, else empty. What is not known is None. Limits are
-    in tokens, costs in USD for a million tokens, as exact decimals.
+    in tokens, costs in USD for a million tokens, as exact decimals. source, date: where what is known is from, and
+    of which day.
     """
 
     id: str
@@ -52,6 +54,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     deprecated: bool
     retires: str | None
     reason: str = ""
+    source: str = ""
+    date: str = ""
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,9 +63,12 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "models",
         help="which models there are, what they can do and cost",
         description="The models that can be asked for here: those of models.yaml, and what else its keys open. "
-        "With a name, all that is known of one model. Exit code: 1 if there is no such model.",
+        "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
+        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model.",
     )
-    parser.add_argument("name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's")
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's; or `update`"
+    )
     parser.add_argument("--all", action="store_true", help="every model that is known, configured or not")
     parser.add_argument(
         "--provider", metavar="NAME", help="only those of an adapter here, or else of any provider"
@@ -70,12 +77,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument(
         "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
     )
+    add_options(parser)
     add_format(parser, "for each model")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises ConfigurationError; CallboardError for an unknown model or capability."""
+    if arguments.name == UPDATE:
+        return run_update(arguments)
     registry = load_registry(arguments.models_file)
     if arguments.name is not None:
         lines = list(_named(registry, arguments.name))
@@ -160,6 +170,8 @@ def _known(info: ModelInfo) -> Line:
         released=info.released,
         deprecated=info.deprecated,
         retires=info.retires,
+        source=info.source,
+        date=info.date,
     )
 
 
@@ -183,6 +195,8 @@ def _line(model: ConfiguredModel) -> Line:
         deprecated=info is not None and info.deprecated,
         retires=None if info is None else info.retires,
         reason=model.reason,
+        source="" if info is None else info.source,
+        date="" if info is None else info.date,
     )
 
 
@@ -234,6 +248,7 @@ def _show(line: Line) -> None:
         "not known": ", ".join(unknown),
         "price": _price(line),
         "released": line.released or "",
+        "known from": f"{line.source}, {line.date}" if line.source else "",
     }
     for name, fact in facts.items():
         if fact:

@@ -16,7 +16,7 @@ def download(source: str, most_bytes: int) -> bytes:
     if "://" not in source:
         return _read(Path(source), most_bytes)
     if not source.startswith("https://"):
-        raise ConfigurationError(f"{source}: prices are taken over https only, or from a file")
+        raise ConfigurationError(f"{source}: is taken over https only, or from a file")
     return anyio.run(_fetch, source, most_bytes)
 
 
@@ -56,4 +56,4 @@ async def _fetch(url: str, most_bytes: int) -> bytes:
 
 def _refuse_large(data: bytes, source: str, most_bytes: int) -> None:
     if len(data) > most_bytes:
-        raise ConfigurationError(f"{source}: is larger than {most_bytes} bytes, which no price list is")
+        raise ConfigurationError(f"{source}: is larger than {most_bytes} bytes, which is too large")

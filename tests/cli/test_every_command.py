@@ -62,7 +62,10 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("select cast(x'ff1b' as text), x'1bff', 9e999, -9223372036854775808, null, char(27, 8238)",),),
         *(("select 1 as \"\x1b[2J\u202e\", '=1+1', '-5', '+a', char(10)",), ("select * from calls where 0",)),
     ),
-    "models": ((), (MODELS[0],), (HOSTILE,), ("--all", "--provider", "openai"), ("--provider", "evil")),
+    "models": (
+        *((), (MODELS[0],), (HOSTILE,), ("--all", "--provider", "openai"), ("--provider", "evil")),
+        *(("update", "--from", "{prices}"), ("update", "--from", "{list}"), ("update", "--shipped")),
+    ),
     "prices list": ((), ("gpt-5",)),
     "prices show": ((MODELS[0],), (f"evil:{HOSTILE}",)),
     "prices explain": ((MODELS[0],), (f"evil:{HOSTILE}", "--tier", HOSTILE), (MODELS[0], "--served", HOSTILE)),
@@ -154,11 +157,19 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
     shutil.copy(day, home / "trace.db")
     hostile = json.dumps(harmless(HOSTILE))
     (home / "models.yaml").write_text(MODELS_YAML.format(url=server.url, hostile=hostile))
+    (home / "list.json").write_text(json.dumps({HOSTILE: {"mode": "chat", "litellm_provider": HOSTILE}}))
     return home
 
 
 def given(word: str, folder: Path) -> str:
-    return word.replace("{folder}", str(folder)).replace("{prices}", "tracestore/snapshots/prices.json")
+    places = {
+        "{folder}": folder,
+        "{prices}": "tracestore/snapshots/prices.json",
+        "{list}": folder / "home/list.json",
+    }
+    for name, place in places.items():
+        word = word.replace(name, str(place))
+    return word
 
 
 def test_every_command_has_an_example() -> None:

@@ -119,6 +119,8 @@ def test_a_model_that_only_a_price_list_names_has_what_that_says_and_no_more() -
         context_window=8192,
         input_cost_per_million=Decimal("0.25"),
         output_cost_per_million=Decimal(10),
+        source=models.source,
+        date=models.date,
     )
 
 
