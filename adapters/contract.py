@@ -104,7 +104,9 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: the caller's, passed to `cancel()`. messages: the whole conversation, since adapters hold none.
     model: with or without its ``provider:`` prefix; a name with a colon of its own needs it
     (``ollama:llama3:8b``).
-    max_output_tokens: includes reasoning. output_schema: a JSON Schema that the reply's text must follow.
+    max_output_tokens: includes reasoning. default_output_limit: nobody asked for it; a wire that can do without
+    leaves it out where nothing is known of the model's limits. output_schema: a JSON Schema that the reply's text
+    must follow.
     parallel_tool_calls: whether one reply may call several tools. reasoning_effort: in the model's own words, such
     as ``low`` or ``high``. provider_options: merged into the body, by the name of a protocol or an adapter.
     capabilities: of the model, as the configuration corrects them; None is what the adapter knows. The current
@@ -123,6 +125,7 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message, ...]
     model: str
     max_output_tokens: int
+    default_output_limit: bool = False
     capabilities: AdapterCapabilities | None = None
     tools: tuple[ToolDefinition, ...] = ()
     system_prompt: str | None = None

@@ -11,7 +11,7 @@ from bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolC
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolChoice
 
-from .contract import CallWarning, CanonicalRequest
+from .contract import AdapterCapabilities, CallWarning, CanonicalRequest
 
 PORTABLE = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "user", "verbosity")
 """Fields of a CanonicalRequest that only tune the reply."""
@@ -72,6 +72,22 @@ def check_tool_choice(choice: ToolChoice | None, names: Collection[Json]) -> Non
         raise UnsupportedToolChoiceError(f"tool choice {choice.mode!r} needs tools, and the request has none")
     if choice.mode == "named" and choice.tool_name not in names:
         raise UnsupportedToolChoiceError(f"the request demands {choice.tool_name!r}, which is no tool of it")
+
+
+def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> bool:
+    """Whether the length of the reply may be left to the server.
+
+    It may where nobody asked for one, and the model's limits aren't known.
+
+    Args:
+        request: With the model's capabilities.
+        usual: What an adapter says of a model that it doesn't know.
+    """
+    can = request.capabilities
+    return request.default_output_limit and (
+        can is None
+        or (can.max_context_tokens, can.max_output_tokens) == (usual.max_context_tokens, usual.max_output_tokens)
+    )
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:

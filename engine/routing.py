@@ -25,6 +25,7 @@ from adapters import (
     NotFoundError,
     TokenUsage,
 )
+from adapters.estimate import at_most
 from bus import (
     CallboardError,
     Candidate,
@@ -42,6 +43,7 @@ from .registry import ModelEntry, ModelRegistry
 
 UNLISTED_MAX_OUTPUT = 4096
 DEFAULT_MAX_OUTPUT = 16_384
+LEAST_DEFAULT_OUTPUT = 256
 
 NOMINAL_USAGE = TokenUsage(3000, 1000)
 """What models are compared by when the cheapest is wanted."""
@@ -164,8 +166,19 @@ def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...
     return tuple(found.values())
 
 
-def default_max_output(model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool) -> int:
-    """Output tokens for a caller who asks for no number: the model's own, within reason."""
+def default_max_output(
+    model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool, prompt_tokens: int = 0
+) -> int:
+    """Output tokens for a caller who asks for no number: the model's own, within reason.
+
+    Where the configuration names none either, prompt and reply fit the model's window together.
+
+    Args:
+        model: As the configuration has it.
+        capabilities: What it can do, in effect.
+        listed: It stands in models.yaml.
+        prompt_tokens: An estimate.
+    """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
         return configured
@@ -173,7 +186,13 @@ def default_max_output(model: ModelEntry, capabilities: AdapterCapabilities, *, 
     if usual is not None:
         return min(capabilities.max_output_tokens, usual) if listed else usual
     ceiling = DEFAULT_MAX_OUTPUT if listed else UNLISTED_MAX_OUTPUT
-    return min(capabilities.max_output_tokens, ceiling)
+    room = capabilities.max_context_tokens - at_most(prompt_tokens)
+    return min(capabilities.max_output_tokens, ceiling, max(room, LEAST_DEFAULT_OUTPUT))
+
+
+def asks_for_length(model: ModelEntry) -> bool:
+    """Whether the configuration says how long the model's replies may be."""
+    return bool(model.defaults.max_output_tokens or model.max_output_tokens or model.usual_max_output)
 
 
 def choose(

@@ -41,6 +41,7 @@ from .routing import (
     Named,
     Option,
     Route,
+    asks_for_length,
     choose,
     default_max_output,
     expand,
@@ -148,7 +149,9 @@ class Step:
         estimate = adapter.estimate_input_tokens(
             self._messages, shaped.tools, shaped.system_prompt, model=entry.wire_name
         )
-        limit = asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
+        limit = asked.max_output_tokens or default_max_output(
+            entry, capabilities, listed=named.listed, prompt_tokens=estimate
+        )
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
         try:
@@ -266,7 +269,10 @@ class Step:
             model=route.decision.model,
             capabilities=capabilities,
             max_output_tokens=options.max_output_tokens
-            or default_max_output(entry, capabilities, listed=named.listed),
+            or default_max_output(
+                entry, capabilities, listed=named.listed, prompt_tokens=route.option.estimated_tokens or 0
+            ),
+            default_output_limit=options.max_output_tokens is None and not asks_for_length(entry),
             tools=shaped.tools,
             system_prompt=shaped.system_prompt,
             stop_sequences=tuple(options.stop_sequences),

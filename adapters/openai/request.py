@@ -11,11 +11,11 @@ import re
 
 import msgspec
 
-from adapters.contract import CallWarning, CanonicalRequest
+from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.demands import check_demands
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, fit_history
-from adapters.settings import check_tool_choice, own_options, write_settings
+from adapters.settings import check_tool_choice, may_omit_limit, own_options, write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.errors import CapabilityError
@@ -78,7 +78,9 @@ class _Builder:
         body: JsonObject = {"model": self.request.wire_model, "input": items}
         if history.system:
             body["instructions"] = history.system
-        body["max_output_tokens"] = output_limit(self.request, self.quirks)
+        unknown = self.model is None and not self.quirks.completed_at_limit
+        if not (unknown and may_omit_limit(self.request, AdapterCapabilities())):
+            body["max_output_tokens"] = output_limit(self.request, self.quirks)
         if self.request.max_output_tokens < self.quirks.min_output_tokens:
             self._warn(
                 "parameter_changed", f"max_output_tokens is {body['max_output_tokens']}, the least it can be"

@@ -41,6 +41,9 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """How the limit of output tokens is called; many servers ignore the newer name."""
 
+    needs_max_tokens: bool = False
+    """Without a limit of output tokens the server would give a very short reply."""
+
     max_stop: int = 4
     """How many stop sequences are accepted; the rest is left out with a warning."""
 

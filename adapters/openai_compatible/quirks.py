@@ -53,6 +53,7 @@ QUIRKS: Mapping[str, Quirks] = {
         settings=ANONYMOUS_SETTINGS,
     ),
     "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+        needs_max_tokens=True,
         parallel_tool_calls=False,
         structured="json_value",
         effort="none",

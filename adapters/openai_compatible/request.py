@@ -18,7 +18,7 @@ from adapters.effort import EFFORTS, nearest_effort
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.plain_text import current_turn
-from adapters.settings import changed, check_tool_choice, dropped, own_options, write_settings
+from adapters.settings import changed, check_tool_choice, dropped, may_omit_limit, own_options, write_settings
 from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
@@ -85,7 +85,8 @@ class _Builder:
         messages, losses = write_messages(request, history, self.quirks, self.capabilities, self.provider)
         self._add_system(messages, history.system, instruction, response_format)
         body: JsonObject = {"model": request.wire_model, "messages": list(messages)}
-        body[self.quirks.max_tokens_field] = request.max_output_tokens
+        if self.quirks.needs_max_tokens or not may_omit_limit(request, AdapterCapabilities()):
+            body[self.quirks.max_tokens_field] = request.max_output_tokens
         body |= self._tools()
         if response_format is not None:
             body["response_format"] = response_format

@@ -8,7 +8,19 @@ import msgspec
 import pytest
 from pydantic import BaseModel, Field
 
-from adapters import AdapterConfig, AnthropicAdapter, CapabilityError, ImageBlock, Message
+from adapters import (
+    AdapterConfig,
+    AnthropicAdapter,
+    CapabilityError,
+    GeminiAdapter,
+    ImageBlock,
+    Message,
+    OllamaAdapter,
+    OpenAIAdapter,
+    OpenAICompatibleAdapter,
+)
+from adapters.http_adapter import HttpAdapter
+from bus import AuthError
 from bus.json_types import Json
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, NoObjectGeneratedError
 from tests.support.fake_http import FakeReply, FakeTransport
@@ -32,6 +44,69 @@ def said(text: str) -> FakeReply:
     usage: Json = {"input_tokens": 9, "output_tokens": 3}
     body: Json = {"type": "message", "content": content, "stop_reason": "end_turn", "usage": usage}
     return FakeReply(msgspec.json.encode(body), headers=JSON)
+
+
+WIRES: dict[str, tuple[type[HttpAdapter], str]] = {
+    "anthropic": (AnthropicAdapter, "max_tokens"),
+    "openai": (OpenAIAdapter, "max_output_tokens"),
+    "openai_compatible": (OpenAICompatibleAdapter, "max_tokens"),
+    "gemini": (GeminiAdapter, "generationConfig.maxOutputTokens"),
+    "ollama": (OllamaAdapter, "options.num_predict"),
+}
+"""Each wire's adapter, and where it has the limit of output tokens."""
+
+
+async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **entry: object) -> Json:
+    """The limit in what is sent to a model that models.yaml names and no table knows; None if there is none.
+
+    Args:
+        wire: A key of `WIRES`.
+        prompt: What is asked.
+        asked: The limit that the caller wants.
+        entry: What models.yaml says of the model.
+    """
+    kind, path = WIRES[wire]
+    transport = FakeTransport(FakeReply(b"no reply", status=401))
+    options = {"discover": False} if wire == "ollama" else {}
+
+    def make(config: AdapterConfig, **_: object) -> HttpAdapter:
+        return kind(config, name="a", transport=transport)
+
+    config = AdapterConfig(max_retries=0, base_url="https://server.test", options=options)
+    adapters = {"a": AdapterEntry(name="a", type=adapter_type(make), config=config)}
+    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m", **entry)}  # type: ignore[arg-type]
+    async with Engine(models=ModelRegistry(adapters, models), trace=False) as engine:
+        with pytest.raises(AuthError):
+            await engine.generate("a:m", prompt, max_output_tokens=asked)
+    value: Json = msgspec.json.decode(transport.requests[0].body)
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_declared_window_has_room_for_prompt_and_reply(wire: str) -> None:
+    """Where nobody asks for a length, the default shrinks to what the prompt leaves of the window."""
+    small = {"capabilities": {"max_context_tokens": 8192}}
+    brief = await limit_sent(wire, **small)
+    assert isinstance(brief, int)
+    assert 8000 < brief < 8192
+    long = await limit_sent(wire, prompt="word " * 4000, **small)
+    assert isinstance(long, int)
+    assert 2000 < long < brief - 3000
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_length_that_somebody_asks_for_is_sent(wire: str) -> None:
+    """The caller, or models.yaml."""
+    assert await limit_sent(wire, asked=16_384) == 16_384
+    assert await limit_sent(wire, max_output_tokens=3000) == 3000
+
+
+@pytest.mark.parametrize(("wire", "sent"), [("openai", None), ("openai_compatible", None), ("anthropic", 16_384)])
+async def test_nothing_is_said_of_a_length_that_nobody_asked_for_and_nobody_knows(wire: str, sent: Json) -> None:
+    """A server of 8,192 tokens would refuse our default; the Messages API insists on one."""
+    assert await limit_sent(wire) == sent
 
 
 def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTransport]:
