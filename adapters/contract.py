@@ -107,8 +107,9 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: includes reasoning. default_output_limit: nobody asked for it; a wire that can do without
     leaves it out where nothing is known of the model's limits. output_schema: a JSON Schema that the reply's text
     must follow.
-    parallel_tool_calls: whether one reply may call several tools. reasoning_effort: in the model's own words, such
-    as ``low`` or ``high``. provider_options: merged into the body, by the name of a protocol or an adapter.
+    parallel_tool_calls: whether one reply may call several tools. reasoning_effort: one of `effort.EFFORTS`,
+    ``none`` to ``max``; a model with fewer gets the nearest, with a warning. provider_options: merged into the
+    body, by the name of a protocol or an adapter; see `host_options`.
     capabilities: of the model, as the configuration corrects them; None is what the adapter knows. The current
     turn and the history are both held against them.
     message_id: of the reply, for its stream events; made up if empty. session_id: for logs, and so that

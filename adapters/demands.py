@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.errors import CapabilityError, UnsupportedToolChoiceError
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.messages import Message
 
 from .contract import AdapterCapabilities, CanonicalRequest
+from .effort import EFFORTS
 from .plain_text import current_turn
 
 FORCING = ("required", "named")
@@ -20,7 +21,17 @@ FORCING = ("required", "named")
 
 
 def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities | None, provider: str) -> None:
-    """Raise CapabilityError for what the current turn demands and the model lacks; None lacks nothing."""
+    """Hold a request against what its model can do; None can do everything.
+
+    Raises:
+        CapabilityError: The current turn demands what the model lacks.
+        InvalidRequestError: The reasoning effort is none of those that there are.
+    """
+    effort = request.reasoning_effort
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequestError(
+            f"reasoning_effort {effort!r} is none of {', '.join(EFFORTS)}", request_id=request.request_id
+        )
     if capabilities is None:
         return
     for lack in _lacks(request, capabilities):

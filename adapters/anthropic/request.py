@@ -15,6 +15,7 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.demands import check_demands
 from adapters.encoding import encode_json
 from adapters.history import Loss, Target, ToolIdRule, fit_history
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.schema_sanitizer import instruction
 from adapters.settings import check_tool_choice, own_options
@@ -107,7 +108,7 @@ class _Writer:
     def _provider_options(self) -> JsonObject:
         merged: JsonObject = {}
         for own in own_options(self.request, _OPTIONS, self.target.provider):
-            merged |= own
+            merge_options(merged, own, protected=())
         return merged
 
     def _goes_on(self) -> bool:
@@ -127,12 +128,11 @@ class _Writer:
         check_choice(request, self.model, extra.get("thinking"))
         limit, warnings = output_limit(request, self.model, self.target.provider)
         body: JsonObject = {"model": request.wire_model, "max_tokens": limit}
-        extra_tools = extra.pop("tools", None)
-        tools: list[Json] = [_tool(tool) for tool in request.tools]
-        tools += extra_tools if isinstance(extra_tools, list) else []
-        if tools:
-            body["tools"] = tools
-        choice = self._tool_choice(tools)
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
+        tools = body.get("tools")
+        choice = self._tool_choice(tools if isinstance(tools, list) else [])
         if choice is not None:
             body["tool_choice"] = choice
         system = self._system()
@@ -145,17 +145,11 @@ class _Writer:
         tuning = Tuning(request, self.target.provider, self.model, extra)
         tuning.write(body)
         self.warnings += [*warnings, *tuning.warnings]
-        output = {
-            **_object(body.pop("output_config", None)),
-            **self._format(),
-            **_object(extra.pop("output_config", None)),
-        }
+        output = {**_object(body.pop("output_config", None)), **self._format()}
         if output:
             body["output_config"] = output
-        if "metadata" in body:
-            body["metadata"] = {**_object(body["metadata"]), **_object(extra.pop("metadata", None))}
         body["stream"] = self.stream
-        body.update(extra)
+        merge_options(body, extra)
         return body
 
     def _format(self) -> JsonObject:

@@ -7,7 +7,7 @@ asked for, word for word.
 from __future__ import annotations
 
 from adapters.contract import CallWarning, CanonicalRequest
-from adapters.effort import EFFORTS, nearest_effort
+from adapters.effort import nearest_effort
 from adapters.settings import changed, dropped, write_settings
 from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
@@ -57,16 +57,23 @@ class Tuning:
         asked = self.request.reasoning_effort
         if asked is None:
             return None
-        if asked not in EFFORTS:
-            self._warn("effort_dropped", f"reasoning effort {asked!r} is unknown and was not sent")
+        if not self._may_reason():
+            if asked != "none":
+                self.warnings.append(
+                    dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
+                )
             return None
         known = _WIRE_EFFORTS if self.model is None else self.model.efforts
         if not known or (asked == "none" and self._can_be_off()):
             return None
         effort = nearest_effort(asked, known)
         if effort != asked:
-            self._warn("effort_changed", f"reasoning effort {asked!r} was sent as {effort!r}, the nearest")
+            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that the model knows"))
         return effort
+
+    def _may_reason(self) -> bool:
+        can = self.request.capabilities
+        return can is None or can.supports_thinking or self.model is not None
 
     def _can_be_off(self) -> bool:
         return self.model is not None and ("disabled" in self.model.thinking or not self.model.thinking)
@@ -74,7 +81,7 @@ class Tuning:
     def _thinking(self, body: JsonObject) -> JsonObject | None:
         """What the effort asks for of thinking; None leaves it to the model, or to the host."""
         asked, model = self.request.reasoning_effort, self.model
-        if model is None or asked not in EFFORTS or "thinking" in self.extra:
+        if model is None or asked is None or "thinking" in self.extra:
             return None
         if asked == "none":
             return {"type": "disabled"} if model.thinks_unasked and self._can_be_off() else None

@@ -18,6 +18,7 @@ from adapters.classify import ErrorType, build_error, read_error
 from adapters.contract import AdapterConfig, CallWarning
 from adapters.encoding import encode_json
 from adapters.health import AdapterHealth
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.settings import SharedOptions, own_options, read_options
 from adapters.transport import HttpReply, Transport
@@ -123,7 +124,7 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
                     "model contains titan-embed, cohere.embed or nova"
                 )
         for options in own_options(request, "bedrock", provider):
-            body.update(options)
+            merge_options(body, options)
         return WireCall(f"/model/{quote(model, safe='')}/invoke", encode_json(body), warnings=warnings)
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

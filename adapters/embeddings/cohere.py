@@ -14,6 +14,7 @@ import msgspec
 
 from adapters.contract import CallWarning
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.settings import SharedOptions, own_options
 from bus.errors import StreamError
@@ -107,7 +108,7 @@ class CohereEmbeddings(msgspec.Struct, frozen=True):
         fields, warnings = cohere_fields(request)
         body: JsonObject = {"model": request.wire_model, "embedding_types": ["float"], **fields}
         for options in own_options(request, "cohere", provider):
-            body.update(options)
+            merge_options(body, options)
         return WireCall(PATH, encode_json(body), warnings=warnings)
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.settings import own_options
 from bus.errors import StreamError
@@ -100,7 +101,7 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
         if request.dimensions is not None:
             shared["outputDimensionality"] = request.dimensions
         for options in own_options(request, "gemini", provider):
-            shared.update(options)
+            merge_options(shared, options)
         texts: list[Json] = [
             {**shared, "content": {"parts": [{"text": prefix + text}]}} for text in request.inputs
         ]

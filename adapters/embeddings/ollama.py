@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.settings import own_options
 from bus.json_types import Json, JsonObject
@@ -45,7 +46,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
         if request.dimensions is not None:
             body["dimensions"] = request.dimensions
         for options in own_options(request, "ollama", provider):
-            body.update(options)
+            merge_options(body, options)
         return WireCall(PATH, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.reported_cost import reported_cost
 from adapters.settings import own_options
@@ -94,7 +95,7 @@ class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
         if request.dimensions is not None:
             body[self.dimensions_field] = request.dimensions
         for options in own_options(request, self.protocol, provider):
-            body.update(options)
+            merge_options(body, options)
         return WireCall(self.path, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

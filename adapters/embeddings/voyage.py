@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.settings import SharedOptions, own_options
 from bus.json_types import JsonObject
@@ -69,7 +70,7 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
         if request.dimensions is not None:
             body["output_dimension"] = request.dimensions
         for options in own_options(request, "voyage", provider):
-            body.update(options)
+            merge_options(body, options)
         return WireCall(PATH, encode_json(body))
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:

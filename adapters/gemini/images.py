@@ -17,6 +17,7 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
 from adapters.images.wire import ImageReply, from_base64, input_bytes
@@ -117,7 +118,7 @@ class GeminiImages(msgspec.Struct, frozen=True):
             more = options.pop("generationConfig", {})
             if isinstance(more, dict):
                 config.update(more)
-            body.update(options)
+            merge_options(body, options)
         name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
         path = f"/{self.version}/{quote(name, safe='/-._~@')}:generateContent"
         return WireCall(path, encode_json(body), once=True)

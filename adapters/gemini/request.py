@@ -11,8 +11,9 @@ import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.demands import check_demands
-from adapters.effort import EFFORTS, nearest_effort
+from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.host_options import merge_options
 from adapters.schema_sanitizer import instruction
 from adapters.settings import changed, check_tool_choice, dropped, own_options, write_settings
 from bus.errors import CapabilityError
@@ -80,8 +81,9 @@ class _Builder:
         self._tools(body)
         self._thinking(config)
         self._sampling(config)
+        _give_way(config, self.options)
         body["generationConfig"] = config
-        _merge(body, self.options)
+        merge_options(body, self.options)
         self._use_cached(body)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
@@ -112,7 +114,7 @@ class _Builder:
     def _options(self) -> JsonObject:
         options: JsonObject = {}
         for own in own_options(self.request, OPTIONS, self.provider):
-            _merge(options, own)
+            merge_options(options, own, protected=())
         return options
 
     def _use_cached(self, body: JsonObject) -> None:
@@ -178,9 +180,10 @@ class _Builder:
         asked = self.request.reasoning_effort
         if asked is None:
             return
-        if not self.row.reasons or asked not in EFFORTS:
-            reason = "does not reason" if not self.row.reasons else f"knows no effort {asked!r}"
-            self._left_out("reasoning_effort", f"{self.request.wire_model} {reason}")
+        can = self.request.capabilities
+        if not self.row.reasons or (can is not None and not can.supports_thinking):
+            if asked != "none":
+                self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
             return
         if self.row.levels:
             level = nearest_effort(asked, self.row.levels)
@@ -236,17 +239,10 @@ def _say_first(contents: list[JsonObject], text: str) -> None:
         parts.insert(0, {"text": text})
 
 
-def _merge(body: JsonObject, options: JsonObject) -> None:
-    """The caller's own fields go first; objects are merged, and tools are added to ours."""
-    for name, value in options.items():
-        present = body.get(name)
-        if isinstance(present, dict) and isinstance(value, dict):
-            if name == "thinkingConfig" and value.keys() & {"thinkingBudget", "thinkingLevel"}:
-                present = {key: kept for key, kept in present.items() if key == "includeThoughts"}  # never both
-            merged = dict(present)
-            _merge(merged, value)
-            body[name] = merged
-        elif name == "tools" and isinstance(present, list) and isinstance(value, list):
-            body[name] = present + value
-        else:
-            body[name] = value
+def _give_way(config: JsonObject, options: JsonObject) -> None:
+    """Take our budget or level of thinking back where the host names one of them: both at once are refused."""
+    theirs = options.get("generationConfig")
+    asked = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
+    ours = config.get("thinkingConfig")
+    if isinstance(asked, dict) and isinstance(ours, dict) and asked.keys() & {"thinkingBudget", "thinkingLevel"}:
+        config["thinkingConfig"] = {key: kept for key, kept in ours.items() if key == "includeThoughts"}

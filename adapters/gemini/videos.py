@@ -19,6 +19,7 @@ import msgspec
 
 from adapters.classify import error_without_status, read_error_value
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.images.sizes import ratio_of, read_size
 from adapters.images.wire import input_bytes
@@ -104,7 +105,7 @@ class GeminiVideos(msgspec.Struct, frozen=True):
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             parameters["generateAudio"] = request.audio
         for options in own_options(request, "gemini", provider):
-            parameters.update(options)
+            merge_options(parameters, options)
         body: JsonObject = {"instances": [instance], "parameters": parameters}
         name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
         path = f"/{self.version}/{quote(name, safe='/-._~@')}:predictLongRunning"

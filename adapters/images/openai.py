@@ -17,6 +17,7 @@ import msgspec
 
 from adapters.contradictions import has_negative, source_of
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.multipart import FormPart
 from adapters.reported_cost import reported_cost
@@ -100,7 +101,7 @@ class OpenAIImages(msgspec.Struct, frozen=True):
         if request.aspect_ratio is not None:  # of a model that isn't in the table; OpenAI's own have sizes only
             fields["aspect_ratio"] = request.aspect_ratio
         for options in own_options(request, self.protocol, provider):
-            fields.update(options)
+            merge_options(fields, options)
         if not request.images:
             return WireCall(f"{self.folder}/generations{self.query}", encode_json(fields), once=True)
         return form_call(f"{self.folder}/edits{self.query}", fields, _files(request))

@@ -14,10 +14,11 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.demands import check_demands
-from adapters.effort import EFFORTS, nearest_effort
+from adapters.effort import nearest_effort
 from adapters.encoding import encode_json
 from adapters.estimate import at_most
 from adapters.history import Target, fit_history
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
 from adapters.settings import own_options
@@ -90,9 +91,9 @@ class _Writer:
             **self._format(),
             "options": self._options(num_ctx),
         }
-        body = _merged(body, defaults)
+        merge_options(body, dict(defaults))
         for own in own_options(request, _OPTIONS, self.provider):
-            body = _merged(body, own)
+            merge_options(body, own)
         self._check_size(estimated_tokens, body)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         history.log()
@@ -150,10 +151,10 @@ class _Writer:
         """Whether to reason. Said outright to models that do: where it isn't, older servers leave the reasoning
         in the text, between tags."""
         asked, thinks = self.request.reasoning_effort, self.facts.thinks
+        if not self.capabilities.supports_thinking:
+            thinks = False
         if asked is None:
             return {"think": True} if thinks and not self.facts.has_think_levels else {}
-        if asked not in EFFORTS:
-            raise InvalidRequestError(f"reasoning_effort {asked!r} is none of {', '.join(EFFORTS)}")
         if asked == "none":
             return {} if thinks is False else {"think": False}
         if thinks is False:
@@ -191,12 +192,3 @@ def _tool(tool: ToolDefinition) -> JsonObject:
     parameters: JsonObject = {"properties": {}, **tool.input_schema}
     function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}
-
-
-def _merged(body: JsonObject, fields: Mapping[str, Json]) -> JsonObject:
-    """The body with other fields over its own; those of `options` one by one."""
-    merged = {**body, **fields}
-    old, new = body.get("options"), fields.get("options")
-    if isinstance(old, dict) and isinstance(new, dict):
-        merged["options"] = {**old, **new}
-    return merged

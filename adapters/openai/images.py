@@ -19,6 +19,7 @@ import msgspec
 from adapters.classify import error_without_status, read_error_value
 from adapters.data_url import write_data_url
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
 from adapters.images.openai import OpenAIImages, read_usage
@@ -91,7 +92,7 @@ class ResponsesImages(msgspec.Struct, frozen=True):
             if not isinstance(more, Mapping):
                 raise InvalidRequestError(f"provider_options: {IMAGE_TOOL} must be an object")
             tool.update(more)
-            body.update(options)
+            merge_options(body, options)
         return WireCall(self.path, encode_json(body), once=True)
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:

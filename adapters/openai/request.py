@@ -15,6 +15,7 @@ from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.demands import check_demands
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, fit_history
+from adapters.host_options import merge_options
 from adapters.settings import check_tool_choice, may_omit_limit, own_options, write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
@@ -101,7 +102,7 @@ class _Builder:
         auto_cache = options.pop(AUTO_CACHE, True)
         if auto_cache is not False and self._caches() and self.request.session_id:
             body["prompt_cache_key"] = _digest(self.request.session_id)
-        _merge(body, options)
+        merge_options(body, options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
     def _warn(self, code: str, message: str) -> None:
@@ -134,7 +135,7 @@ class _Builder:
     def _options(self) -> JsonObject:
         options: JsonObject = {}
         for own in own_options(self.request, OPTIONS, self.provider):
-            options |= own
+            merge_options(options, own, protected=())
         return options
 
     # -- tools
@@ -190,7 +191,8 @@ class _Builder:
         if asked is None:
             return
         if not self._reasons():
-            self._warn("parameter_dropped", f"{self.request.wire_model} takes no reasoning_effort")
+            if asked != "none":
+                self._warn("parameter_dropped", f"{self.request.wire_model} takes no reasoning_effort")
             return
         effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
         if effort != asked:
@@ -245,15 +247,3 @@ def _mention_json(body: JsonObject) -> None:
     assert isinstance(items, list)
     if b"json" not in msgspec.json.encode(items).lower():
         items.insert(0, {"role": "developer", "content": "Answer with a JSON object."})
-
-
-def _merge(body: JsonObject, options: JsonObject) -> None:
-    """The caller's own fields go first; objects are merged, and tools and includes are added to ours."""
-    for name, value in options.items():
-        present = body.get(name)
-        if isinstance(present, dict) and isinstance(value, dict):
-            body[name] = {**present, **value}
-        elif name in ("tools", "include") and isinstance(present, list) and isinstance(value, list):
-            body[name] = present + [entry for entry in value if entry not in present]
-        else:
-            body[name] = value

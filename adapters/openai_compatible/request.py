@@ -14,15 +14,16 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
 from adapters.demands import check_demands
-from adapters.effort import EFFORTS, nearest_effort
+from adapters.effort import nearest_effort
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.host_options import merge_options
 from adapters.plain_text import current_turn
 from adapters.settings import changed, check_tool_choice, dropped, may_omit_limit, own_options, write_settings
 from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
@@ -97,7 +98,7 @@ class _Builder:
             if self.quirks.stream_usage:
                 body["stream_options"] = {"include_usage": True}
         for own in own_options(request, COMMON_OPTIONS, self.provider):
-            body |= own
+            merge_options(body, own)
         history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
         return ChatBody(body, history.warnings + tuple(self.warnings), history)
 
@@ -221,8 +222,9 @@ class _Builder:
         asked = self.request.reasoning_effort
         if asked is None:
             return {}
-        if asked not in EFFORTS:
-            raise InvalidRequestError(f"reasoning_effort {asked!r} is none of {', '.join(EFFORTS)}")
+        if asked != "none" and not self.capabilities.supports_thinking:
+            self._left_out("reasoning_effort", "the model does not reason")
+            return {}
         match self.quirks.effort:
             case "none":
                 self._left_out("reasoning_effort", "the server does not know it")

@@ -10,6 +10,7 @@ from adapters.contract import CallWarning, CanonicalRequest
 from adapters.demands import check_demands
 from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, fit_history
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
 from adapters.settings import own_options
@@ -19,6 +20,9 @@ from bus.json_types import Json, JsonObject
 
 from .prompt import PromptTemplate, write_prompt
 from .wire import STREAM_PATH, WHOLE_PATH
+
+_PROTECTED = frozenset({"details", "return_full_text"})
+"""Without these the reply has no usage, or begins with the prompt."""
 
 _OPTIONS = "tgi"
 """Under this name, or the adapter's own, a request carries further parameters, such as ``repetition_penalty``."""
@@ -79,7 +83,7 @@ class _Writer:
         if request.output_schema is not None:
             parameters["grammar"] = {"type": "json", "value": request.output_schema}
         for own in own_options(request, _OPTIONS, self.provider):
-            parameters |= own
+            merge_options(parameters, own, protected=_PROTECTED)
         body: Json = {"inputs": write_prompt(history, template), "parameters": parameters}
         warnings = history.warnings + tuple(self.warnings)
         return WireCall(STREAM_PATH if stream else WHOLE_PATH, encode_json(body), warnings=warnings)

@@ -19,6 +19,7 @@ import msgspec
 from adapters.classify import ErrorBody, ErrorType, error_without_status
 from adapters.contract import CallWarning
 from adapters.encoding import encode_json
+from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.images.forms import file_part, form_call
 from adapters.settings import own_options
@@ -114,7 +115,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
             fields["audio"] = request.audio  # OpenAI has no such field: for gateways
         for options in own_options(request, self.protocol, provider):
-            fields.update(options)
+            merge_options(fields, options)
         if request.first_frame is None:
             return WireCall(self.path, encode_json(fields), once=True)
         frame = file_part("input_reference", request.first_frame, "first-frame")

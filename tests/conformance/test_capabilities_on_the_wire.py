@@ -74,8 +74,13 @@ def adapter_of(wire: str) -> HttpAdapter:
 
 async def sent(wire: str, asked: CanonicalRequest) -> WireCall:
     """The request as the adapter writes it for a call."""
-    adapter = adapter_of(wire)
-    return await adapter._written(HttpCall(adapter, asked, None, stream=False))
+    return await written(adapter_of(wire), asked)
+
+
+async def written(adapter: HttpAdapter, asked: CanonicalRequest) -> WireCall:
+    call = HttpCall(adapter, asked, None, stream=False)
+    call.prepare_attempt()
+    return await adapter._written(call)
 
 
 def without(*names: str, **limits: object) -> AdapterCapabilities:
@@ -218,9 +223,9 @@ async def test_a_model_whose_prompts_are_not_cached_gets_no_marks_for_a_cache() 
             adapter: HttpAdapter = OpenAIAdapter(AdapterConfig(api_key="k"), transport=FakeTransport())
         else:
             adapter = adapter_of(wire)
-        assert mark not in (await adapter._written(HttpCall(adapter, asked, None, stream=False))).body
+        assert mark not in (await written(adapter, asked)).body
         cached = msgspec.structs.replace(asked, capabilities=ALL)
-        assert mark in (await adapter._written(HttpCall(adapter, cached, None, stream=False))).body
+        assert mark in (await written(adapter, cached)).body
 
 
 @pytest.mark.parametrize("wire", WIRES)

@@ -417,14 +417,13 @@ def test_output_schema_and_effort_share_one_object() -> None:
 @pytest.mark.parametrize(
     ("asked", "effort", "warned"),
     [
-        ("none", "low", ["effort_changed"]),
-        ("minimal", "low", ["effort_changed"]),
+        ("none", "low", ["parameter_changed"]),
+        ("minimal", "low", ["parameter_changed"]),
         ("low", "low", []),
         ("medium", "medium", []),
         ("high", "high", []),
         ("xhigh", "xhigh", []),
         ("max", "max", []),
-        ("heroic", None, ["effort_dropped"]),
     ],
 )
 def test_effort_is_the_nearest_that_the_wire_has(asked: str, effort: str | None, warned: list[str]) -> None:

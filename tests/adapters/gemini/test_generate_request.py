@@ -476,7 +476,6 @@ def test_structured_output_beside_tools_on_older_models() -> None:
         ("gemini-flash-latest", "high", {"thinkingLevel": "HIGH", "includeThoughts": True}, []),
         ("unheard-of", "xhigh", {"thinkingLevel": "HIGH", "includeThoughts": True}, CHANGED),
         ("gemini-2.0-flash", "high", None, ["parameter_dropped"]),
-        ("gemini-2.5-flash", "heroic", None, ["parameter_dropped"]),
     ],
 )
 def test_reasoning_effort(name: str, effort: str, thinking: Json, warned: list[str]) -> None:

@@ -157,10 +157,12 @@ def test_a_schema_is_a_grammar() -> None:
 
 
 def test_provider_options_are_parameters() -> None:
-    """Over all others."""
-    own = {"tgi": {"repetition_penalty": 1.1, "details": False}}
+    """Over all others, but for those without which the reply has no usage."""
+    own = {"tgi": {"repetition_penalty": 1.1, "max_new_tokens": 7}}
     sent = parameters(ask(provider_options=own))
-    assert (sent["repetition_penalty"], sent["details"]) == (1.1, False)
+    assert (sent["repetition_penalty"], sent["max_new_tokens"]) == (1.1, 7)
+    with pytest.raises(InvalidRequestError, match="'details'"):
+        wired(ask(provider_options={"tgi": {"details": False}}))
     with pytest.raises(InvalidRequestError):
         wired(ask(provider_options={"tgi": []}))
 
