@@ -14,6 +14,7 @@ import httpcore
 
 from bus.backend import on_asyncio
 
+from .public_addresses import PublicSockets
 from .sockets import AsyncioSockets, Line
 
 if TYPE_CHECKING:
@@ -33,11 +34,13 @@ class AgedConnectionError(httpcore.NetworkError):
 class ConnectionPool(httpcore.AsyncConnectionPool):
     """A pool without a limit for connections at once.
 
-    context: None if it is never for https. idle: so many connections are kept for later.
+    context: None if it is never for https. idle: so many connections are kept for later. public_only: to public
+    addresses alone, see `public_addresses`.
     """
 
-    def __init__(self, context: ssl.SSLContext | None, idle: int) -> None:
+    def __init__(self, context: ssl.SSLContext | None, idle: int, *, public_only: bool = False) -> None:
         self._context = context
+        self._public_only = public_only
         super().__init__(
             ssl_context=context,
             max_connections=None,
@@ -47,9 +50,9 @@ class ConnectionPool(httpcore.AsyncConnectionPool):
 
     def create_connection(self, origin: httpcore.Origin) -> _Connection:
         line = Line()
-        if on_asyncio():
-            return _AsyncioConnection(origin, self._context, line, AsyncioSockets(line))
-        return _Connection(origin, self._context, line, _WatchedSockets(line))
+        kind = _AsyncioConnection if on_asyncio() else _Connection
+        sockets = AsyncioSockets(line) if on_asyncio() else _WatchedSockets(line)
+        return kind(origin, self._context, line, PublicSockets(sockets) if self._public_only else sockets)
 
 
 class _Connection(httpcore.AsyncHTTPConnection):

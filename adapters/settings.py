@@ -22,10 +22,14 @@ VERBOSITIES = ("low", "medium", "high")
 
 
 class SharedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`AdapterConfig.options` that all adapters over HTTP know. repair: false to send no refused request again,
-    mended; see `repair`."""
+    """`AdapterConfig.options` that all adapters over HTTP know.
+
+    repair: false to send no refused request again, mended; see `repair`. download_hosts: names or addresses, of
+    no public address, to which the provider's replies may lead a download.
+    """
 
     repair: bool = True
+    download_hosts: tuple[str, ...] = ()
 
 
 def read_options(options: Mapping[str, Json], kind: type[Options], *, name: str, type_name: str) -> Options:

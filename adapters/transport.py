@@ -52,7 +52,8 @@ class HttpRequest(msgspec.Struct, frozen=True):
     """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds.
 
     once: it must not arrive twice. It goes over a connection of its own, for only on one that was kept alive can
-    a transport take a break for the connection's age, and send again. on_resend: told when it does.
+    a transport take a break for the connection's age, and send again. on_resend: told when it does. public_only:
+    for an address that a reply named; over a connection of its own, to a public address or not at all.
     """
 
     method: str
@@ -62,6 +63,7 @@ class HttpRequest(msgspec.Struct, frozen=True):
     connect_timeout: float = 10.0
     once: bool = False
     on_resend: Callable[[], object] | None = None
+    public_only: bool = False
 
     def __repr__(self) -> str:
         return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
@@ -208,8 +210,13 @@ class HttpxTransport:
             raise NetworkError("this adapter is closed", retryable=False)
         try:
             kind = _kind_of(request.url)
-            if request.once:
-                return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
+            if request.public_only:
+                from .public_addresses import check_literal
+
+                check_literal(urlsplit(request.url).hostname or "")
+            if request.once or request.public_only:
+                home = _Client(self._open_client(kind, public_only=request.public_only), single_use=True)
+                return await self._send_on(home, request)
             return await self._send_or_resend(kind, request)
         except Exception as error:
             failure, cause = translate(error, request.url), harmless(error)
@@ -281,7 +288,9 @@ class HttpxTransport:
         clients.append(home)
         return home
 
-    def _open_client(self, kind: _Kind) -> httpx.AsyncClient | httpcore.AsyncConnectionPool:
+    def _open_client(
+        self, kind: _Kind, *, public_only: bool = False
+    ) -> httpx.AsyncClient | httpcore.AsyncConnectionPool:
         from urllib.request import getproxies
 
         import httpx
@@ -294,7 +303,8 @@ class HttpxTransport:
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_PER_CLIENT)
             verify = self._context if kind.secure and self._context is not None else False
             return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
-        return ConnectionPool(self._context if kind.secure else None, IDLE_PER_CLIENT)
+        context = self._context if kind.secure else None
+        return ConnectionPool(context, IDLE_PER_CLIENT, public_only=public_only)
 
     async def aclose(self) -> None:
         self._closed = True

@@ -202,16 +202,21 @@ class MakesVideosOverHttp(AskingAdapter):
         return content
 
     async def _open(self, url: str, headers: Mapping[str, str]) -> HttpReply:
-        """The reply of status 2xx, redirects followed. The key goes to the provider's own address only."""
+        """The reply of status 2xx, redirects followed.
+
+        The key goes to the provider's own address only, and every other one must be public, or allowed.
+        """
         home = _origin(self.base_url)
         for _ in range(_MOST_REDIRECTS + 1):
-            own = {**self.auth_headers(), **self.config.extra_headers} if _origin(url) == home else {}
+            at_home = _origin(url) == home
+            own = {**self.auth_headers(), **self.config.extra_headers} if at_home else {}
             request = HttpRequest(
                 "GET",
                 url,
                 {"accept": "*/*", "user-agent": "callboard", **own, **headers},
                 b"",
                 self.config.connect_timeout,
+                public_only=not at_home and not self._is_allowed(url),
             )
             reply = await self._within(self._transport.send(request))
             if reply.status < 300:
@@ -229,6 +234,11 @@ class MakesVideosOverHttp(AskingAdapter):
             finally:
                 await close_reply(reply)
         raise StreamError(f"{self.name}: a download leads in circles", retryable=False)
+
+    def _is_allowed(self, url: str) -> bool:
+        """Whether the configuration names the host of an address that a reply named."""
+        hosts = self.config.options.get("download_hosts")
+        return isinstance(hosts, list | tuple) and (urlsplit(url).hostname or "") in hosts
 
     async def _within(self, step: Awaitable[T]) -> T:
         seconds = self.config.first_event_timeout

@@ -29,6 +29,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "adapters/http_errors.py",
         "adapters/sockets.py",
         "adapters/connections.py",
+        "adapters/public_addresses.py",
     ),
     "sqlite3": ("tracestore/database.py", "tracestore/sqlite/"),
     "aiosqlite": ("tracestore/database.py", "tracestore/sqlite/"),

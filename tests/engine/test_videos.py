@@ -60,7 +60,11 @@ def registry(url: str, **others: str) -> ModelRegistry:
     adapters = {}
     for name in ("openai", "gemini", *others):
         config = AdapterConfig(
-            api_key="a-secret-key", base_url=others.get(name, url), retry=QUICKLY, stream_read_timeout=5.0
+            options={"download_hosts": ["127.0.0.1"]},
+            api_key="a-secret-key",
+            base_url=others.get(name, url),
+            retry=QUICKLY,
+            stream_read_timeout=5.0,
         )
         kind = name if name in ("openai", "gemini") else "openai"
         adapters[name] = AdapterEntry(name=name, type=kind, config=config)

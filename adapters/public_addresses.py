@@ -1,0 +1,105 @@
+"""Connections to the public internet only: for addresses that a reply names, and not the configuration.
+
+A name is resolved, every address that it has must be public, and the connection goes to one of those: so no second
+answer of a name server can lead elsewhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, TypeAlias
+
+import anyio
+import httpcore
+
+from bus.errors import StreamError
+
+if TYPE_CHECKING:
+    from httpcore import SOCKET_OPTION
+
+IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class PublicSockets(httpcore.AsyncNetworkBackend):
+    """Opens connections by other sockets, to public addresses alone. Raises StreamError for any other."""
+
+    def __init__(self, sockets: httpcore.AsyncNetworkBackend) -> None:
+        self._sockets = sockets
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        failure: Exception = httpcore.ConnectError("the name has no address")
+        for address in await self._public_addresses(host, port, timeout):
+            try:
+                return await self._sockets.connect_tcp(address, port, timeout, local_address, socket_options)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+    async def sleep(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    async def _public_addresses(self, host: str, port: int, timeout: float | None) -> list[str]:
+        try:
+            with anyio.fail_after(timeout):
+                found = await anyio.getaddrinfo(host, port)
+        except TimeoutError as error:
+            raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time") from error
+        except OSError as error:
+            raise httpcore.ConnectError(str(error)) from error
+        addresses = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+        for address in addresses:
+            check_public(address, host)
+        return addresses
+
+
+def check_public(address: str, host: str) -> None:
+    """Raise StreamError if it is an address that isn't public. host: by what name it was asked for."""
+    if not is_public(address):
+        named = host if host == address else f"{host} ({address})"
+        said = f"the address {named} is not public, and what a reply names may lead to public ones only"
+        raise StreamError(f"{said}; options.download_hosts allows it", retryable=False)
+
+
+def check_literal(host: str) -> None:
+    """As `check_public`, for a host that is itself an address; a name is left to whoever resolves it."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return
+    check_public(host, host)
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the public internet, also where it stands within an IPv6 one."""
+    try:
+        ip = _innermost(ipaddress.ip_address(address.partition("%")[0]))
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address) and ip.is_site_local:
+        return False
+    return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+def _innermost(ip: IPAddress) -> IPAddress:
+    """The IPv4 address that an IPv6 one stands for: mapped, 6to4, Teredo or NAT64."""
+    if isinstance(ip, ipaddress.IPv4Address):
+        return ip
+    if ip.ipv4_mapped is not None:
+        return ip.ipv4_mapped
+    if ip.sixtofour is not None:
+        return ip.sixtofour
+    if ip.teredo is not None:
+        return ip.teredo[1]
+    if ip in _NAT64:
+        return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
+    return ip

@@ -1,0 +1,162 @@
+"""What a reply names is fetched from the public internet, or from hosts that the configuration allows."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+
+import anyio
+import httpcore
+import pytest
+
+from adapters import AdapterConfig, create_adapter
+from adapters.public_addresses import PublicSockets, is_public
+from adapters.transport import HttpRequest, HttpxTransport
+from adapters.video import VideoJob
+from adapters.video.http import MakesVideosOverHttp
+from bus.errors import StreamError
+
+from ...support.scripted_server import Connection, serving
+from ...support.virtual_time import Backend, backend
+
+pytestmark = pytest.mark.anyio
+
+PRIVATE = [
+    *(
+        "127.0.0.1",
+        "127.9.9.9",
+        "0.0.0.0",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+    ),
+    *("224.0.0.1", "255.255.255.255", "240.0.0.1", "198.18.0.1", "192.0.2.1"),
+    *("::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd12::1", "fec0::1", "ff02::1", "2001:db8::1"),
+    *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "2002:a00:1::"),
+    *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2001:0:0:0:0:0:80ff:fffe", "no address", ""),
+]
+PUBLIC = ["1.1.1.1", "8.8.8.8", "93.184.216.34", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"]
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+    return backend(request.param)
+
+
+@pytest.mark.parametrize("address", PRIVATE)
+def test_these_addresses_are_not_public(address: str) -> None:
+    """Also where an IPv4 address stands within an IPv6 one."""
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", PUBLIC)
+def test_these_are(address: str) -> None:
+    """Of both kinds."""
+    assert is_public(address)
+
+
+class Sockets(httpcore.AsyncNetworkBackend):
+    """Connects to nothing, and remembers to what."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[object] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        self.asked.append((host, port))
+        raise httpcore.ConnectError("refused")
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    async def found(host: str, port: int) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", found)
+
+
+async def test_a_name_of_a_private_address_is_not_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One private address among public ones is enough."""
+    for addresses in (("10.0.0.1",), ("8.8.8.8", "127.0.0.1"), ("::ffff:10.0.0.1",)):
+        resolving(monkeypatch, *addresses)
+        sockets = Sockets()
+        with pytest.raises(StreamError, match=r"cdn\.test .* is not public") as raised:
+            await PublicSockets(sockets).connect_tcp("cdn.test", 443)
+        assert not raised.value.retryable
+        assert sockets.asked == []
+
+
+async def test_the_connection_goes_to_what_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to what a name server says the next time."""
+    resolving(monkeypatch, "8.8.8.8", "8.8.8.8", "1.1.1.1")
+    sockets = Sockets()
+    with pytest.raises(httpcore.ConnectError):
+        await PublicSockets(sockets).connect_tcp("cdn.test", 443)
+    assert sockets.asked == [("8.8.8.8", 443), ("1.1.1.1", 443)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "[::ffff:127.0.0.1]"])
+async def test_every_way_to_write_this_machine_is_refused(host: str) -> None:
+    """Nothing arrives there."""
+
+    async def script(connection: Connection) -> None:
+        await connection.request()
+
+    async with serving(script) as server:
+        url = server.url.replace("127.0.0.1", host)
+        via = HttpxTransport()
+        with pytest.raises(StreamError, match="is not public"):
+            await via.send(HttpRequest("GET", url, {}, b"", public_only=True))
+        await via.aclose()
+        assert server.connections == 0
+
+
+@pytest.mark.parametrize("kind", ["openai", "openai_compatible", "gemini"])
+@pytest.mark.parametrize("hops", [1, 2])
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_download_leads_to_this_machine_only_if_that_is_allowed(
+    kind: str, hops: int, allowed: bool
+) -> None:
+    """At every hop; the provider's own address is the configuration's, and may be anywhere."""
+
+    async def secret(connection: Connection) -> None:
+        await connection.request()
+        head = b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: %b\r\n\r\n"
+        if len(inside.requests) < hops:
+            await connection.send(head % inside.url.encode())
+        else:
+            await connection.reply(b"the file")
+
+    async def provider(connection: Connection) -> None:
+        await connection.request()
+        head = b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\nlocation: %b\r\n\r\n"
+        await connection.send(head % inside.url.encode())
+
+    async with serving(secret) as inside, serving(provider) as outside:
+        base = outside.url.removesuffix("/v1/talk")
+        options = {"download_hosts": ["127.0.0.1"]} if allowed else {}
+        config = AdapterConfig(api_key="a-secret-key", base_url=base, options=options)
+        adapter = create_adapter(kind, config, name=kind)
+        assert isinstance(adapter, MakesVideosOverHttp)
+        uri = f"{base}/v1beta/files/x:download"
+        model = "veo-3.0-generate-001" if kind == "gemini" else "sora-2"
+        job = VideoJob(
+            id="job_1", model=f"{kind}:{model}", provider=kind, status="completed", addresses={"video": uri}
+        )
+        if allowed:
+            content = await adapter.open_video(job)
+            assert await content.chunk() == b"the file"
+            await content.aclose()
+            assert all(b"a-secret-key" not in head for _, head, _ in inside.requests)
+        else:
+            with pytest.raises(StreamError, match="is not public"):
+                await adapter.open_video(job)
+            assert inside.connections == 0
+        await adapter.close()
