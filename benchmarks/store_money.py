@@ -46,7 +46,7 @@ _MODELS = [
 _PRAGMAS = ("synchronous = NORMAL", "wal_autocheckpoint = 4000", "cache_size = -16384", "temp_store = MEMORY")
 
 _FLOOR = """
-    INSERT INTO floor_cost (price_version, call_id, cost_nano, reason)
+    INSERT INTO floor_cost (run, call_id, cost_nano, reason)
     SELECT ?, c.id,
            (c.input_tokens * p.input + c.cached_input_tokens * p.cache_read
             + (c.output_tokens - coalesce(c.reasoning_tokens, 0)) * p.output
@@ -145,7 +145,7 @@ async def _reprice(store: TraceStore, bare: sqlite3.Connection, number: int) -> 
             began = time.process_time()
             for high in waiting:
                 bare.execute("BEGIN IMMEDIATE")
-                bare.execute(_FLOOR, (table.version, high - repricing.CHUNK, high))
+                bare.execute(_FLOOR, (number, high - repricing.CHUNK, high))
                 bare.execute("COMMIT")
             waiting.clear()
             floor += time.process_time() - began

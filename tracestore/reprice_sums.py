@@ -84,7 +84,11 @@ _COPY_BEFORE = """
       FROM call_cost AS k
      WHERE k.run = ? AND k.call_id > ? AND k.call_id <= ?
 """
-_UNPRICED_IN = "SELECT call_id FROM call_cost WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL"
+# By the index that has those only: SQLite would rather walk all costs of the stretch.
+_UNPRICED_IN = """
+    SELECT call_id FROM call_cost INDEXED BY call_cost_unpriced
+     WHERE run = ? AND call_id > ? AND call_id <= ? AND cost_nano IS NULL
+"""
 _OF_BASE = _Before(
     "temp.reprice_cost AS a LEFT JOIN call_cost AS b ON b.run = ? AND b.call_id = a.id",
     "CASE WHEN b.call_id IS NULL THEN a.at_call ELSE b.cost_nano END",

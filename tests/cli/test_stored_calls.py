@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sqlite3
@@ -86,6 +87,25 @@ def test_only_prices_can_be_tried(traced: Path) -> None:
         assert done.returncode == 2
         assert f"{option[0]} can't be tried with --dry-run, and nothing was changed" in done.stderr
         assert costs(traced) == [None, 4500, 2400]
+
+
+def test_a_table_of_some_calls_compares_those_in_every_form(traced: Path, tmp_path: Path) -> None:
+    """Text, JSON, CSV and page have both sums over the same calls, and the others beside them."""
+    table, page = tmp_path / "chat.yaml", tmp_path / "page.html"
+    table.write_text("prices: [{model: 'local-chat:*', input: 1, output: 1, cache_read: 1}]")
+    command = ["reprice", "--prices", str(table), "--dry-run"]
+    text = call(*command, "--html", str(page), home=traced).stdout
+    assert re.search(r"all +2 +\$0\.000003000 +\S+ +\S+ .*1 no longer priced \(\$0\.000003600 before\)", text), (
+        text
+    )
+    assert "1 call without a price in this table, and in no sum." in text
+    assert "Beside them: 1 no longer priced ($0.000003600 before)" in page.read_text()
+    (chat, messages) = map(json.loads, call(*command, "--json", home=traced).stdout.splitlines())
+    assert (chat["compared"], chat["before_nano_usd"], chat["no_longer_priced"]) == (1, 3000, 0)
+    assert (messages["compared"], messages["before_nano_usd"], messages["difference_nano_usd"]) == (0, 0, None)
+    assert (messages["no_longer_priced"], messages["no_longer_priced_nano_usd"]) == (1, 3600)
+    rows = list(csv.DictReader(call(*command, "--csv", home=traced).stdout.splitlines()))
+    assert [row["no_longer_priced_nano_usd"] for row in rows] == ["0", "3600"]
 
 
 def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from bus import StoreError
 from engine import Engine, price_watch
 from tests.support.scripted import Say
+from tests.support.virtual_time import Backend, backend
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 
 from .engines import running, topics
@@ -19,6 +21,12 @@ CHEAP = PriceTable.from_rows([PriceRow(model="s:*", input=1_000_000, output=10_0
 DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_000_000)], "dear")
 OF_OTHERS = PriceTable.from_rows([PriceRow(model="other:*", input=1)], "of others")
 PAID = {"cheap": 10 * 1000 + 5 * 10_000, "dear": 9 * (10 * 1000 + 5 * 10_000)}
+
+
+@pytest.fixture
+def anyio_backend() -> Backend:
+    """A real loop: the store works in threads, and virtual time would run ahead of them."""
+    return backend("asyncio")
 
 
 async def price_of_a_new_call(engine: Engine) -> int | None:
@@ -83,3 +91,26 @@ async def test_a_repricing_for_new_calls_too_is_undone_for_them_too(tmp_path: Pa
         await engine.use_prices(OF_OTHERS, alone=True)
         await engine.undo_reprice()
         assert engine.prices == OF_OTHERS
+
+
+async def test_a_call_under_way_gets_the_cost_of_a_repricing_with_its_end(tmp_path: Path) -> None:
+    """Whichever process repriced; the report says how many have yet to end, and an undone one is not followed."""
+    path, go_on = tmp_path / "trace.db", anyio.Event()
+    replies = [Say("one"), Say("two", pause=go_on.wait), Say("three")]
+    async with running(*replies, store=path, prices=CHEAP) as (engine, _):
+        await price_of_a_new_call(engine)
+        async with anyio.create_task_group() as group, engine.bus.subscribe("llm.call_started") as started:
+            group.start_soon(price_of_a_new_call, engine)
+            await anext(started)
+            await engine.flush()
+            async with TraceStore(path) as other:
+                report = await other.reprice(DEAR)
+                assert (report.calls, report.in_flight) == (1, 1)
+            go_on.set()
+        await engine.flush()
+        await price_of_a_new_call(engine)
+        await engine.flush()
+        assert engine.store is not None
+        rows = sorted(await engine.store.calls(), key=lambda row: row.call_id)
+        assert [row.cost and row.cost.nano_usd for row in rows] == [PAID["dear"], PAID["dear"], PAID["cheap"]]
+        assert [row.at_call_time and row.at_call_time.nano_usd for row in rows] == [PAID["cheap"]] * 3
