@@ -51,6 +51,7 @@ def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
         lines.append(
             {
                 "id": f"case-{number}",
+                "provider_host": "openrouter.ai",
                 "request_body": {"model": "m"},
                 "streamed": False,
                 "response_status": 200,

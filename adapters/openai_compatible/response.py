@@ -24,6 +24,7 @@ from bus.usage import StopReason, unusual_tier
 
 from .errors import error_in_reply, overflow_of
 from .quirks import Quirks
+from .searches import Searches
 from .think_tags import ThinkTags
 from .tool_calls import ToolCalls
 from .usage import read_usage
@@ -69,6 +70,7 @@ class ReplyReader:
         self._details: list[Json] | None = None  # of that block, growing
         self._wholes = 0
         self._tier: str | None = None
+        self._searches = Searches()
 
     def chunk(self, reply: WireReply) -> None:
         """A whole reply, or a chunk of one. Raises AdapterError for the error that it carries."""
@@ -94,6 +96,7 @@ class ReplyReader:
         if self._tags is not None:
             self._tagged(self._tags.flush())
         self._calls.complete()
+        assembler.usage = self._searches.added_to(assembler.usage)
         assembler.finish(self._stop_reason(), self.finish_reason)
 
     def _usage(self, raw: msgspec.Raw) -> None:
@@ -167,6 +170,8 @@ class ReplyReader:
             self._calls.read(message)
         if message.images or message.audio:
             self._media(message)
+        if message.annotations or message.executed_tools:
+            self._searches.note(message)
 
     def _text(self, text: str) -> None:
         if self._tags is None:

@@ -46,6 +46,8 @@ class WireMessage(msgspec.Struct, gc=False):
     extra_content: Json = None
     images: Json = None
     audio: Json = None
+    annotations: Json = None
+    executed_tools: Json = None  # Groq's
 
 
 class WireChoice(msgspec.Struct, gc=False):

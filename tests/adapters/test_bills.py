@@ -234,6 +234,34 @@ def test_fees_of_chat_completions(fields: JsonObject, output: int, details: Json
     assert (usage.output_tokens, usage.details, usage.source) == (output, details, UsageSource.REPORTED)
 
 
+CITED: JsonObject = {"annotations": [{"type": "url_citation", "url_citation": {"url": "u"}}] * 3}
+RAN: JsonObject = {"executed_tools": [{"index": 0, "type": "search"}, {"index": 1, "type": "python"}]}
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("shown", "fields", "details"),
+    [
+        (CITED, {}, {"web_search": 1}),
+        (RAN, {}, {"web_search": 1}),
+        ({**CITED, **RAN}, {"server_tool_use": {"web_search_requests": 2}}, {"web_search": 2}),
+        (CITED, {"cost": 0.01}, None),
+        ({"annotations": []}, {}, None),
+    ],
+)
+def test_a_search_that_only_the_reply_shows_is_in_the_bill(
+    streamed: bool, shown: JsonObject, fields: JsonObject, details: Json
+) -> None:
+    """By the citations or the tools that ran; where the usage or the server's own bill tells it, that counts."""
+    usage = chat_counts(10, 5, **fields)
+    if streamed:
+        chunks = (chat.chunk(content="Hi", **shown), chat.chunk("stop", **shown))
+        outcome = chat.read(*chunks, {"choices": [], "usage": usage})
+    else:
+        outcome = chat.read_body({**chat.reply(content="Hi", **shown), "usage": usage})
+    assert outcome.usage.details == details
+
+
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
     ("model", "queries", "searches"),
