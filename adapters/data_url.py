@@ -31,6 +31,14 @@ def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, by
     return found[0] or block.media_type or "", found[1]
 
 
+def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
+    """Whether its data, or its data URL, holds no byte."""
+    if block.data is not None:
+        return not block.data
+    url = block.url or ""
+    return url[:5].lower() == "data:" and url.endswith(",")
+
+
 def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
     """A block's media type by its proper name; "" if it has none, None if an address of such a scheme hides it."""
     media_type = block.media_type

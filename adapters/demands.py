@@ -13,9 +13,11 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.messages import Message
 
 from .contract import AdapterCapabilities, CanonicalRequest
+from .data_url import is_empty
 from .effort import EFFORTS
 from .plain_text import current_turn
 
+MEDIA = (ImageBlock, AudioBlock, DocumentBlock)
 FORCING = ("required", "named")
 """The tool choices that demand a call."""
 
@@ -46,6 +48,8 @@ def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities |
 def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iterator[str]:
     for message in current_turn(request.messages):
         yield from media_lacks(message, capabilities)
+        if any(is_empty(block) for block in message.content if isinstance(block, MEDIA)):
+            yield "can't be shown media without content"
     if request.tools and not capabilities.supports_tools:
         yield "can't call tools"
     if request.output_schema is not None and not capabilities.supports_structured_output:

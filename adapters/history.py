@@ -51,7 +51,7 @@ from bus.content import (
 from bus.messages import Message, Role
 
 from .contract import CanonicalRequest
-from .data_url import media_type_of
+from .data_url import is_empty, media_type_of
 from .fitted import FittedHistory, Loss, Target, ToolIdRule, block_type, left_out
 from .surrogates import mend_object, mend_text
 from .told_tools import tell_tools
@@ -203,6 +203,8 @@ class _Fitter:
                 return None
         if not accepts:
             return f"the model takes no {kind}"
+        if is_empty(block):
+            return "there is nothing in it"
         media_type = media_type_of(block, self.target.fetches)
         if types is None or media_type is None or media_type in types:
             return None

@@ -84,6 +84,29 @@ def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject
     return changed
 
 
+def without_booleans(schema: JsonObject) -> JsonObject:
+    """A schema for targets that want an object wherever a schema stands. Pure.
+
+    What may be anything is an empty schema; what may be nothing is left out.
+    """
+    changed = map_subschemas(schema, without_booleans)
+    for name in _NAMED:
+        if isinstance(named := changed.get(name), dict):
+            changed[name] = {key: _as_object(inner) for key, inner in named.items() if inner is not False}
+    for name in ("items", "contains", "propertyNames"):
+        if isinstance(changed.get(name), bool):
+            kept = changed.pop(name)
+            changed |= {name: {}} if kept else {}
+    for name in _SEVERAL:
+        if isinstance(several := changed.get(name), list):
+            changed[name] = [_as_object(inner) for inner in several if inner is not False]
+    return changed
+
+
+def _as_object(value: Json) -> Json:
+    return {} if value is True else value
+
+
 def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
     return change(value) if isinstance(value, dict) else value
 

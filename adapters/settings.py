@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Protocol, TypeVar
 
@@ -92,6 +93,16 @@ def may_omit_limit(request: CanonicalRequest, usual: AdapterCapabilities) -> boo
         can is None
         or (can.max_context_tokens, can.max_output_tokens) == (usual.max_context_tokens, usual.max_output_tokens)
     )
+
+
+def short_id(text: str, longest: int = 64) -> str:
+    """An id that is no longer than providers take it; a long one becomes a digest, always the same."""
+    return text if len(text) <= longest else digest(text)
+
+
+def digest(text: str) -> str:
+    """An id for something that has another one, which may be long, or nobody else's business."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from adapters.contract import CallWarning, CanonicalRequest
 from adapters.effort import nearest_effort
-from adapters.settings import changed, dropped, write_settings
+from adapters.settings import changed, dropped, short_id, write_settings
 from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 
 from .data import BUDGETS, LEAST_BUDGET, Model
 
 _WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_LONGEST_USER = 256
 _PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user_id"}
 
 
@@ -115,6 +116,9 @@ class Tuning:
     def _sampling(self, body: JsonObject) -> None:
         asked = self.request
         self.warnings += write_settings(body, asked, _PATHS, self.provider, refused=self._refused(body))
+        metadata = body.get("metadata")
+        if asked.user is not None and isinstance(metadata, dict):
+            metadata["user_id"] = short_id(asked.user, _LONGEST_USER)
         if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
             body["temperature"] = 1.0
             self._warn("temperature_lowered", f"temperature {asked.temperature:g} was sent as the highest, 1")

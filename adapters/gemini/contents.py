@@ -67,6 +67,9 @@ _ALIASES = {
 _IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 """What a result of a newer model may hold; other media follow it."""
 
+GO_ON = "Go on."
+"""What the user says where the last word was the model's; an empty part is refused by some models."""
+
 Media = ImageBlock | AudioBlock | DocumentBlock
 
 
@@ -105,8 +108,8 @@ class _Writer:
         if not self.contents:
             raise InvalidRequestError(f"{self.provider}: the request has no message to send")
         if self.contents[-1]["role"] == "model":
-            self.contents.append({"role": "user", "parts": [{"text": ""}]})
-            why = f"{self.provider}: a conversation must end with the user; an empty turn was added"
+            self.contents.append({"role": "user", "parts": [{"text": GO_ON}]})
+            why = f"{self.provider}: a conversation must end with the user; {GO_ON!r} was added"
             self.warnings.append(CallWarning("turn_added", why))
         return self.contents
 

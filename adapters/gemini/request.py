@@ -205,6 +205,8 @@ class _Builder:
         request = self.request
         ignored = () if self.row.sampling else ("temperature", "top_p")
         refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
+        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
+            refused["seed"] = "it must fit into 32 bits"
         self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
         stops = [stop for stop in request.stop_sequences if stop]
         if stops:

@@ -21,6 +21,7 @@ from adapters.history import Target, fit_history
 from adapters.host_options import merge_options
 from adapters.http_adapter import WireCall
 from adapters.plain_text import current_turn
+from adapters.schema_sanitizer import without_booleans
 from adapters.settings import own_options
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
@@ -145,7 +146,7 @@ class _Writer:
         schema = self.request.output_schema
         if schema is None:
             return {}
-        return {"format": "json" if schema == {"type": "object"} else schema}
+        return {"format": "json" if schema == {"type": "object"} else without_booleans(schema)}
 
     def _think(self) -> JsonObject:
         """Whether to reason. Said outright to models that do: where it isn't, older servers leave the reasoning
@@ -189,6 +190,6 @@ class _Writer:
 
 
 def _tool(tool: ToolDefinition) -> JsonObject:
-    parameters: JsonObject = {"properties": {}, **tool.input_schema}
+    parameters: JsonObject = {"properties": {}, **without_booleans(tool.input_schema)}
     function: JsonObject = {"name": tool.name, "description": tool.description, "parameters": parameters}
     return {"type": "function", "function": function}

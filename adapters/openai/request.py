@@ -6,7 +6,6 @@ reasoning comes back encrypted. What only tunes the reply and isn't taken is lef
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 import msgspec
@@ -16,7 +15,7 @@ from adapters.demands import check_demands
 from adapters.effort import nearest_effort
 from adapters.history import FittedHistory, Target, fit_history
 from adapters.host_options import merge_options
-from adapters.settings import check_tool_choice, may_omit_limit, own_options, write_settings
+from adapters.settings import check_tool_choice, digest, may_omit_limit, own_options, short_id, write_settings
 from adapters.strict_mode import strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.errors import CapabilityError
@@ -33,9 +32,6 @@ OPTIONS = "openai"
 
 AUTO_CACHE = "auto_cache"
 """In `provider_options`: false sends no key for the prompt cache."""
-
-LONGEST_ID = 64
-"""Characters of an id that OpenAI takes."""
 
 
 class BuiltRequest(msgspec.Struct, frozen=True):
@@ -101,7 +97,7 @@ class _Builder:
         options = self._options()
         auto_cache = options.pop(AUTO_CACHE, True)
         if auto_cache is not False and self._caches() and self.request.session_id:
-            body["prompt_cache_key"] = _digest(self.request.session_id)
+            body["prompt_cache_key"] = digest(self.request.session_id)
         merge_options(body, options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
@@ -215,8 +211,8 @@ class _Builder:
         }
         self.warnings += write_settings(body, self.request, paths, self.provider, refused=refused)
         user = body.get(self.quirks.user)
-        if isinstance(user, str) and len(user) > LONGEST_ID:
-            body[self.quirks.user] = _digest(user)
+        if isinstance(user, str):
+            body[self.quirks.user] = short_id(user)
 
 
 def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
@@ -225,11 +221,6 @@ def _refuses_sampling(row: Model | None, body: JsonObject) -> bool:
     reasoning = body.get("reasoning")
     effort = reasoning.get("effort") if isinstance(reasoning, dict) else row.default_effort
     return effort != "none"
-
-
-def _digest(text: str) -> str:
-    """An id for something that has another one, which may be long, or nobody else's business."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:LONGEST_ID]
 
 
 def _tool_choice(choice: ToolChoice) -> Json:

@@ -19,11 +19,19 @@ from adapters.encoding import encode_json
 from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
 from adapters.host_options import merge_options
 from adapters.plain_text import current_turn
-from adapters.settings import changed, check_tool_choice, dropped, may_omit_limit, own_options, write_settings
+from adapters.settings import (
+    changed,
+    check_tool_choice,
+    dropped,
+    may_omit_limit,
+    own_options,
+    short_id,
+    write_settings,
+)
 from adapters.strict_mode import plain_schema, strict_reply, strict_tool
 from adapters.strict_schema import StrictSchema
 from bus.content import AudioBlock, DocumentBlock, ImageBlock
-from bus.errors import CapabilityError, UnsupportedToolChoiceError
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.json_types import Json, JsonObject
 from bus.messages import ToolDefinition
 
@@ -85,6 +93,8 @@ class _Builder:
         response_format, instruction = self._response_format()
         messages, losses = write_messages(request, history, self.quirks, self.capabilities, self.provider)
         self._add_system(messages, history.system, instruction, response_format)
+        if not messages:
+            raise InvalidRequestError(f"{self.provider}: the request has no message to send")
         body: JsonObject = {"model": request.wire_model, "messages": list(messages)}
         if self.quirks.needs_max_tokens or not may_omit_limit(request, AdapterCapabilities()):
             body[self.quirks.max_tokens_field] = request.max_output_tokens
@@ -209,6 +219,9 @@ class _Builder:
         reasons = fixed and request.reasoning_effort != "none" and re.match(fixed, request.wire_model)
         refused = dict.fromkeys(quirks.fixed_settings if reasons else (), f"{request.wire_model} refuses it")
         self.warnings += write_settings(wire, request, quirks.settings, self.provider, refused=refused)
+        user = quirks.settings.get("user")
+        if user is not None and request.user is not None:
+            wire[user] = short_id(request.user)
         stop = request.stop_sequences
         if stop and "stop" in refused:
             self._left_out("stop", refused["stop"])

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.gemini.contents import NO_SIGNATURE
+from adapters.gemini.contents import GO_ON, NO_SIGNATURE
 from adapters.gemini.request import BuiltRequest, build_request
 from adapters.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
 from bus.content import (
@@ -96,7 +96,7 @@ def test_roles() -> None:
 
 def test_a_conversation_begins_and_ends_with_the_user() -> None:
     """A turn is added where it doesn't, and said to be."""
-    assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(""))]
+    assert contents(Message.assistant("Hello")) == [user(text(BEGINNING)), model(text("Hello")), user(text(GO_ON))]
     assert codes(messages=(Message.assistant("Hello"),)) == ["content_dropped", "turn_added"]
     messages = (Message.assistant("Hello"), Message.user("Hi"))
     assert contents(*messages) == [user(text(BEGINNING)), model(text("Hello")), user(text("Hi"))]
