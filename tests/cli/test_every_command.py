@@ -76,6 +76,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
         *(("--prices", str(PRICES), "--dry-run", "--model", model) for model in MODELS),
         *(("--prices", str(PRICES), "--as-model", f"evil:{HOSTILE}"), ("--history",), ("--undo",), ("--resume",)),
         *(("--prices", str(PRICES), "--tag", f"team={HOSTILE}"), ("--use", "call-time"), ("--use", HOSTILE)),
+        *(("--undo", "--dry-run"), ("--use", "call-time", "--dry-run")),
     ),
     "record": (
         ("--model", "rude", "-o", "{folder}/r.json", HOSTILE),
