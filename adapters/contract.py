@@ -16,6 +16,8 @@ from bus.stream_events import CallWarning as CallWarning
 from bus.stream_events import StreamEvent
 from bus.usage import StopReason, TokenUsage
 
+OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
+
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How an adapter waits between attempts. Times are in seconds.
@@ -23,6 +25,9 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     The n-th retry (n from 0) waits `base_delay` · `backoff_multiplier`ⁿ, times a random factor in [1, 1.5) if
     `jitter`, at most `max_delay`. A provider's own hint goes before, also at most `max_delay`, unless
     `raise_on_long_hint`: then a longer hint ends the call at once.
+
+    on_retry: told of each attempt that failed and is followed by another one: its error, its number from 1, and
+    the seconds until then. It must not block; what it raises is logged.
     """
 
     base_delay: float = 1.0
@@ -30,6 +35,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_delay: float = 60.0
     jitter: bool = True
     raise_on_long_hint: bool = False
+    on_retry: OnRetry | None = None
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ from .contract import (
     RetryPolicy,
 )
 from .key_masking import masked
-from .retry import retry_delay
+from .retry import retry_delay, tell_retry
 from .unfinished import NOTHING_USED, usage_of_failure
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class HttpAttempts:
             raise error
         self._next_reason = "retry"
         self._failed(error, delay)
+        tell_retry(policy, error, self.attempt, delay)
         await self.wait(lambda: anyio.sleep(delay), what="another attempt")
 
     def _failed(self, error: AdapterError, delay: float) -> None:

@@ -8,8 +8,11 @@ from collections.abc import Mapping
 from datetime import UTC
 
 from bus.errors import AdapterError
+from bus.log import Log
 
 from .contract import RetryPolicy
+
+_log = Log("adapters.retry")
 
 _PART = re.compile(
     r"[\s,]*([\d.]+)\s*(h|ms|m|s|us|µs|μs|ns|hours?|minutes?|min|milliseconds?|seconds?|sec)(?![a-z])",
@@ -40,6 +43,16 @@ def retry_delay(
     if hint > policy.max_delay and policy.raise_on_long_hint:
         return None
     return min(hint, policy.max_delay)
+
+
+def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
+    """Tell the policy's observer, whose own failure is no business of the call."""
+    if policy.on_retry is None:
+        return
+    try:
+        policy.on_retry(error, attempt, delay)
+    except Exception as failure:
+        _log.warning("on_retry_failed", failure, error=repr(failure))
 
 
 def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:

@@ -213,7 +213,7 @@ class Reader:
         """What is said of retries, on top of a policy."""
         where = f"{where}.retry"
         given = self._mapping(entry.get("retry") or {}, where)
-        self._known(given, RetryPolicy.__struct_fields__, where)
+        self._known(given, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where)
         said: dict[str, bool | float] = {}
         for key in given:
             flag = isinstance(getattr(policy, key), bool)

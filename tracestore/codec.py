@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from typing import TypeVar, get_args
 
 import msgspec
@@ -39,6 +40,8 @@ def _decoder() -> msgspec.json.Decoder[CatalogueEvent]:
 
 
 EventT = TypeVar("EventT", bound=Event)
+
+_WITH_CONTENT = (CapturedMessage, CapturedSetup, SessionMessageAppended, SessionConfigured, ToolProgress)
 
 
 class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,9 +92,27 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
     message: _BareMessage
 
 
+_MOST_KEPT = 4096
+_kept: dict[int, tuple[Event, bytes]] = {}  # by the identity of the event, which is held as long
+
+
 def encode_event(event: Event) -> bytes:
     """The JSON of an event, without any content."""
-    return with_schema(_encode(event), event.SCHEMA)
+    kept = _kept.pop(id(event), None)
+    return kept[1] if kept is not None else with_schema(_encode(event), event.SCHEMA)
+
+
+def encode_and_keep(event: Event) -> bytes:
+    """The same, and the next `encode_event` of this very event has it for nothing.
+
+    Of two that need it, the journal and the database, the first calls this.
+    """
+    encoded = encode_event(event)
+    if type(event) not in _WITH_CONTENT:  # what refers to much is not to be held here
+        if len(_kept) >= _MOST_KEPT:
+            _kept.clear()
+        _kept[id(event)] = (event, encoded)
+    return encoded
 
 
 def _encode(event: Event) -> bytes:
@@ -174,11 +195,8 @@ def storable_text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-_WITH_CONTENT = (CapturedMessage, CapturedSetup)
-
-
-def encode_line(envelope: Envelope) -> bytes:
-    """An envelope as one line of JSON, newline included."""
+def encode_line(envelope: Envelope, encode: Callable[[Event], bytes] = encode_event) -> bytes:
+    """An envelope as one line of JSON, newline included. encode: what encodes its event."""
     event = envelope.data
     stored = StoredEnvelope(  # by position: this is done for every event, before an answer is handed over
         envelope.seq,
@@ -186,7 +204,7 @@ def encode_line(envelope: Envelope) -> bytes:
         envelope.ts_us,
         envelope.mono_ns,
         topic_of(event),
-        msgspec.Raw(encode_event(event)),
+        msgspec.Raw(encode(event)),
         envelope.session_id,
         envelope.turn_id,
         envelope.request_id,
@@ -194,7 +212,7 @@ def encode_line(envelope: Envelope) -> bytes:
         envelope.message_id,
         envelope.caused_by,
         envelope.tags,
-        _spilled(event) if type(event) in _WITH_CONTENT else None,
+        _spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None,
     )
     try:
         return _encoder.encode(stored) + b"\n"
@@ -210,8 +228,7 @@ def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:
     return json.dumps(plain).encode() + b"\n"
 
 
-def _spilled(event: Event) -> SpilledContent | None:
-    assert isinstance(event, CapturedMessage | CapturedSetup)
+def _spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent | None:
     try:
         return spilled(event)
     except (TypeError, ValueError, RecursionError):

@@ -829,3 +829,26 @@ async def test_the_response_of_a_cancelled_stream_says_so() -> None:
         assert isinstance(stream.response, CanonicalResponse)
         assert stream.response.stop_reason is StopReason.CANCELLED
         assert stream.response.usage.source is UsageSource.PARTIAL
+
+
+@pytest.mark.parametrize("raises", [None, ValueError("of the host")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_policy_s_observer_is_told_of_each_retry(stream: bool, raises: Exception | None) -> None:
+    """The error, the attempt's number and the wait; what it raises itself is no business of the call."""
+    told: list[tuple[str, int, float]] = []
+
+    def on_retry(error: AdapterError, attempt: int, delay: float) -> None:
+        told.append((type(error).__name__, attempt, delay))
+        if raises is not None:
+            raise raises
+
+    busy = FakeReply(b"", status=503)
+    good = FakeReply(sse(*HELLO)) if stream else whole(*HELLO)
+    policy = RetryPolicy(base_delay=0.5, jitter=False, on_retry=on_retry)
+    toy, _ = adapter(busy, busy, good, max_retries=2, retry=policy)
+    if stream:
+        async with toy.stream(request()) as events:
+            assert [event async for event in events]
+    else:
+        await toy.complete(request())
+    assert [(attempt, delay) for _, attempt, delay in told] == [(1, 0.5), (2, 1.0)]

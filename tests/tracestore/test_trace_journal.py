@@ -14,7 +14,7 @@ from bus.events import ActorStarted, Envelope
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.test_trace_writer import DISK_FULL, Rig
 from tests.tracestore.trace_making import Maker
-from tracestore import TraceStore, WriterOptions
+from tracestore import TraceStore, WriterOptions, codec
 from tracestore.adoption import adopt_leftovers
 from tracestore.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
 
@@ -168,3 +168,16 @@ async def test_a_run_that_left_an_empty_spill_file_is_closed(
         assert await store.close_lost_runs() == []
     spill.close()
     assert not spill.path.exists()
+
+
+def test_what_the_journal_has_encoded_the_database_has_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event is encoded once for both, and again for whoever asks after that."""
+    encoded: list[object] = []
+    encode = codec._encode
+    monkeypatch.setattr(codec, "_encode", lambda event: [encoded.append(event), encode(event)][1])
+    event = ActorStarted(actor="a")
+    line = codec.encode_and_keep(event)
+    assert codec.encode_event(event) == line
+    assert len(encoded) == 1
+    assert codec.encode_event(event) == line
+    assert len(encoded) == 2
