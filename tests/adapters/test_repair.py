@@ -52,7 +52,8 @@ def make(name: str, *replies: FakeReply, **options: Json) -> tuple[HttpAdapter, 
         "openai_compatible": OpenAICompatibleAdapter,
     }[name]
     transport = FakeTransport(*replies)
-    config = AdapterConfig(api_key="sk-secret-0123456789", options=options)
+    variable = "OPENAI_API_KEY" if name == "openai_compatible" else None
+    config = AdapterConfig(api_key="sk-secret-0123456789", options=options, api_key_env=variable)
     return kind(config, transport=transport, clock=FakeClock(randomness=0.0)), transport
 
 

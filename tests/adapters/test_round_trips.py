@@ -42,7 +42,7 @@ class Side(ABC):
     prefix: str  # of its ids
 
     def __init__(self) -> None:
-        self.made = self.adapter(AdapterConfig(api_key="k"))
+        self.made = self.adapter(AdapterConfig(api_key="k", base_url=self.adapter.default_base_url))
         self.clock = FakeClock()
 
     @abstractmethod
