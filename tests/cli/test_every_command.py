@@ -36,7 +36,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "chat": (
         ("--model", "rude"),
         ("--model", "failing"),
-        ("--resume", "ses_captured", "--model", "rude"),
+        ("--resume", "ses_captured"),
         ("--model", HOSTILE),
     ),
     "embed": (("--model", "words", HOSTILE), ("--model", "failing", HOSTILE)),
