@@ -30,6 +30,9 @@ __all__ = ["Exchange", "Loop", "exchanges", "loops", "most_agree", "recorded"]
 FILES = {"openai": "openai_responses", "anthropic": "anthropic", "gemini": "gemini"}
 HISTORY = {"openai": "input", "anthropic": "messages", "gemini": "contents"}
 
+BAD_ENDS = frozenset({"UNEXPECTED_TOOL_CALL"})
+"""Words of recorded replies for an end after which calls may not be run."""
+
 
 class Exchange(NamedTuple):
     """One request and its reply, as recorded, and what a correct reader makes of it (`oracle`)."""
@@ -163,7 +166,12 @@ def _loops(provider: str) -> tuple[Loop, ...]:
 
 
 def _loop(provider: str, chain: list[Exchange]) -> Iterator[Loop]:
-    """The chain, if all that is new in its requests are the model's replies and the results of their calls."""
+    """The chain, if all that is new in its requests are the model's replies and the results of their calls.
+
+    Without those whose host went on after a reply that did not end well: we run no calls of such a one.
+    """
+    if any(exchange.oracle["stop_raw"] in BAD_ENDS for exchange in chain):
+        return
     try:
         asked = tuple(read(provider, exchange.asked) for exchange in chain)
     except NotPlain:

@@ -154,13 +154,15 @@ async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> 
 
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, logging, sys
 from pathlib import Path
 from engine import Engine
 from tests.engine.engines import registry
 from tests.faults.test_giving_up import crash_until_the_end
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock
+
+logging.basicConfig(stream=sys.stdout)
 
 async def main():
     global engine
