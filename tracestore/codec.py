@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TypeVar, get_args
 
 import msgspec
@@ -44,17 +44,18 @@ EventT = TypeVar("EventT", bound=Event)
 _WITH_CONTENT = (CapturedMessage, CapturedSetup, SessionMessageAppended, SessionConfigured, ToolProgress)
 
 
-class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An envelope as one line of a spill file; the fields are those of `Envelope`.
+class StoredEnvelope(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """An envelope as one line of a file; the fields are those of `Envelope`.
 
-    content: of a message or a setup, if it is to be stored.
+    topic: of its event; None where the event's own ``type`` says it. content: of a message or a setup, if it is to
+    be stored.
     """
 
     seq: int
     run_id: str
     ts_us: int
     mono_ns: int
-    topic: str
+    topic: str | None = None
     data: msgspec.Raw
     session_id: str | None = None
     turn_id: str | None = None
@@ -92,50 +93,40 @@ class _BareAppended(msgspec.Struct, tag=SessionMessageAppended.topic_of()):
     message: _BareMessage
 
 
-_MOST_KEPT = 4096
-_kept: dict[int, tuple[Event, bytes]] = {}  # by the identity of the event, which is held as long
+_STORED_OTHERWISE = (SessionMessageAppended, SessionConfigured, ToolProgress, UnknownEvent)
+"""Of these not all is stored, or not as it is."""
 
 
 def encode_event(event: Event) -> bytes:
     """The JSON of an event, without any content."""
-    kept = _kept.pop(id(event), None)
-    return kept[1] if kept is not None else with_schema(_encode(event), event.SCHEMA)
-
-
-def encode_and_keep(event: Event) -> bytes:
-    """The same, and the next `encode_event` of this very event has it for nothing.
-
-    Of two that need it, the journal and the database, the first calls this.
-    """
-    encoded = encode_event(event)
-    if type(event) not in _WITH_CONTENT:  # what refers to much is not to be held here
-        if len(_kept) >= _MOST_KEPT:
-            _kept.clear()
-        _kept[id(event)] = (event, encoded)
-    return encoded
-
-
-def _encode(event: Event) -> bytes:
     stored: msgspec.Struct = event
+    if isinstance(event, _STORED_OTHERWISE):
+        if isinstance(event, UnknownEvent):
+            return bytes(event.raw)
+        stored = _without_content(event)
+    return with_schema(_encode(stored, event), event.SCHEMA)
+
+
+def _without_content(event: SessionMessageAppended | SessionConfigured | ToolProgress) -> msgspec.Struct:
     match event:
         case SessionMessageAppended():
-            stored = _BareAppended(event.position, _BareMessage(event.message.role, event.message.id))
-        case UnknownEvent():
-            raw = bytes(event.raw)
-            # One line in a spill file; what we wrote ourselves never has a raw line break.
-            return msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
+            return _BareAppended(event.position, _BareMessage(event.message.role, event.message.id))
         case SessionConfigured():
-            stored = SessionConfigured(history=event.history, begins=event.begins)
+            return SessionConfigured(history=event.history, begins=event.begins)
         case ToolProgress():
-            stored = msgspec.structs.replace(event, message=None)
-        case _:
-            pass
+            return msgspec.structs.replace(event, message=None)
+
+
+def _encode(stored: msgspec.Struct, event: Event) -> bytes:
     try:
-        encoded = _encoder.encode(stored)
-        # A provider's usage object is kept as it came, and may hold bytes that are no text.
-        return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
+        return _as_text(_encoder.encode(stored))
     except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError) as error:
         return _encode_the_hard_way(stored, topic_of(event), error)
+
+
+def _as_text(encoded: bytes) -> bytes:
+    # A provider's usage object is kept as it came, and may hold bytes that are no text.
+    return encoded if encoded.isascii() else encoded.decode("utf-8", "replace").encode()
 
 
 def _encode_the_hard_way(stored: msgspec.Struct, topic: str, error: Exception) -> bytes:
@@ -195,29 +186,60 @@ def storable_text(value: str) -> str:
     return value if value.isascii() else value.encode("utf-8", "replace").decode()
 
 
-def encode_line(envelope: Envelope, encode: Callable[[Event], bytes] = encode_event) -> bytes:
-    """An envelope as one line of JSON, newline included. encode: what encodes its event."""
+def encode_line(envelope: Envelope) -> bytes:
+    """An envelope as one line of JSON, newline included."""
     event = envelope.data
-    stored = StoredEnvelope(  # by position: this is done for every event, before an answer is handed over
-        envelope.seq,
-        envelope.run_id,
-        envelope.ts_us,
-        envelope.mono_ns,
-        topic_of(event),
-        msgspec.Raw(encode(event)),
-        envelope.session_id,
-        envelope.turn_id,
-        envelope.request_id,
-        envelope.attempt,
-        envelope.message_id,
-        envelope.caused_by,
-        envelope.tags,
-        _spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None,
+    stored = StoredEnvelope(
+        seq=envelope.seq,
+        run_id=envelope.run_id,
+        ts_us=envelope.ts_us,
+        mono_ns=envelope.mono_ns,
+        topic=topic_of(event),
+        data=msgspec.Raw(encode_event(event).replace(b"\n", b" ")),  # between values; in a text it is escaped
+        session_id=envelope.session_id,
+        turn_id=envelope.turn_id,
+        request_id=envelope.request_id,
+        attempt=envelope.attempt,
+        message_id=envelope.message_id,
+        caused_by=envelope.caused_by,
+        tags=envelope.tags,
+        content=_spilled(event) if isinstance(event, CapturedMessage | CapturedSetup) else None,
     )
     try:
         return _encoder.encode(stored) + b"\n"
     except UnicodeError:
         return _encode_line_the_hard_way(stored)
+
+
+def encode_lines(envelopes: Sequence[Envelope]) -> bytes:
+    """A line for each, which `decode_line` reads as it reads those of `encode_line`.
+
+    Nearly all are encoded in one pass, just as they are: somebody waits for it with an answer in hand.
+    """
+    try:
+        lines = _as_text(_encoder.encode_lines([_line_of(envelope) for envelope in envelopes]))
+        if lines.count(b"\n") == len(envelopes):  # what came from a provider as it was may hold line breaks
+            return lines
+    except (UnicodeError, TypeError, ValueError, OverflowError, RecursionError):
+        pass  # one of them needs care, and has it below
+    return b"".join(map(encode_line, envelopes))
+
+
+def _line_of(envelope: Envelope) -> Envelope | msgspec.Raw:
+    """What is encoded as an envelope's line."""
+    event = envelope.data
+    if _is_stored_as_it_is(type(event)):
+        return envelope
+    if type(event) is SessionMessageAppended:  # two in every turn
+        return msgspec.structs.replace(envelope, data=_without_content(event))
+    return msgspec.Raw(encode_line(envelope)[:-1])
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_stored_as_it_is(kind: type[Event]) -> bool:
+    config = kind.__struct_config__
+    says_its_topic = config.tag_field == "type" and not config.array_like
+    return says_its_topic and kind.SCHEMA == 1 and not issubclass(kind, _STORED_OTHERWISE)
 
 
 def _encode_line_the_hard_way(stored: StoredEnvelope) -> bytes:
@@ -248,13 +270,25 @@ def _decode_line_the_hard_way(line: bytes) -> StoredEnvelope:
         raise ValueError(str(error)) from error
 
 
+class _Said(msgspec.Struct):
+    type: str
+
+
+def _said_topic(encoded: bytes) -> str:
+    try:
+        return msgspec.json.decode(encoded, type=_Said).type
+    except msgspec.DecodeError as error:
+        raise ValueError(f"an event without a topic: {error}") from error
+
+
 def decode_line(line: bytes) -> Envelope:
     """The envelope behind a line. Raises ValueError if the line is torn or is none of ours."""
     try:
         stored = _line_decoder.decode(line)
     except msgspec.DecodeError:
         stored = _decode_line_the_hard_way(line)
-    data = decode_event(stored.topic, bytes(stored.data))
+    encoded = bytes(stored.data)
+    data = decode_event(stored.topic or _said_topic(encoded), encoded)
     if stored.content is not None:
         match data:
             case SessionMessageAppended() | SessionConfigured():

@@ -21,7 +21,7 @@ import anyio
 from bus.events import Envelope
 from bus.log import Log
 
-from .codec import encode_and_keep, encode_line
+from .codec import encode_lines
 from .spill import LineFile
 from .waiting import Waiting
 
@@ -76,7 +76,7 @@ class Journal:
             self.error = None
 
     def _append(self, envelopes: Sequence[Envelope]) -> None:
-        data = b"".join([encode_line(envelope, encode_and_keep) for envelope in envelopes])
+        data = encode_lines(envelopes)
         if self._older.file.size + self._newer.file.size + len(data) > self._limit:
             raise JournalFull(f"{self._limit:,} bytes in it are not committed yet")
         if data:

@@ -8,14 +8,28 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
-from bus.events import ActorStarted, Envelope
+from bus.events import (
+    ActorStarted,
+    Envelope,
+    Event,
+    LlmCallCompleted,
+    SessionConfigured,
+    SessionMessageAppended,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    UnknownEvent,
+)
+from bus.messages import Message
+from bus.usage import TokenUsage
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.test_trace_writer import DISK_FULL, Rig
 from tests.tracestore.trace_making import Maker
 from tracestore import TraceStore, WriterOptions, codec
 from tracestore.adoption import adopt_leftovers
+from tracestore.captured import CapturedMessage
 from tracestore.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
 
 pytestmark = pytest.mark.anyio
@@ -170,14 +184,51 @@ async def test_a_run_that_left_an_empty_spill_file_is_closed(
     assert not spill.path.exists()
 
 
-def test_what_the_journal_has_encoded_the_database_has_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An event is encoded once for both, and again for whoever asks after that."""
-    encoded: list[object] = []
-    encode = codec._encode
-    monkeypatch.setattr(codec, "_encode", lambda event: [encoded.append(event), encode(event)][1])
-    event = ActorStarted(actor="a")
-    line = codec.encode_and_keep(event)
-    assert codec.encode_event(event) == line
-    assert len(encoded) == 1
-    assert codec.encode_event(event) == line
-    assert len(encoded) == 2
+class Walked(Event, frozen=True, kw_only=True, tag="host.walked"):
+    """A host's event that has changed its form."""
+
+    SCHEMA = 2
+    metres: int
+
+
+def events_of_all_kinds() -> list[Event]:
+    """Those that are stored as they are, those that aren't, and those that need care."""
+    strange = TokenUsage(7, 1, raw=msgspec.Raw(b'{"prompt_tok\xffens":\n 7}'))
+    make = Maker()
+    return [
+        SessionTurnStarted(model="openai:gpt-5"),
+        SessionMessageAppended(position=0, message=Message.user("not to be stored")),
+        CapturedMessage(position=1, message=Message.assistant("to be stored")),
+        SessionConfigured(history=1),
+        make.started().data,
+        make.completed().data,
+        make.completed(usage=strange).data,
+        SessionTurnCompleted(status="failed", calls=1, cost_nano_usd=None, error="half a pair: \ud83d"),
+        UnknownEvent(topic="host.unheard_of", raw=msgspec.Raw(b'{\n "a": 1\n}')),
+        Walked(metres=5),
+    ]
+
+
+@pytest.mark.parametrize("chosen", [*([n] for n in range(10)), list(range(10))])
+def test_lines_of_many_events_are_read_as_the_line_of_each(chosen: list[int]) -> None:
+    """Whether they were encoded in one pass, or some of them needed care; each is one line."""
+    make, events = Maker(), events_of_all_kinds()
+    envelopes = [make(events[n], session_id="ses_1", tags={"who": "Zo\u00eb"}) for n in chosen]
+    lines = codec.encode_lines(envelopes).splitlines(keepends=True)
+    assert [codec.decode_line(line) for line in lines] == [
+        codec.decode_line(codec.encode_line(envelope)) for envelope in envelopes
+    ]
+    assert b"not to be stored" not in b"".join(lines)
+
+
+async def test_what_a_provider_sent_in_several_lines_is_one_line_of_a_file(tmp_path: Path) -> None:
+    """Gemini's usage is told with line breaks in it: the end of its calls is not lost with the process."""
+    make, path = Maker(), tmp_path / "trace.db.spill-run_test.jsonl"
+    usage = TokenUsage(7, 1, raw=msgspec.Raw(b'{\n  "promptTokenCount": 7\n}'))
+    file = SpillFile(path, 10**6)
+    file.append([make.started(), make.completed(usage=usage)])
+    (_, ended), _ = file.peek(9)
+    file.remove()
+    assert isinstance(ended.data, LlmCallCompleted)
+    assert ended.data.usage.raw is not None
+    assert msgspec.json.decode(ended.data.usage.raw) == {"promptTokenCount": 7}
