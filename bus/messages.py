@@ -149,22 +149,22 @@ class Message(msgspec.Struct, frozen=True):
     @classmethod
     def system(cls, text: str) -> Message:
         """An instruction."""
-        return cls(Role.SYSTEM, (TextBlock(text),))
+        return Message(Role.SYSTEM, (TextBlock(text),))
 
     @classmethod
     def developer(cls, text: str) -> Message:
         """OpenAI's second kind of instruction."""
-        return cls(Role.DEVELOPER, (TextBlock(text),))
+        return Message(Role.DEVELOPER, (TextBlock(text),))
 
     @classmethod
     def user(cls, content: str | Sequence[ContentBlock]) -> Message:
         """What the user says: text, or blocks."""
-        return cls(Role.USER, as_blocks(content))
+        return Message(Role.USER, as_blocks(content))
 
     @classmethod
     def assistant(cls, content: str | Sequence[ContentBlock]) -> Message:
         """What a model has said."""
-        return cls(Role.ASSISTANT, as_blocks(content))
+        return Message(Role.ASSISTANT, as_blocks(content))
 
     @classmethod
     def tool_result(
@@ -172,7 +172,7 @@ class Message(msgspec.Struct, frozen=True):
     ) -> Message:
         """The answer to one call of a tool."""
         body = content if isinstance(content, str) else tuple(content)
-        return cls(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
+        return Message(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
     @property
     def text(self) -> str:

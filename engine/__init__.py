@@ -43,6 +43,7 @@ from .registry import (
     ModelEntry,
     ModelRegistry,
 )
+from .reply import Reply
 from .results import GenerateResult, StepResult
 from .session import Session, TurnStream
 from .sessions import SessionInfo
@@ -150,6 +151,7 @@ __all__ = [
     "ObjectStream",
     "Pending",
     "ProviderEvent",
+    "Reply",
     "Requirements",
     "SchemaError",
     "Session",

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import anyio
 import anyio.to_thread
 
-from adapters import CanonicalRequest, CanonicalResponse, ContentBlock, Message
+from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -48,6 +48,7 @@ from .open_sessions import OpenSessions
 from .registering import Provider, entry_of
 from .registry import AdapterEntry, ModelRegistry
 from .reloading import difference
+from .reply import Reply
 from .results import GenerateResult
 from .resuming import require_capture, resumed
 from .routing import expand
@@ -511,7 +512,7 @@ class Engine(ObjectMethods, MediaMethods):
 
     # -- what turns need
 
-    async def start_turn(self, turn: Turn) -> TaskHandle[Message]:
+    async def start_turn(self, turn: Turn) -> TaskHandle[Reply]:
         """For the engine's own parts: run a turn below the session manager.
 
         Raises SessionBusy; ActorStopped if the manager stays down; what `start` raises.

@@ -19,6 +19,8 @@ from adapters import (
 from bus import Cost, TurnStatus
 from bus.cost_sum import CostSum
 
+from .reply import Reply
+
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """One reply of the model and the tools that were run for it.
@@ -27,7 +29,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     tool_results: in the order of their calls; none where no tool was run. cost: of the reply.
     """
 
-    message: Message
+    message: Reply
     response: CanonicalResponse
     cost: Cost
     tool_results: tuple[ToolResultBlock, ...] = ()
@@ -124,7 +126,7 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps[-1].cost
 
     @property
-    def message(self) -> Message:
+    def message(self) -> Reply:
         """The last reply as it stands in the conversation."""
         return self.steps[-1].message
 

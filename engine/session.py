@@ -19,6 +19,7 @@ from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskH
 from bus.stream_events import TurnEvent
 
 from .choice import Model
+from .reply import Reply
 from .session_state import SessionState
 from .sessions import exported, fork_of
 from .tools import Answer, Tool, open_calls, require_distinct
@@ -108,7 +109,7 @@ class Session:
         *,
         model: Model | None = None,
         **options: Unpack[TurnArguments],
-    ) -> Message:
+    ) -> Reply:
         """One turn, not streamed; the assistant's last message.
 
         Cancelling the task that waits here cancels the turn. model: of this turn alone. options: the fields of
@@ -173,7 +174,7 @@ class Session:
 
     async def submit(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
-    ) -> Message:
+    ) -> Reply:
         """Answer open calls, and go on with the turn; the assistant's last message.
 
         While some are left open, nothing is asked of the model. An empty mapping goes on after a turn that failed
@@ -239,7 +240,7 @@ class TurnStream:
     def __init__(self, engine: Engine, turn: Turn) -> None:
         self._engine = engine
         self._turn = turn
-        self._task: TaskHandle[Message] | None = None
+        self._task: TaskHandle[Reply] | None = None
         self._reader: StreamReader[TurnEvent] | None = None
         self._detached = False
 
@@ -294,7 +295,7 @@ class TurnStream:
                 given += len(piece)
                 yield piece
 
-    async def message(self) -> Message:
+    async def message(self) -> Reply:
         """The assistant's last message, once the turn is over. Raises what the turn raised."""
         self._started_reader()
         assert self._task is not None

@@ -12,6 +12,7 @@ import msgspec
 from adapters import Message
 from bus import Actor, ActorContext, ActorRef, Cost, TaskHandle
 
+from .reply import Reply
 from .session_state import SessionState
 from .turn import Turn
 
@@ -41,7 +42,7 @@ class SessionManager(Actor):
                 raise TypeError(f"the session manager takes no {type(message).__name__}")
 
 
-def start_turn(manager: ActorRef, turn: Turn) -> TaskHandle[Message]:
+def start_turn(manager: ActorRef, turn: Turn) -> TaskHandle[Reply]:
     """Run a turn below the manager, now. Raises ActorStopped if the manager isn't running."""
     return manager.spawn(turn.run, name=f"turn {turn.id}")
 

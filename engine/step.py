@@ -36,6 +36,7 @@ from .choice import overridden
 from .compensation import first_choice, parallel_calls, shape
 from .journey import OWN_IDS, Journey
 from .published_prices import published_name
+from .reply import Reply
 from .routing import (
     NOMINAL_USAGE,
     Named,
@@ -68,7 +69,7 @@ class Step:
         self.costs: list[Cost] = []
         self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
-        self.partial: Message | None = None
+        self.partial: Reply | None = None
         self._journey = journey
         self._messages = messages
         self._first = first
@@ -93,7 +94,7 @@ class Step:
         self._call.cancel()
         return True
 
-    async def run(self) -> tuple[Message, CallOutcome]:
+    async def run(self) -> tuple[Reply, CallOutcome]:
         """The assistant's message. Raises what the last call raised, or why there was none."""
         journey = self._journey
         failure: CallboardError | None = None
@@ -185,7 +186,7 @@ class Step:
 
     # -- one call
 
-    async def _attempt(self, route: Route) -> tuple[Message, CallOutcome]:
+    async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
         request = self._request(route)
         chain = self._journey.engine.middleware
         if chain:
@@ -328,7 +329,7 @@ class Step:
 
     # -- what comes of it
 
-    def _assemble(self, request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Message:
+    def _assemble(self, request: CanonicalRequest, route: Route, outcome: CallOutcome) -> Reply:
         response = outcome.response
         metadata = MessageMetadata(
             provider=response.provider,
@@ -342,7 +343,7 @@ class Step:
             latency_ms=response.latency_ms,
             warnings=response.warnings,
         )
-        return Message(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
+        return Reply(Role.ASSISTANT, response.content, id=request.message_id, metadata=metadata)
 
     def _keep(self, request: CanonicalRequest, route: Route, error: AdapterError) -> None:
         """What had arrived of a reply is kept, marked with how it ended."""
@@ -358,7 +359,7 @@ class Step:
             routing=route.decision,
             request_id=request.request_id,
         )
-        self.partial = Message(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
+        self.partial = Reply(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:

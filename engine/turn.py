@@ -42,6 +42,7 @@ from .call import Call, CallOutcome
 from .capabilities import check_tool_choice
 from .choice import Model, in_words
 from .journey import OWN_IDS, FirstIds, Journey, asked_of
+from .reply import Reply, as_reply
 from .results import StepResult
 from .routing import expand
 from .session_state import SessionState
@@ -178,7 +179,7 @@ class Turn:
             self._scope.cut()
         return True
 
-    async def run(self) -> Message:
+    async def run(self) -> Reply:
         """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
         error: BaseException | None = None
         try:
@@ -197,7 +198,7 @@ class Turn:
             finally:
                 self._close_log(error)
 
-    async def _in_turn(self) -> Message:
+    async def _in_turn(self) -> Reply:
         state = self._state
         try:
             await state.turns.acquire()
@@ -214,7 +215,7 @@ class Turn:
             state.running = None
             state.turns.release()
 
-    async def _begin(self) -> Message:
+    async def _begin(self) -> Reply:
         state, engine = self._state, self._engine
         engine.money.notice()
         model = in_words(self._model or state.model)
@@ -228,12 +229,12 @@ class Turn:
                 made = await tools.take(self._answers, self.messages)
                 if made.waiting:
                     self.status = "awaiting_tools"
-                    return last_reply(state.messages)
+                    return as_reply(last_reply(state.messages))
             return await self._converse(journey, tools)
         finally:
             journey.adapters.end()
 
-    async def _converse(self, journey: Journey, tools: TurnTools) -> Message:
+    async def _converse(self, journey: Journey, tools: TurnTools) -> Reply:
         pauses = 0
         caused_by: str | None = None
         while True:
@@ -284,7 +285,7 @@ class Turn:
 
     # -- one reply
 
-    async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Message, CallOutcome]:
+    async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Reply, CallOutcome]:
         policy = self._options.context or self._state.policy
         if policy is None:
             try:
@@ -302,10 +303,10 @@ class Turn:
             )
         return message, outcome
 
-    def _warned_of_limit(self, message: Message, response: CanonicalResponse) -> tuple[Message, CanonicalResponse]:
+    def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
         """The same reply, which says that its calls were not run, unless its caller wants none to be."""
         limit = self._options.max_tool_rounds
-        if not limit or message.metadata is None:
+        if not limit:
             return message, response
         text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
         warnings = (*response.warnings, CallWarning("max_tool_rounds", text))
@@ -338,7 +339,7 @@ class Turn:
 
     async def _call(
         self, journey: Journey, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
-    ) -> tuple[Message, CallOutcome]:
+    ) -> tuple[Reply, CallOutcome]:
         step = self._step = Step(journey, messages, first=first, caused_by=caused_by)
         try:
             return await step.run()
@@ -414,7 +415,7 @@ def in_a_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def own(turn: Turn, task: TaskHandle[Message]) -> Message:
+async def own(turn: Turn, task: TaskHandle[Reply]) -> Reply:
     """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
     try:
         return await task.wait()

@@ -16,9 +16,9 @@ from types import FrameType
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from adapters import CancelledError, Message, StopReason
+from adapters import CancelledError, StopReason
 from bus import CallboardError, ConfigurationError
-from engine import Engine, ModelRegistry, Session, TurnStream, load_registry
+from engine import Engine, ModelRegistry, Reply, Session, TurnStream, load_registry
 from engine.choice import in_words
 
 from .events import plural, seconds
@@ -101,7 +101,7 @@ class Backstage:
         self.session.model = name
 
 
-class Reply:
+class ReplyUnderWay:
     """One turn, from the loop's side, that the main thread may cancel at any time."""
 
     def __init__(self, session: Session, text: str, writer: ReplyWriter) -> None:
@@ -111,7 +111,7 @@ class Reply:
         self._turn: TurnStream | None = None
         self._cancelled = False
 
-    async def run(self) -> Message:
+    async def run(self) -> Reply:
         try:
             async with self._session.stream(self._text) as turn:
                 self._turn = turn
@@ -211,7 +211,7 @@ class Chat:
 
     def _reply(self, text: str) -> None:
         label = f"{in_words(self._session.model)}> " if self._at_terminal else ""
-        reply = Reply(self._session, text, ReplyWriter(self._screen, label, before=self._screen.idle))
+        reply = ReplyUnderWay(self._session, text, ReplyWriter(self._screen, label, before=self._screen.idle))
         if self._at_terminal:
             self._screen.busy(f"{in_words(self._session.model)} ...")
         with interrupts_call(lambda: self._portal.start_task_soon(reply.cancel)):
@@ -225,10 +225,8 @@ class Chat:
             else:
                 self._after(message)
 
-    def _after(self, message: Message) -> None:
+    def _after(self, message: Reply) -> None:
         metadata = message.metadata
-        if metadata is None:
-            return
         if metadata.stop_reason is StopReason.MAX_TOKENS:
             self._say("(cut off at the output limit)")
         if self._at_terminal:

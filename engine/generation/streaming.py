@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import anyio
 
-from adapters import CanonicalResponse, Message, TextDelta, ThinkingDelta, TokenUsage, ToolUseInputDelta
+from adapters import CanonicalResponse, TextDelta, ThinkingDelta, TokenUsage, ToolUseInputDelta
 from bus import CallboardError, StreamReader, StreamReset, TaskHandle, WrongLoop
 from bus.stream_events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
+from ..reply import Reply
 from ..results import GenerateResult
 from ..turn import NOTHING, Turn
 from ..view_events import Finish, StreamFailed, ViewEvent
@@ -44,7 +45,7 @@ class _Run:
         self.closed = False
         self.progress: Progress | None = None
         self._engine = engine
-        self._task: TaskHandle[Message] | None = None
+        self._task: TaskHandle[Reply] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = anyio.Lock()
 
@@ -52,7 +53,7 @@ class _Run:
     def running(self) -> bool:
         return self._task is not None and not self._task.done
 
-    async def start(self) -> TaskHandle[Message]:
+    async def start(self) -> TaskHandle[Reply]:
         if self._task is not None:
             if self._loop is not asyncio.get_running_loop():
                 raise WrongLoop("this stream belongs to another event loop; read it where it was begun")

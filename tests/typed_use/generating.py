@@ -9,6 +9,7 @@ from adapters import (
     CanonicalRequest,
     CanonicalResponse,
     Message,
+    MessageMetadata,
     TextBlock,
     TokenUsage,
     ToolResultBlock,
@@ -23,6 +24,7 @@ from engine import (
     Finish,
     GenerateResult,
     ModelChoice,
+    Reply,
     StepResult,
     StreamAccumulator,
     StreamFailed,
@@ -53,6 +55,8 @@ async def asking(engine: Engine) -> None:
     assert_type(result.tool_calls, tuple[ToolUseBlock, ...])
     assert_type(result.tool_results, tuple[ToolResultBlock, ...])
     assert_type(result.response, CanonicalResponse)
+    assert_type(result.message, Reply)
+    assert_type(result.message.metadata, MessageMetadata)
     await generate(messages=[*result.messages, Message.user("And?")], engine=engine)
     await generate(
         ["sonnet", "gpt"], [TextBlock("Hi")], provider="mine", timeout=TimeoutConfig(total=60, per_step=20)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_type
 
-from adapters import Message, ToolAnnotations, ToolDefinition
+from adapters import TokenUsage, ToolAnnotations, ToolDefinition
+from bus import Cost
 from bus.json_types import JsonObject
 from engine import (
     ApprovalRequest,
@@ -14,6 +15,7 @@ from engine import (
     Engine,
     FunctionTool,
     Pending,
+    Reply,
     StepResult,
     Tool,
     ToolContext,
@@ -63,13 +65,15 @@ async def use(engine: Engine, context: ToolContext) -> None:
     given = Tool(ToolDefinition("give"), lambda arguments: arguments)
     session = engine.session("m", tools=[plain, asynchronous, Library().find, passive, given], approve=approve)
     message = await session.send("go", max_tool_rounds=3, stop_when=enough, approve=approve_later)
-    assert_type(message, Message)
+    assert_type(message, Reply)
+    assert_type(message.metadata.cost, Cost)
+    assert_type(message.usage, TokenUsage)
     for call in session.pending_calls:
         assert_type(call.input, JsonObject)
-        assert_type(await session.submit({call.id: Approved()}), Message)
+        assert_type(await session.submit({call.id: Approved()}), Reply)
         await session.submit({call.id: ToolError("no")}, max_tool_rounds=2)
     async with session.submit_stream({}) as turn:
-        assert_type(await turn.message(), Message)
+        assert_type(await turn.message(), Reply)
     async with mcp_tools(["server"], prefix="x_") as tools:
         engine.session("m", tools=tools)
         assert_type(tools[0].original_name, str)
