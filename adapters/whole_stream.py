@@ -22,6 +22,7 @@ from bus.stream_events import (
     ToolUseEnd,
     ToolUseInputDelta,
     ToolUseStart,
+    TurnEvent,
 )
 from bus.usage import StopReason, TokenUsage, UsageSource
 
@@ -121,3 +122,13 @@ def content_events(message_id: str, content: Sequence[ContentBlock]) -> Iterator
                 yield ProviderBlock(block.kind, block.provider_raw.data, index, message_id)
             case _:
                 pass
+
+
+def spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
+    """A snapshot whose whole messages have their deltas again, each block in one piece."""
+    bare = False  # the message has nothing but its start so far
+    for event in snapshot:
+        if isinstance(event, MessageComplete) and bare:
+            yield from content_events(event.message_id, event.final_content)
+        yield event
+        bare = isinstance(event, MessageStart)

@@ -20,7 +20,7 @@ import msgspec
 from .clock import Clock
 from .errors import UnknownStream
 from .stream_events import TurnEvent
-from .stream_log import StreamLog, StreamReader, StreamReset
+from .stream_log import StreamLog, StreamReader, StreamReset, Unfold
 
 __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamLog", "StreamReader", "StreamReset"]
 
@@ -80,9 +80,10 @@ class StreamChannel:
         from_seq: int | Literal["tail"] = 0,
         coalesce: bool = False,
         min_interval: float = 0.0,
+        unfold: Unfold[TurnEvent] | None = None,
     ) -> StreamReader[TurnEvent]:
-        """A reader of a stream, running or over, from the event `from_seq` on; `coalesce` and `min_interval` as
-        for `StreamLog.reader`.
+        """A reader of a stream, running or over, from the event `from_seq` on; `coalesce`, `min_interval` and
+        `unfold` as for `StreamLog.reader`.
 
         Its going never does anything to the stream. Raises UnknownStream, or ValueError for a seq beyond the end.
         """
@@ -99,7 +100,7 @@ class StreamChannel:
                     f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
                     "Take the finished message from its session instead"
                 )
-        return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval)
+        return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
 
     def __contains__(self, stream_id: object) -> bool:
         """Whether `attach` would find the stream."""

@@ -19,9 +19,9 @@ So every reader gets the same events in the same order, from wherever it starts,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import ClassVar, Generic, Literal, TypeVar, cast
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 import anyio
@@ -35,6 +35,9 @@ from .log import Log
 _log = Log("bus.stream")
 
 T = TypeVar("T")
+
+Unfold: TypeAlias = Callable[[Sequence[T]], Iterable[T]]
+"""Makes of a snapshot the events that a new reader gets in its place."""
 
 READ_BATCH = 256
 FOLD_ABOVE_BYTES = 8 * 1024 * 1024
@@ -157,19 +160,25 @@ class StreamLog(Generic[T]):
         return tuple(self._readers or ())
 
     def reader(
-        self, from_seq: int | Literal["tail"] = 0, *, coalesce: bool = False, min_interval: float = 0.0
+        self,
+        from_seq: int | Literal["tail"] = 0,
+        *,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        unfold: Unfold[T] | None = None,
     ) -> StreamReader[T]:
         """A new reader, starting with the event `from_seq` (0: all of it; ``"tail"``: what is appended later).
 
         coalesce: merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are read together.
         min_interval: seconds from one batch of events to the next, so that a display is not redrawn for each
         token; the first is never delayed, and neither is catching up.
+        unfold: makes the events that a reader who has read nothing yet gets in place of a StreamReset.
         Raises ValueError if `from_seq` is negative or beyond the end.
         """
         start = self.next_seq if from_seq == "tail" else from_seq
         if not 0 <= start <= self.next_seq:
             raise ValueError(f"stream {self.stream_id} has events 0 to {self.next_seq - 1}; from_seq={from_seq}")
-        reader = StreamReader(self, start, coalesce=coalesce, min_interval=min_interval)
+        reader = StreamReader(self, start, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
         if self._readers is None:
             self._readers = WeakSet()
         self._readers.add(reader)
@@ -229,18 +238,21 @@ class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
     Ends when the log is closed and read to its end. Being slow costs nobody anything, being cancelled loses
-    nothing. start, coalesce, min_interval: as given there.
+    nothing. start, coalesce, min_interval, unfold: as given there.
     seq: of the last event read (of a merged one, the last that went into it), -1 before the first; to go on after
     it, attach with ``from_seq=reader.seq + 1``.
     """
 
-    def __init__(self, log: StreamLog[T], start: int, *, coalesce: bool, min_interval: float) -> None:
+    def __init__(
+        self, log: StreamLog[T], start: int, *, coalesce: bool, min_interval: float, unfold: Unfold[T] | None
+    ) -> None:
         self.stream_id = log.stream_id
         self.seq = start - 1
         self._log = log
         self._cursor = start
         self._coalesce = coalesce
         self._min_interval = min_interval
+        self._unfold = unfold
         self._batch: Sequence[T | StreamReset[T]] = ()
         self._seqs: Sequence[int] = ()
         self._index = 0
@@ -297,10 +309,7 @@ class StreamReader(Generic[T]):
         log = self._log
         self._index = 0
         if self._cursor < log._base:
-            self._batch = (StreamReset(log._snapshot, log._base),)
-            self._seqs = (log._base - 1,)
-            self._cursor = log._base
-            self._resets += 1
+            self._take_snapshot(log)
         else:
             start = self._cursor - log._base
             events = log._events[start : start + READ_BATCH]
@@ -311,6 +320,18 @@ class StreamReader(Generic[T]):
             else:
                 self._batch, self._seqs = events, range(first, self._cursor)
         self._delivered += len(self._batch)
+
+    def _take_snapshot(self, log: StreamLog[T]) -> None:
+        if self._unfold is not None and self._cursor == 0:
+            self._batch = tuple(self._unfold(log._snapshot))
+            # whoever goes on from amidst these gets a StreamReset; the last one stands for all that was folded
+            amidst = (min(index, log._base - 2) for index in range(len(self._batch) - 1))
+            self._seqs = (*amidst, log._base - 1)
+        else:
+            self._batch = (StreamReset(log._snapshot, log._base),)
+            self._seqs = (log._base - 1,)
+            self._resets += 1
+        self._cursor = log._base
 
     def close(self) -> None:
         """Detach from the log. What was taken and not yet read is forgotten; a task that waits here ends."""

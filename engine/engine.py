@@ -12,6 +12,7 @@ import anyio
 import anyio.to_thread
 
 from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
+from adapters.whole_stream import spelled_out
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -269,11 +270,14 @@ class Engine(ObjectMethods, MediaMethods):
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
         """One more reader of a turn's stream; its coming and going changes nothing for the turn.
 
+        Of what was folded, it gets whole messages with their text in one piece, if it reads from 0; a reader that
+        goes on after what it has read gets a StreamReset instead.
+
         from_seq: the first event that is wanted, from 0; ``"tail"``: what comes from now on. Raises UnknownStream
         for a turn that is over for too long, ValueError for a seq beyond the end, WrongLoop.
         """
         self.require_loop()
-        return self.streams.attach(stream_id, from_seq=from_seq)
+        return self.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration; what changed. None reads anew where this engine's came from.

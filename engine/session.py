@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 import anyio
 
 from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolUseBlock
+from adapters.whole_stream import spelled_out
 from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.stream_events import TurnEvent
 
@@ -233,7 +234,8 @@ class TurnStream:
     """A turn as it happens: an async context manager, and an async iterator of its events.
 
     Leaving early cancels the turn, unless it was detached; then the session runs it to its end. A reader that
-    comes back after the stream was folded gets one StreamReset in place of the events it missed. What the turn
+    comes back after the stream was folded gets one StreamReset in place of the events it missed; one that has read
+    nothing yet gets the messages, their text in one piece. What the turn
     raised is raised when its events have been read. Reading before it is entered raises CallboardError.
     """
 
@@ -251,7 +253,7 @@ class TurnStream:
 
     async def __aenter__(self) -> Self:
         self._task = await self._engine.start_turn(self._turn)
-        self._reader = self._turn.log.reader()
+        self._reader = self._turn.log.reader(unfold=spelled_out)
         return self
 
     async def __aexit__(

@@ -12,7 +12,7 @@ from functools import reduce
 from operator import add
 from typing import TypeAlias
 
-from adapters.whole_stream import content_events
+from adapters.whole_stream import spelled_out
 from bus import CallboardError, Cost, CostSource, StreamReset
 from bus.errors import CancelledError
 from bus.stream_events import (
@@ -154,7 +154,7 @@ class TurnView:
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
         """Of all that has happened, what this view hasn't had. It is processed while it is given."""
         known, between = self._between, 0
-        for event in _spelled_out(snapshot):
+        for event in spelled_out(snapshot):
             match event:
                 case MessageStart():
                     if event.message_id not in self._messages:
@@ -199,13 +199,3 @@ class TurnView:
                     yield event
                 case _:
                     pass
-
-
-def _spelled_out(snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-    """A snapshot whose whole messages have their deltas again, each block in one piece."""
-    bare = False  # the message has nothing but its start so far
-    for event in snapshot:
-        if isinstance(event, MessageComplete) and bare:
-            yield from content_events(event.message_id, event.final_content)
-        yield event
-        bare = isinstance(event, MessageStart)
