@@ -28,5 +28,7 @@ def join_text(content: Iterable[ContentBlock]) -> str:
 
 def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """What follows the last reply, and so is new to the model."""
-    last = max((n for n, message in enumerate(messages) if message.role is Role.ASSISTANT), default=-1)
-    return messages[last + 1 :]
+    begin = len(messages)
+    while begin and messages[begin - 1].role is not Role.ASSISTANT:
+        begin -= 1
+    return messages[begin:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from bus.events import Envelope, SessionMessageAppended
@@ -52,10 +52,9 @@ class Waiting:
         return newest
 
 
-def _weigh(envelopes: Iterable[Envelope]) -> int:
-    return sum(
-        EVENT_BYTES + weigh_content(event.message.content)
-        if isinstance(event := envelope.data, SessionMessageAppended)
-        else EVENT_BYTES
-        for envelope in envelopes
-    )
+def _weigh(envelopes: Sequence[Envelope]) -> int:
+    size = EVENT_BYTES * len(envelopes)
+    for envelope in envelopes:
+        if isinstance(event := envelope.data, SessionMessageAppended):
+            size += weigh_content(event.message.content)
+    return size

@@ -50,12 +50,13 @@ class ToolFees:
             file_search=self._file_searches,
             code_interpreter=len(self._containers),
         )
-        own = _object(_object(read_value(usage)).get("server_side_tool_usage_details"))
+        own = _object(_object(read_value(usage)).get(_NAMED)) if _NAMED.encode() in bytes(usage) else {}
         named = {name.removesuffix("_calls"): _count(count) for name, count in own.items() if name not in _FREE}
         more = {name: count for name, count in named.items() if count and name.isidentifier()}
         return {**(counts or {}), **(drawn or {}), **more}
 
 
+_NAMED = "server_side_tool_usage_details"
 _FREE = frozenset({"mcp_calls"})
 
 
