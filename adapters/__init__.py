@@ -22,19 +22,6 @@ except ModuleNotFoundError as error:  # somebody else's `bus` was found first
 check_siblings(__file__)
 
 from bus._later import later
-from bus.content import (
-    AudioBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -56,8 +43,7 @@ from bus.errors import (
     StreamError,
     UnsupportedToolChoiceError,
 )
-from bus.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
-from bus.stream_events import (
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -68,7 +54,21 @@ from bus.stream_events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from .contract import (
     AdapterCapabilities,
@@ -91,32 +91,32 @@ from .health import AdapterHealth, AdapterStatistics
 from .registry import create_adapter
 
 if TYPE_CHECKING:
-    from .anthropic import AnthropicAdapter
     from .embeddings.bedrock import BedrockAdapter
     from .embeddings.cohere import CohereAdapter
     from .embeddings.voyage import VoyageAdapter
-    from .gemini import GeminiAdapter
-    from .local import LocalAdapter
-    from .ollama import OllamaAdapter
-    from .openai import OpenAIAdapter
-    from .openai_compatible import OpenAICompatibleAdapter
-    from .scripted import ScriptedAdapter
-    from .tgi import TGIAdapter
+    from .providers.anthropic import AnthropicAdapter
+    from .providers.gemini import GeminiAdapter
+    from .providers.local import LocalAdapter
+    from .providers.ollama import OllamaAdapter
+    from .providers.openai import OpenAIAdapter
+    from .providers.openai_compatible import OpenAICompatibleAdapter
+    from .providers.scripted import ScriptedAdapter
+    from .providers.tgi import TGIAdapter
 else:
     __getattr__, __dir__ = later(
         __name__,
         {
-            ".anthropic": ("AnthropicAdapter",),
+            ".providers.anthropic": ("AnthropicAdapter",),
             ".embeddings.bedrock": ("BedrockAdapter",),
             ".embeddings.cohere": ("CohereAdapter",),
             ".embeddings.voyage": ("VoyageAdapter",),
-            ".gemini": ("GeminiAdapter",),
-            ".local": ("LocalAdapter",),
-            ".ollama": ("OllamaAdapter",),
-            ".openai": ("OpenAIAdapter",),
-            ".openai_compatible": ("OpenAICompatibleAdapter",),
-            ".scripted": ("ScriptedAdapter",),
-            ".tgi": ("TGIAdapter",),
+            ".providers.gemini": ("GeminiAdapter",),
+            ".providers.local": ("LocalAdapter",),
+            ".providers.ollama": ("OllamaAdapter",),
+            ".providers.openai": ("OpenAIAdapter",),
+            ".providers.openai_compatible": ("OpenAICompatibleAdapter",),
+            ".providers.scripted": ("ScriptedAdapter",),
+            ".providers.tgi": ("TGIAdapter",),
         },
     )
 

@@ -15,7 +15,7 @@ import anyio
 
 from bus import Actor, ActorContext, ActorRef, ActorStopped, AdapterError, TaskCancelled, TaskHandle
 from bus.errors import CancelledError, RequestTimeoutError
-from bus.stream_events import StreamEvent
+from bus.streams.events import StreamEvent
 
 from .contract import AttemptObserver, CanonicalRequest, CanonicalResponse, ProviderAdapter, PumpedStream
 

@@ -8,13 +8,13 @@ from typing import Literal, Protocol, Self, TypeAlias, runtime_checkable
 
 import msgspec
 
-from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
-from bus.stream_events import CallWarning as CallWarning
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason, TokenUsage
+from bus.streams.events import CallWarning as CallWarning
+from bus.streams.events import StreamEvent
+from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason, TokenUsage
 
 OnRetry: TypeAlias = Callable[[AdapterError, int, float], object]
 

@@ -13,8 +13,8 @@ import msgspec
 
 from bus.errors import CallboardError, InvalidRequestError
 
-from .addresses import place
-from .transport import HttpRequest, Transport, TransportStatistics, close_reply
+from .transport.addresses import place
+from .transport.transport import HttpRequest, Transport, TransportStatistics, close_reply
 
 
 class AdapterHealth(msgspec.Struct, frozen=True):

@@ -10,32 +10,32 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 
 from .contract import AdapterConfig, ProviderAdapter
-from .transport import Transport
+from .transport.transport import Transport
 
 if TYPE_CHECKING:
     from .model_table import ModelRow, ModelTable
 
 ADAPTER_TYPES: dict[str, str] = {
-    "anthropic": "adapters.anthropic:AnthropicAdapter",
-    "cassette": "adapters.cassette_adapter:cassette_adapter",
-    "openai": "adapters.openai:OpenAIAdapter",
+    "anthropic": "adapters.providers.anthropic:AnthropicAdapter",
+    "cassette": "adapters.cassettes.adapter:cassette_adapter",
+    "openai": "adapters.providers.openai:OpenAIAdapter",
     "bedrock": "adapters.embeddings.bedrock:BedrockAdapter",
     "cohere": "adapters.embeddings.cohere:CohereAdapter",
-    "gemini": "adapters.gemini:GeminiAdapter",
-    "openai_compatible": "adapters.openai_compatible:OpenAICompatibleAdapter",
-    "local": "adapters.local:LocalAdapter",
-    "scripted": "adapters.scripted:ScriptedAdapter",
-    "ollama": "adapters.ollama:OllamaAdapter",
+    "gemini": "adapters.providers.gemini:GeminiAdapter",
+    "openai_compatible": "adapters.providers.openai_compatible:OpenAICompatibleAdapter",
+    "local": "adapters.providers.local:LocalAdapter",
+    "scripted": "adapters.providers.scripted:ScriptedAdapter",
+    "ollama": "adapters.providers.ollama:OllamaAdapter",
     "voyage": "adapters.embeddings.voyage:VoyageAdapter",
-    "tgi": "adapters.tgi:TGIAdapter",
+    "tgi": "adapters.providers.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""
 
 
 MODEL_TABLES: dict[str, str] = {
-    "anthropic": "adapters.anthropic.data",
-    "openai": "adapters.openai.data",
-    "gemini": "adapters.gemini.data",
+    "anthropic": "adapters.providers.anthropic.data",
+    "openai": "adapters.providers.openai.data",
+    "gemini": "adapters.providers.gemini.data",
 }
 """Of which providers there is a table of models, and the module that has it as `TABLE`, with its `find_model`."""
 

@@ -36,10 +36,10 @@ from adapters import (
     create_adapter,
 )
 from adapters.contract import CanonicalResponse, RetryPolicy
-from bus.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
-from bus.stream_events import StreamEvent
-from bus.usage import UsageSource
+from bus.streams.events import StreamEvent
+from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.usage import UsageSource
 from tests.support.invariants import check_stream
 
 ADAPTERS = {

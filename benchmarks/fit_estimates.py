@@ -1,7 +1,7 @@
 """Fits the rates of the token estimator to recorded requests, and says how far its estimates are off.
 
     python benchmarks/fit_estimates.py FOLDER            (or CALLBOARD_RECORDED=FOLDER)
-    python benchmarks/fit_estimates.py FOLDER --write    (writes adapters/estimate_rates.py)
+    python benchmarks/fit_estimates.py FOLDER --write    (writes adapters/usage/rates.py)
 
 FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
 itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
@@ -26,9 +26,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from adapters.estimate import count, numbers
-from adapters.estimate_rates import RateRow, TokenRates
-from adapters.vocabularies import vocabulary_of
+from adapters.usage.estimate import count, numbers
+from adapters.usage.rates import RateRow, TokenRates
+from adapters.usage.vocabularies import vocabulary_of
 from benchmarks.rate_descent import Bounds, dot, solve
 from benchmarks.recorded_requests import Sample, read_samples
 
@@ -198,7 +198,7 @@ def write(path: Path, rows: Iterable[RateRow]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the token estimator to recorded requests.")
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
-    parser.add_argument("--write", action="store_true", help="write adapters/estimate_rates.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/usage/rates.py")
     given = parser.parse_args()
     if given.folder is None or not Path(given.folder).is_dir():
         print(f"skipped: no folder of recorded traffic ({given.folder}); give one, or set CALLBOARD_RECORDED")

@@ -1,7 +1,7 @@
 """Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
 
     python benchmarks/fit_vocabularies.py            (judges what is shipped)
-    python benchmarks/fit_vocabularies.py --write    (writes adapters/vocabulary_rates.py)
+    python benchmarks/fit_vocabularies.py --write    (writes adapters/usage/vocabulary_rates.py)
 
 Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
 (`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
@@ -20,9 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
 
-from adapters.text_traits import TextRates, traits
-from adapters.vocabularies import text_tokens
-from adapters.vocabulary_rates import VOCABULARIES
+from adapters.usage.text_traits import TextRates, traits
+from adapters.usage.vocabularies import text_tokens
+from adapters.usage.vocabulary_rates import VOCABULARIES
 from benchmarks.rate_descent import Bounds, solve
 from benchmarks.texts.counted import CountedText, counted_texts
 
@@ -88,7 +88,7 @@ def write(rates: dict[str, TextRates]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the vocabularies of the token estimator.")
-    parser.add_argument("--write", action="store_true", help="write adapters/vocabulary_rates.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/usage/vocabulary_rates.py")
     if parser.parse_args().write:
         texts = fitted_texts()
         write({name: fit(name, texts) for name in texts[0].tokens})

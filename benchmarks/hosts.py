@@ -14,7 +14,7 @@ import httpx
 import msgspec
 
 from adapters import AdapterConfig, Message, ToolDefinition
-from adapters.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
+from adapters.transport.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
 from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Tool
 from tracestore import PriceTable
 

@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from bus.event_bus import Bus
-from bus.events import LlmCallCompleted, LlmCallStarted
+from bus.bus import Bus
+from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
 from tracestore import TraceStore, WriterCore, WriterOptions
 
 from .store import Publication, bare_copy, call, envelopes_of, stored_rows

@@ -21,7 +21,7 @@ import httpx
 import msgspec
 
 from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tracestore import PriceTable
 

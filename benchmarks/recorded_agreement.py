@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import itertools
 
 from adapters import AdapterConfig, AdapterError, CanonicalRequest, MessageComplete, create_adapter
-from adapters.http_adapter import HttpAdapter
-from adapters.openai_compatible.quirks import choose_quirks
-from adapters.transport import HttpReply, HttpRequest
-from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.json_types import Json
-from bus.messages import Message
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason, TokenUsage
+from adapters.http.adapter import HttpAdapter
+from adapters.providers.openai_compatible.quirks.servers import choose_quirks
+from adapters.transport.transport import HttpReply, HttpRequest
+from bus.streams.events import StreamEvent
+from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json
+from bus.values.messages import Message
+from bus.values.usage import StopReason, TokenUsage
 from tests.support.invariants import check_stream
 
 PROTOCOLS = {

@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 from benchmarks.recorded_agreement import play
-from bus.usage import TokenUsage
+from bus.values.usage import TokenUsage
 from tracestore import PriceTable
-from tracestore.prices import Explanation
+from tracestore.prices.table import Explanation
 
 PROTOCOLS = {"openai_chat": "openai_compatible", "openai_responses": "openai"}
 """The file's name, and the type of the adapter."""

@@ -28,7 +28,7 @@ from adapters import AdapterConfig, AdapterError, create_adapter
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from adapters.embeddings.http import EmbedsOverHttp
 from benchmarks.recorded_agreement import CountingClock, Recording, Tally, fragments, report
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 PROTOCOLS = ("openai", "gemini", "voyage", "cohere", "bedrock")
 """By the ends of the files' names; the adapters' types are called the same."""

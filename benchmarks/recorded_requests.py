@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from bus.content import (
+from bus.values.content import (
     ContentBlock,
     ImageBlock,
     ProviderRaw,
@@ -23,7 +23,7 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.messages import Message, Role, ToolDefinition
+from bus.values.messages import Message, Role, ToolDefinition
 
 Body: TypeAlias = Mapping[str, Any]
 

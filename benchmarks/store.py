@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
+from bus.bus import Bus
 from bus.clock import SYSTEM_CLOCK
-from bus.event_bus import Bus
-from bus.events import (
+from bus.events.catalogue import (
     Envelope,
     Event,
     LlmCallCompleted,
@@ -24,8 +24,8 @@ from bus.events import (
     SessionTurnCompleted,
     SessionTurnStarted,
 )
-from bus.messages import Candidate, Message, RoutingDecision
-from bus.usage import Cost, CostSource, StopReason, TokenUsage
+from bus.values.messages import Candidate, Message, RoutingDecision
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore, WriterCore
 
 from .table import Row, against, in_turns, run

@@ -20,9 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from bus.events import Envelope, LlmCallCompleted, LlmCallStarted
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
-from tracestore.call_sums import sum_up
+from bus.events.catalogue import Envelope, LlmCallCompleted, LlmCallStarted
+from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
+from tracestore.repricing import repricing
+from tracestore.sql.call_sums import sum_up
 
 from .store import call, envelopes_of
 from .table import Row, against, micros

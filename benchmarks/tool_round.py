@@ -8,7 +8,7 @@ from functools import partial
 
 from adapters import ToolDefinition, ToolUseBlock
 from bus import SYSTEM_CLOCK, Bus, ToolFinished, ToolProgress, ToolStarted
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import Tool, ToolContext, tool
 from engine.tools import ToolScene, run_tools
 

@@ -7,31 +7,49 @@ and their supervisors, and the streaming channel. Knows no provider, no price an
 """
 
 from ._siblings import check_siblings
-from .actor import (
+from .actors.actor import (
     Actor,
     ActorContext,
     ActorRef,
     ActorStatistics,
+)
+from .actors.restart import (
+    OnLimit,
+    RestartPolicy,
+    RestartType,
+    Strategy,
+    affected,
+)
+from .actors.supervisor import (
+    ChildSpec,
+    ChildStatistics,
+    ShutdownReport,
+    Supervisor,
+    SupervisorStatistics,
+)
+from .actors.task import (
+    TaskHandle,
+)
+from .bus import (
+    Bus,
+    BusStatistics,
+    DeadLetter,
+    DropOldest,
+    Gap,
+    Latest,
+    Lossless,
+    ObservableBus,
+    Policy,
+    ReplayBus,
+    Subscription,
+    SubscriptionStatistics,
+    topic_matches,
 )
 from .clock import (
     SYSTEM_CLOCK,
     Clock,
     SystemClock,
 )
-from .content import (
-    AudioBlock,
-    ContentBlock,
-    DocumentBlock,
-    ImageBlock,
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from .cost_sum import CostSum
 from .errors import (
     AccessDeniedError,
     ActorStopped,
@@ -69,22 +87,7 @@ from .errors import (
     UnsupportedToolChoiceError,
     WrongLoop,
 )
-from .event_bus import (
-    Bus,
-    BusStatistics,
-    DeadLetter,
-    DropOldest,
-    Gap,
-    Latest,
-    Lossless,
-    ObservableBus,
-    Policy,
-    ReplayBus,
-    Subscription,
-    SubscriptionStatistics,
-    topic_matches,
-)
-from .events import (
+from .events.catalogue import (
     ActorCrashed,
     ActorEscalated,
     ActorRestarted,
@@ -116,41 +119,18 @@ from .events import (
     ToolStarted,
     UnknownEvent,
 )
-from .events import (
+from .events.catalogue import (
     ActorStopped as ActorStoppedEvent,
 )
-from .events import TurnStatus as TurnStatus
-from .json_types import (
-    Json,
-    JsonObject,
-)
+from .events.catalogue import TurnStatus as TurnStatus
 from .log import (
     Log,
 )
-from .messages import (
-    Candidate,
-    Message,
-    MessageMetadata,
-    Role,
-    RoutingDecision,
-    SessionSetup,
-    ToolAnnotations,
-    ToolChoice,
-    ToolDefinition,
-    as_blocks,
-)
-from .restart import (
-    OnLimit,
-    RestartPolicy,
-    RestartType,
-    Strategy,
-    affected,
-)
-from .stream_channel import (
+from .streams.channel import (
     StreamChannel,
     StreamChannelStatistics,
 )
-from .stream_events import (
+from .streams.events import (
     CallWarning,
     MessageComplete,
     MessageStart,
@@ -165,25 +145,45 @@ from .stream_events import (
     TurnComplete,
     TurnEvent,
 )
-from .stream_log import (
+from .streams.log import (
     ReaderStatistics,
     StreamLog,
     StreamReader,
     StreamReset,
 )
-from .supervisor import (
-    ChildSpec,
-    ChildStatistics,
-    ShutdownReport,
-    Supervisor,
-    SupervisorStatistics,
+from .values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
 )
-from .task import (
-    TaskHandle,
+from .values.cost_sum import CostSum
+from .values.json import (
+    Json,
+    JsonObject,
 )
-from .turn_so_far import StepSoFar as StepSoFar
-from .turn_so_far import TurnSoFar as TurnSoFar
-from .usage import (
+from .values.messages import (
+    Candidate,
+    Message,
+    MessageMetadata,
+    Role,
+    RoutingDecision,
+    SessionSetup,
+    ToolAnnotations,
+    ToolChoice,
+    ToolDefinition,
+    as_blocks,
+)
+from .values.turn_so_far import StepSoFar as StepSoFar
+from .values.turn_so_far import TurnSoFar as TurnSoFar
+from .values.usage import (
     Cost,
     CostSource,
     StopReason,

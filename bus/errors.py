@@ -42,9 +42,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from .content import ContentBlock
-    from .turn_so_far import TurnSoFar
-    from .usage import Cost, TokenUsage
+    from .values.content import ContentBlock
+    from .values.turn_so_far import TurnSoFar
+    from .values.usage import Cost, TokenUsage
 
 
 class CallboardError(Exception):

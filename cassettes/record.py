@@ -18,16 +18,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from adapters.cassette import CassetteTransport, RecordingTransport
+from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse, ProviderAdapter
-from adapters.local import LocalAdapter
-from adapters.local.adapter import create_inner, read_options
-from adapters.transport import HttpxTransport
+from adapters.providers.local import LocalAdapter
+from adapters.providers.local.adapter import create_inner, read_options
+from adapters.transport.transport import HttpxTransport
 from bus.clock import SYSTEM_CLOCK
 from bus.errors import AdapterError
-from bus.json_types import Json
-from bus.messages import Message, ToolDefinition
-from bus.stream_events import StreamEvent, TextDelta
+from bus.streams.events import StreamEvent, TextDelta
+from bus.values.json import Json
+from bus.values.messages import Message, ToolDefinition
 
 FOLDER = Path(__file__).resolve().parent / "local"
 MODEL = "local:smollm2"

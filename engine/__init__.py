@@ -23,30 +23,41 @@ check_siblings(__file__)
 from bus._later import later
 
 from .abort import AbortController, AbortSignal
-from .accumulator import StreamAccumulator
-from .availability import Availability
-from .catalogue import ModelInfo, get_latest_model, get_model_info, list_models
-from .choice import ModelChoice, Requirements
-from .compensation import ToolSettings
-from .config import load_registry
+from .calls.accumulator import StreamAccumulator
+from .conversation.options import TurnOptions
+from .conversation.reply import Reply
+from .conversation.results import GenerateResult, StepResult
 from .engine import Engine
+from .functions.default import default_engine, set_default_engine
+from .functions.functions import generate, generate_sync, stream, stream_sync
 from .generation.asking import TimeoutConfig
-from .generation.default import default_engine, set_default_engine
-from .generation.functions import generate, generate_sync, stream, stream_sync
 from .generation.progress import UsageSoFar
 from .generation.streaming import StreamResult, ViewReader
-from .limits import Limits, Timeouts
-from .offered import ConfiguredModel
-from .registry import (
+from .generation.view_events import (
+    Finish,
+    ProviderEvent,
+    StreamFailed,
+    TextEnd,
+    TextStart,
+    ThinkingEnd,
+    ThinkingStart,
+    ViewEvent,
+)
+from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
+from .models.config import load_registry
+from .models.habits import ToolSettings
+from .models.offered import ConfiguredModel
+from .models.registry import (
     AdapterEntry,
     ModelDefaults,
     ModelEntry,
     ModelRegistry,
 )
-from .reply import Reply
-from .results import GenerateResult, StepResult
-from .session import Session, TurnStream
-from .sessions import SessionInfo
+from .routing.availability import Availability
+from .routing.choice import ModelChoice, Requirements
+from .runtime.limits import Limits, Timeouts
+from .sessions.session import Session, TurnStream
+from .sessions.whole import SessionInfo
 from .statistics import EngineStatistics
 from .tools import (
     ApprovalRequest,
@@ -61,60 +72,49 @@ from .tools import (
     ToolError,
     mcp_tools,
 )
-from .turn_options import TurnOptions
-from .view_events import (
-    Finish,
-    ProviderEvent,
-    StreamFailed,
-    TextEnd,
-    TextStart,
-    ThinkingEnd,
-    ThinkingStart,
-    ViewEvent,
-)
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingOptions, EmbeddingResult
-    from .generation.object_functions import (
+    from .functions.objects import (
         generate_object,
         generate_object_sync,
         stream_object,
         stream_object_sync,
     )
-    from .generation.object_reply import NoObjectGeneratedError
-    from .generation.object_stream import ObjectStream
-    from .generation.objects import ObjectResult
-    from .generation.sync_host import run_sync
-    from .generation.sync_object_stream import SyncObjectStream
-    from .generation.sync_stream import SyncStreamResult
+    from .functions.sync_host import run_sync
+    from .functions.sync_object_stream import SyncObjectStream
+    from .functions.sync_stream import SyncStreamResult
     from .health import Check, HealthReport
     from .media.handle import VideoHandle, VideoResult
     from .media.images import ImageOptions, ImageResult
     from .media.videos import VideoOptions
-    from .tools.define import tool
+    from .objects.generate import ObjectResult
+    from .objects.reply import NoObjectGeneratedError
+    from .objects.stream import ObjectStream
+    from .tools.function.define import tool
     from .type_schema import SchemaError
 else:
     __getattr__, __dir__ = later(
         __name__,
         {
             ".embedding": ("EmbeddingOptions", "EmbeddingResult"),
-            ".generation.object_functions": (
+            ".functions.objects": (
                 "generate_object",
                 "generate_object_sync",
                 "stream_object",
                 "stream_object_sync",
             ),
-            ".generation.object_reply": ("NoObjectGeneratedError",),
-            ".generation.object_stream": ("ObjectStream",),
-            ".generation.objects": ("ObjectResult",),
-            ".generation.sync_host": ("run_sync",),
-            ".generation.sync_object_stream": ("SyncObjectStream",),
-            ".generation.sync_stream": ("SyncStreamResult",),
+            ".objects.reply": ("NoObjectGeneratedError",),
+            ".objects.stream": ("ObjectStream",),
+            ".objects.generate": ("ObjectResult",),
+            ".functions.sync_host": ("run_sync",),
+            ".functions.sync_object_stream": ("SyncObjectStream",),
+            ".functions.sync_stream": ("SyncStreamResult",),
             ".health": ("Check", "HealthReport"),
             ".media.handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),
             ".media.videos": ("VideoOptions",),
-            ".tools.define": ("tool",),
+            ".tools.function.define": ("tool",),
             ".type_schema": ("SchemaError",),
         },
     )

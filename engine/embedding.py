@@ -30,14 +30,14 @@ from adapters.embeddings import (
     run_batches,
 )
 from bus import CallboardError, ConfigurationError, Cost, CostSource
-from bus.json_types import Json
+from bus.values.json import Json
 
-from .borrowing import BorrowedAdapters
-from .plain_call import PlainCall, first_that_works
-from .registry import ModelEntry, ModelRegistry
-from .routing import Named, Plan, Route, choose, expand
-from .serving import examiner, scene_of
-from .slots import arrival
+from .calls.plain_call import PlainCall, first_that_works
+from .calls.serving import examiner, scene_of
+from .calls.slots import arrival
+from .models.registry import ModelEntry, ModelRegistry
+from .routing.candidates import Named, Plan, Route, choose, expand
+from .runtime.borrowed_adapters import BorrowedAdapters
 
 if TYPE_CHECKING:
     from .engine import Engine

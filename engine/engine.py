@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
-from adapters.whole_stream import spelled_out
+from adapters.replies.whole import spelled_out
 from bus import (
     SYSTEM_CLOCK,
     ActorStopped,
@@ -24,45 +24,45 @@ from bus import (
     StreamReader,
     TaskHandle,
 )
-from bus.stream_events import TurnEvent
+from bus.streams.events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 
-from .adapter_pool import AdapterPool, make_spare
-from .admission import Admission
-from .availability import AvailabilityTable
-from .choice import Model, Requirements
-from .config import home_folder, load_registry
-from .context import ContextPolicy
+from .calls.slots import CallSlots
+from .conversation.context import ContextPolicy
+from .conversation.reply import Reply
+from .conversation.results import GenerateResult
+from .conversation.turn import Turn
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
-from .generation.object_methods import ObjectMethods
 from .generation.streaming import OnUsage, StreamResult
-from .hosting import Hosted
-from .limits import Limits, Timeouts
-from .loops import require_asyncio, require_loop
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
-from .money import Money, load_prices
-from .offered import ConfiguredModel, configured_models
-from .open_sessions import OpenSessions
-from .registering import Provider, entry_of
-from .registry import AdapterEntry, ModelRegistry
-from .reloading import difference
-from .reply import Reply
-from .results import GenerateResult
-from .resuming import require_capture, resumed
-from .routing import expand
-from .running_adapter import RunningAdapter, come_up
-from .session import Session
-from .session_manager import start_turn
-from .session_state import SessionState
-from .sessions import SessionInfo, deleted, imported, listed, state_of
-from .slots import CallSlots
+from .models.config import home_folder, load_registry
+from .models.offered import ConfiguredModel, configured_models
+from .models.registering import Provider, entry_of
+from .models.registry import AdapterEntry, ModelRegistry
+from .models.reloading import difference
+from .objects.methods import ObjectMethods
+from .pricing.pricing import Money, load_prices
+from .routing.availability import AvailabilityTable
+from .routing.candidates import expand
+from .routing.choice import Model, Requirements
+from .runtime.adapter_pool import AdapterPool, make_spare
+from .runtime.admission import Admission
+from .runtime.event_loops import require_asyncio, require_loop
+from .runtime.in_flight import Underway
+from .runtime.life import Hosted
+from .runtime.limits import Limits, Timeouts
+from .runtime.running_adapter import RunningAdapter, come_up
+from .sessions.manager import start_turn
+from .sessions.open import OpenSessions
+from .sessions.resuming import require_capture, resumed
+from .sessions.session import Session
+from .sessions.state import SessionState
+from .sessions.whole import SessionInfo, deleted, imported, listed, state_of
 from .statistics import EngineStatistics, collect
 from .tools import Approve, Tool
-from .turn import Turn
-from .underway import Underway
 
 if TYPE_CHECKING:
     from .embedding import EmbeddingArguments, EmbeddingResult
@@ -183,8 +183,8 @@ class Engine(ObjectMethods, MediaMethods):
         tools: of its turns. session_id: instead of a new one. tags: of its calls, for the trace; never sent.
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
-        it runs. context: what to send of a history that has grown too long, see `engine.context`; None always
-        sends all of it. name: for people. Raises ConfigurationError, also for two tools of one name;
+        it runs. context: what to send of a history that has grown too long, see
+        `engine.conversation.context`; None always sends all of it. name: for people. Raises ConfigurationError, also for two tools of one name;
         CallboardError if a session of that id is open.
         """
         expand(self.registry, model, fallback)

@@ -18,11 +18,11 @@ from adapters import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
-from tracestore.condition import StoreCondition
 from tracestore.health import FileFacts, file_facts
+from tracestore.upkeep.condition import StoreCondition
 
-from .config import FROM_ENVIRONMENT, read_models_yaml
-from .registry import AdapterEntry, ModelRegistry
+from .models.config import FROM_ENVIRONMENT, read_models_yaml
+from .models.registry import AdapterEntry, ModelRegistry
 from .statistics import live_adapter
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from adapters.health import AdapterStatistics, ReportsStatistics
 from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStatistics
 from tracestore import WriterStatistics
 
-from .availability import Availability
-from .running_adapter import RunningAdapter
+from .routing.availability import Availability
+from .runtime.running_adapter import RunningAdapter
 
 if TYPE_CHECKING:
     from .engine import Engine

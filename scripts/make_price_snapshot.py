@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tracestore import price_snapshot
-from tracestore.price_source import convert
+from tracestore.prices import snapshot as price_snapshot
+from tracestore.prices.source import convert
 
 
 def plain(value: object) -> object:

@@ -55,7 +55,10 @@ def clock() -> FakeClock:
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """A command that was run in this process has set up logging for itself; the next test knows nothing of it."""
+    """A command or a benchmark that ran here has set up logging for itself; the next test knows nothing of it."""
+    ours = logging.getLogger("callboard")
+    level = ours.level
     yield
+    ours.setLevel(level)
     root = logging.getLogger()
     root.handlers[:] = [kept for kept in root.handlers if not type(kept).__module__.startswith("engine.cli.")]

@@ -15,7 +15,7 @@ import pytest
 from adapters import create_adapter
 from adapters.conformance import CHECKS, SECTIONS
 from engine import Engine, ModelRegistry
-from engine.config import read_models_yaml
+from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[1]

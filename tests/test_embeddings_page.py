@@ -12,12 +12,12 @@ import pytest
 
 from adapters import AdapterConfig
 from adapters.embeddings import INPUT_TYPES
-from adapters.local.settings import find_model
+from adapters.providers.local.settings import find_model
 from adapters.registry import ADAPTER_TYPES
 from engine import AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
-from engine.config import read_models_yaml
 from engine.embedding import same_space
-from engine.routing import expand
+from engine.models.config import read_models_yaml
+from engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs
 from tests.book.snippets import DOCS, codes, definitions
 from tests.support.virtual_time import Backend, backend

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pytest
 
-from adapters.local.settings import find_model
+from adapters.providers.local.settings import find_model
 from engine import Engine, ViewEvent, run_sync, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry

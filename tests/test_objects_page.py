@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from adapters.local.settings import find_model
+from adapters.providers.local.settings import find_model
 from engine import Engine, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry

@@ -43,7 +43,7 @@ class OnlyThese:
 sys.meta_path.insert(0, OnlyThese())
 
 from adapters import AdapterConfig, CanonicalRequest, create_adapter
-from bus.messages import Message
+from bus.values.messages import Message
 
 async def main():
     adapter = create_adapter(kind, AdapterConfig(api_key="k", base_url=url), name="x")

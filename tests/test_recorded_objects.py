@@ -13,9 +13,9 @@ import pytest
 from adapters import AdapterConfig
 from adapters.contract import ProviderAdapter
 from bus.clock import Clock
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from engine.generation.object_reply import NoObjectGeneratedError
+from engine.objects.reply import NoObjectGeneratedError
 from tests.support.scripted import adapter_type
 
 pytestmark = pytest.mark.anyio

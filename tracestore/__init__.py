@@ -23,40 +23,40 @@ check_siblings(__file__)
 
 from bus._later import later
 
-from .captured import Capture, Redact
-from .captured import decode as decode_json
-from .captured import encode as encode_json
-from .content import SavedSession
-from .costs import CostRow
-from .database import Durability
 from .event_forms import upcast
-from .jobs import StoredJob
-from .price_rows import PriceAlias, PriceRow
-from .prices import Component, Explanation, PriceTable
+from .prices.rows import PriceAlias, PriceRow
+from .prices.table import Component, Explanation, PriceTable
 from .queries import CallFilter, CallRow
-from .reprice_reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
-from .reprice_runs import CurrentPrices, RepriceRun
-from .sessions import SessionRow
+from .repricing.history import CurrentPrices, RepriceRun
+from .repricing.reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
+from .sql.content import SavedSession
+from .sql.costs import CostRow
+from .sql.jobs import StoredJob
+from .sql.sessions import SessionRow
+from .sqlite.database import Durability
 from .store import TraceStore
-from .writer import WriterCore
-from .writer_actor import Flush, TraceWriter
-from .writer_state import StoreState, WriterOptions, WriterStatistics
+from .writing.actor import Flush, TraceWriter
+from .writing.captured import Capture, Redact
+from .writing.captured import decode as decode_json
+from .writing.captured import encode as encode_json
+from .writing.state import StoreState, WriterOptions, WriterStatistics
+from .writing.writer import WriterCore
 
 if TYPE_CHECKING:
-    from .free_sql import SqlResult
-    from .pruning import PruneReport
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
-    from .statistics import ErrorRow, Percentiles, StatisticsRow
+    from .sql.statistics import ErrorRow, Percentiles, StatisticsRow
+    from .sqlite.free_sql import SqlResult
+    from .upkeep.pruning import PruneReport
 else:
     __getattr__, __dir__ = later(
         __name__,
         {
-            ".free_sql": ("SqlResult",),
-            ".pruning": ("PruneReport",),
+            ".sqlite.free_sql": ("SqlResult",),
+            ".upkeep.pruning": ("PruneReport",),
             ".replay": ("StoredEvents",),
             ".saved_replies": ("SavedReplies",),
-            ".statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
+            ".sql.statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
         },
     )
 

@@ -15,7 +15,7 @@ from typing import TypeVar, get_args
 
 import msgspec
 
-from bus.events import (
+from bus.events.catalogue import (
     CatalogueEvent,
     Envelope,
     Event,
@@ -27,8 +27,8 @@ from bus.events import (
     UnknownEvent,
 )
 
-from .captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 from .event_forms import in_current_form, with_schema
+from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled
 
 _encoder = msgspec.json.Encoder()
 _SCHEMAS = {kind.topic_of(): kind.SCHEMA for kind in get_args(CatalogueEvent)}

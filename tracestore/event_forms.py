@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 Upcast: TypeAlias = Callable[[JsonObject], JsonObject]
 

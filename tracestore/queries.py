@@ -12,14 +12,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus.cost_sum import CostSum, usage_is_unknown
-from bus.messages import RoutingDecision
-from bus.usage import Cost, CostSource, TokenUsage, UsageSource
+from bus.values.cost_sum import CostSum, usage_is_unknown
+from bus.values.messages import RoutingDecision
+from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
-from .database import Row
-from .insert import SqlValue
 from .moments import to_us
-from .unknown import usage_unknown
+from .sql.unknown import usage_unknown
+from .sqlite.database import Row
+from .sqlite.insert import SqlValue
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 

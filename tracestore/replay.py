@@ -14,8 +14,8 @@ from datetime import datetime
 
 import msgspec
 
-from bus.events import Envelope, Event, UnknownEvent
-from bus.observable_bus import check_pattern, topic_matches
+from bus.events.catalogue import Envelope, Event, UnknownEvent
+from bus.observable import check_pattern, topic_matches
 
 from .codec import decode_as
 from .store import TraceStore

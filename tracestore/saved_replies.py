@@ -8,7 +8,7 @@ import anyio
 
 from bus.errors import StoreError
 
-from .database import Database, Statements
+from .sqlite.database import Database, Statements
 
 APPLICATION_ID = 0x43414C52
 """``CALR``, in the header of every file of replies."""

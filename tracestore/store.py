@@ -16,32 +16,33 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.events import Envelope
-from bus.messages import Message
+from bus.events.catalogue import Envelope
+from bus.values.messages import Message
 
-from . import reprice_runs, repricing, stored_prices
-from .condition import StoreCondition, condition
-from .content import SavedSession, load_session
-from .costs import CostRow, costs
-from .database import Database, Durability, Statements
-from .event_queries import envelope, events_query
-from .insert import SqlValue
-from .jobs import StoredJob, job
 from .moments import to_us
-from .ownership import claim, owner
-from .prices import PriceTable
-from .projection import RunSpan
+from .prices.table import PriceTable
 from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
-from .reprice_reports import RepriceReport
-from .reprice_runs import CurrentPrices, RepriceRun
-from .repricing import OnProgress
-from .sessions import SessionRow, sessions
-from .trace_file import TraceFile
+from .repricing import history as reprice_runs
+from .repricing import repricing, stored_prices
+from .repricing.history import CurrentPrices, RepriceRun
+from .repricing.reports import RepriceReport
+from .repricing.repricing import OnProgress
+from .runs.ownership import claim, owner
+from .sql.content import SavedSession, load_session
+from .sql.costs import CostRow, costs
+from .sql.events import envelope, events_query
+from .sql.jobs import StoredJob, job
+from .sql.projection import RunSpan
+from .sql.sessions import SessionRow, sessions
+from .sqlite.database import Database, Durability, Statements
+from .sqlite.insert import SqlValue
+from .sqlite.trace_file import TraceFile
+from .upkeep.condition import StoreCondition, condition
 
 if TYPE_CHECKING:
-    from .free_sql import SqlResult
-    from .pruning import PruneReport
-    from .statistics import ErrorRow, StatisticsRow
+    from .sql.statistics import ErrorRow, StatisticsRow
+    from .sqlite.free_sql import SqlResult
+    from .upkeep.pruning import PruneReport
 
 
 class TraceStore:
@@ -263,13 +264,13 @@ class TraceStore:
         """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`. Raises
         ValueError for another dimension.
         """
-        from .statistics import statistics
+        from .sql.statistics import statistics
 
         return await statistics(self._database, where or CallFilter(), by)
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts by class and model, the most frequent first."""
-        from .statistics import errors
+        from .sql.statistics import errors
 
         return await errors(self._database, where or CallFilter())
 
@@ -279,10 +280,10 @@ class TraceStore:
         """What one SQL statement finds; it can only read, for at most `seconds`, at most `limit` rows.
 
         It runs on a connection of its own, so nobody waits for it. The tables are described in
-        `tracestore.migrations`. Raises StoreError for anything else than reading, and when out of time; ValueError
-        for a negative limit or no time at all.
+        `tracestore.sqlite.migrations`. Raises StoreError for anything else than reading, and when out of time;
+        ValueError for a negative limit or no time at all.
         """
-        from .free_sql import select
+        from .sqlite.free_sql import select
 
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
@@ -320,7 +321,7 @@ class TraceStore:
         Its calls stay, and so does what they cost: they have never had content. Captured bytes are overwritten in
         the file; those in its log go with the next checkpoint. Raises StoreError.
         """
-        from .expiry import delete_session
+        from .upkeep.expiry import delete_session
 
         return await delete_session(self._database, session_id, self._clock.now_us() + 1)
 
@@ -330,7 +331,7 @@ class TraceStore:
         Events and costs stay; sessions that began earlier can't be resumed any more. The bytes are overwritten in
         the file; those in its log go with the next checkpoint. before: a moment.
         """
-        from .expiry import forget_content
+        from .upkeep.expiry import forget_content
 
         before_us = to_us(before)
         return await self._database.write(lambda statements: forget_content(statements, before_us))
@@ -365,14 +366,14 @@ class TraceStore:
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        """Delete what is old, in short transactions between which others write; see `tracestore.pruning`.
+        """Delete what is old, in short transactions between which others write; see `tracestore.upkeep.pruning`.
 
         Interrupted, it has done a part; again, the rest. before: calls that ended, and events, before that moment.
         max_bytes: then the oldest of the rest, until no more than so many bytes are in use. dry_run: only count;
         of `max_bytes` that is an estimate. vacuum: rewrite the file afterwards, which makes writers wait.
         progress: told what has gone so far, after every step.
         """
-        from .pruning import Pruning
+        from .upkeep.pruning import Pruning
 
         moment = None if before is None else to_us(before)
         pruning = Pruning(self._database, progress)
@@ -389,7 +390,7 @@ class TraceStore:
         calls that run now have no end in it, and get one when a writer first starts on it. Raises StoreError, and
         leaves nothing at `path` then, nor when it is cancelled.
         """
-        from .backup import backup
+        from .upkeep.backup import backup
 
         await backup(self.path, path, progress)
 

@@ -10,9 +10,9 @@ import anyio
 import msgspec
 
 from adapters.contract import AdapterStream, CanonicalRequest, CanonicalResponse, RetryPolicy
-from bus.content import ContentBlock, TextBlock, ToolUseBlock
 from bus.errors import AdapterError
-from bus.stream_events import StreamEvent
+from bus.streams.events import StreamEvent
+from bus.values.content import ContentBlock, TextBlock, ToolUseBlock
 
 from .http_kit import HttpKit
 from .invariants import require

@@ -10,10 +10,10 @@ from typing import ClassVar
 import msgspec
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.transport import Transport
+from adapters.transport.transport import Transport
 from bus.clock import Clock
 from bus.errors import NetworkError
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from .fake_http import HANG, FakeReply, FakeTransport, Step
 from .kit import CALLS, KEY, Fails, Kit, NotShown, Says, Scene, Silent, Stage, Unreachable

@@ -1,4 +1,4 @@
-"""The stream invariants of `bus.stream_events`, each as a check of one whole message's events.
+"""The stream invariants of `bus.streams.events`, each as a check of one whole message's events.
 
 All raise AssertionError with what was found, also under ``python -O``.
 """
@@ -10,15 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from bus.content import (
-    ContentBlock,
-    OpaqueBlock,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-)
-from bus.stream_events import (
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -29,8 +21,16 @@ from bus.stream_events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import TokenUsage
-from bus.whole_calls import ended_well
+from bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.values.usage import TokenUsage
+from bus.values.whole_calls import ended_well
 
 
 def require(condition: object, message: str) -> None:

@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest, ProviderAdapter
-from adapters.transport import HttpRequest
+from adapters.transport.transport import HttpRequest
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -29,9 +29,9 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.json_types import JsonObject
-from bus.messages import Message, ToolDefinition
-from bus.usage import StopReason, TokenUsage
+from bus.values.json import JsonObject
+from bus.values.messages import Message, ToolDefinition
+from bus.values.usage import StopReason, TokenUsage
 
 from .virtual_time import FakeClock
 

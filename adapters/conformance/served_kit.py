@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.transport import HttpRequest
+from adapters.transport.transport import HttpRequest
 from bus.clock import Clock
 
 from .fake_http import FakeReply

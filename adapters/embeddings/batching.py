@@ -27,7 +27,7 @@ from bus.errors import (
     NotFoundError,
     QuotaExceededError,
 )
-from bus.usage import TokenUsage
+from bus.values.usage import TokenUsage
 
 from .contract import (
     EmbeddingAdapter,

@@ -14,14 +14,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.classify import ErrorType, build_error, read_error
 from adapters.contract import AdapterConfig, CallWarning
-from adapters.encoding import encode_json
 from adapters.health import AdapterHealth
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.settings import SharedOptions, own_options, read_options
-from adapters.transport import HttpReply, Transport
+from adapters.http.adapter import WireCall
+from adapters.refusals.classify import ErrorType, build_error, read_error
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import SharedOptions, own_options, read_options
+from adapters.transport.transport import HttpReply, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import (
     AccessDeniedError,
@@ -34,7 +34,7 @@ from bus.errors import (
     RateLimitError,
     StreamError,
 )
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from .cohere import ByType, cohere_capabilities, cohere_fields
 from .contract import EmbeddingCapabilities, EmbeddingRequest

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import CallWarning
-from adapters.encoding import encode_json
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.settings import SharedOptions, own_options
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import SharedOptions, own_options
 from bus.errors import StreamError
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest
 from .http import EmbeddingOnlyAdapter

@@ -17,8 +17,8 @@ import msgspec
 
 from adapters.contract import AttemptObserver, CallWarning, RateLimitInfo, RetryPolicy
 from bus.errors import AdapterError
-from bus.json_types import Json
-from bus.usage import TokenUsage
+from bus.values.json import Json
+from bus.values.usage import TokenUsage
 
 Vector: TypeAlias = "array[float]"
 """The embedding of one text: float32, in an `array('f')`."""

@@ -11,12 +11,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.encoding import encode_json
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.settings import own_options
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
 from bus.errors import StreamError
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from .contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from .vectors import from_numbers

@@ -14,15 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from adapters.asking import AskingAdapter
-from adapters.assembler import Assembler
 from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
-from adapters.estimate import estimate_tokens
-from adapters.http_adapter import WireCall, bearer
-from adapters.http_attempts import HttpAttempts
-from adapters.normaliser import StreamNormaliser
+from adapters.http.adapter import WireCall, bearer
+from adapters.http.attempts import HttpAttempts
+from adapters.http.question import AskingAdapter
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import StreamNormaliser
+from adapters.usage.estimate import estimate_tokens
 from bus.errors import AdapterError, CapabilityError, InvalidRequestError
-from bus.usage import TokenUsage, UsageSource
+from bus.values.usage import TokenUsage, UsageSource
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from .wire import EmbeddingReply, EmbeddingWire, check_vectors, fit

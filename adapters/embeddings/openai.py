@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.encoding import encode_json
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.reported_cost import reported_cost
-from adapters.settings import own_options
-from bus.json_types import Json, JsonObject
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from adapters.usage.stated_cost import reported_cost
+from bus.values.json import Json, JsonObject
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
 from .wire import EmbeddingReply, in_order, token_count

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.encoding import encode_json
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.settings import SharedOptions, own_options
-from bus.json_types import JsonObject
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import SharedOptions, own_options
+from bus.values.json import JsonObject
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest
 from .http import EmbeddingOnlyAdapter

@@ -9,11 +9,11 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from adapters.contract import CallWarning
-from adapters.http_adapter import WireCall
-from adapters.reported_cost import StatedCost
-from adapters.settings import changed, dropped
+from adapters.http.adapter import WireCall
+from adapters.requests.settings import changed, dropped
+from adapters.usage.stated_cost import StatedCost
 from bus.errors import CapabilityError, InvalidRequestError, StreamError
-from bus.json_types import Json
+from bus.values.json import Json
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
 from .vectors import read_vector

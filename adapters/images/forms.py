@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.encoding import encode_json
-from adapters.http_adapter import WireCall
-from adapters.multipart import FormPart, write_form
-from bus.content import ImageBlock
-from bus.json_types import Json, JsonObject
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.transport.multipart import FormPart, write_form
+from bus.values.content import ImageBlock
+from bus.values.json import Json, JsonObject
 
 from .wire import input_bytes
 

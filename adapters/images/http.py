@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from adapters.asking import AskingAdapter
 from adapters.contract import AttemptObserver, CallWarning
-from adapters.http_adapter import WireCall
-from adapters.http_attempts import HttpAttempts
+from adapters.http.adapter import WireCall
+from adapters.http.attempts import HttpAttempts
+from adapters.http.question import AskingAdapter
 from bus.errors import AdapterError, InvalidRequestError
-from bus.usage import TokenUsage
+from bus.values.usage import TokenUsage
 
 from .contract import ImageCapabilities, ImageRequest, ImageResponse
 from .wire import ImageReply, ImageWire, fit, pieces

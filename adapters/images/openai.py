@@ -15,15 +15,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contradictions import has_negative, source_of
-from adapters.encoding import encode_json
-from adapters.host_options import merge_options
-from adapters.http_adapter import WireCall
-from adapters.multipart import FormPart
-from adapters.reported_cost import reported_cost
-from adapters.settings import own_options
-from bus.json_types import Json, JsonObject
-from bus.usage import TokenUsage, details_of
+from adapters.http.adapter import WireCall
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from adapters.transport.multipart import FormPart
+from adapters.usage.contradictions import has_negative, source_of
+from adapters.usage.stated_cost import reported_cost
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage, details_of
 
 from .contract import GeneratedImage, ImageCapabilities, ImageRequest
 from .forms import file_part, form_call

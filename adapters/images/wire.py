@@ -8,12 +8,12 @@ from typing import Protocol
 
 import msgspec
 
-from adapters.data_url import media_bytes, media_type_of
-from adapters.http_adapter import WireCall
-from adapters.image_size import image_size
-from bus.content import ImageBlock
+from adapters.http.adapter import WireCall
+from adapters.requests.image_size import image_size
+from adapters.requests.media import media_bytes, media_type_of
 from bus.errors import CapabilityError, InvalidRequestError, StreamError
-from bus.usage import TokenUsage
+from bus.values.content import ImageBlock
+from bus.values.usage import TokenUsage
 
 from .contract import GeneratedImage, ImageCapabilities, ImageRequest
 from .sizes import ratio_of, read_ratio, read_size, size_of_ratio

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from adapters.actor import AdapterActor
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from bus import Envelope, StoreError
 from engine import Engine
 

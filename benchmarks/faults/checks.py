@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from adapters import AdapterError, CanonicalRequest, Message, ToolDefinition, create_adapter
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from bus import (
     CallboardError,
     Envelope,
@@ -24,9 +24,9 @@ from bus import (
     LlmCallStarted,
     SessionTurnCompleted,
 )
-from bus.stream_events import StepFinish, StreamEvent, TurnComplete, TurnEvent
+from bus.streams.events import StepFinish, StreamEvent, TurnComplete, TurnEvent
 from engine import AdapterEntry, Session
-from engine.routing import may_fall_back
+from engine.routing.candidates import may_fall_back
 from tests.support.invariants import check_stream
 from tests.support.wire_history import history_faults
 from tracestore import TraceStore

@@ -6,7 +6,7 @@ import random
 
 import msgspec
 
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from tests.adapters.anthropic import wire_events as messages_wire
 from tests.adapters.gemini import wire_chunks as generate_wire
 from tests.adapters.openai import wire_events as responses_wire

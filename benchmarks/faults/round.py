@@ -16,7 +16,7 @@ import msgspec
 
 from adapters import AdapterConfig, RetryPolicy, ToolDefinition
 from bus import CallboardError, Lossless, StreamReset
-from bus.stream_events import TurnEvent
+from bus.streams.events import TurnEvent
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session, Tool
 
 from . import checks

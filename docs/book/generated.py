@@ -14,7 +14,7 @@ from typing import get_args
 import msgspec
 
 import bus
-from bus.stream_events import StreamEvent, TurnEvent
+from bus.streams.events import StreamEvent, TurnEvent
 from engine.cli.main import build_parser
 
 
@@ -184,8 +184,8 @@ ROOMS = ("bus", "adapters", "tracestore", "engine")
 """A room may export names of those before it, which are documented there."""
 
 INNER = (
-    *("engine.middleware", "engine.tools", "adapters.embeddings", "adapters.images", "adapters.video"),
-    *("adapters.conformance", "adapters.scripted"),
+    *("engine.middleware", "engine.tools", "adapters.embeddings", "adapters.images", "adapters.videos"),
+    *("adapters.conformance", "adapters.providers.scripted"),
 )
 """Packages below them whose names are public, too."""
 

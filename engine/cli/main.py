@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from bus import CallboardError, ConfigurationError
 
-from .harmless import harmless, note, say
-from .logs import configure as configure_logs
-from .screen import complain
+from .common.harmless import harmless, note, say
+from .common.logs import configure as configure_logs
+from .common.screen import complain
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -25,26 +25,26 @@ PIPE_CLOSED = 141  # as if by SIGPIPE, which is how `callboard traces | head` is
 
 
 COMMANDS = {
-    "demo": "demo:add_command",
-    "chat": "chat:add_command",
-    "embed": "embed:add_command",
-    "image": "image:add_command",
-    "video": "video:add_command",
-    "doctor": "doctor:add_command",
-    "traces": "traces:add_command",
-    "sessions": "sessions:add_command",
-    "cost": "cost:add_command",
-    "stats": "stats:add_stats_command",
-    "errors": "stats:add_errors_command",
-    "sql": "sql:add_command",
-    "models": "models:add_command",
-    "prices": "prices:add_command",
-    "reprice": "reprice:add_command",
-    "record": "record:add_command",
-    "replay": "replay:add_command",
-    "export": "export:add_command",
-    "prune": "upkeep:add_prune",
-    "backup": "upkeep:add_backup",
+    "demo": "demo.demo:add_command",
+    "chat": "ask.chat:add_command",
+    "embed": "ask.embed:add_command",
+    "image": "ask.image:add_command",
+    "video": "ask.video:add_command",
+    "doctor": "manage.doctor:add_command",
+    "traces": "look.traces:add_command",
+    "sessions": "look.sessions:add_command",
+    "cost": "look.cost:add_command",
+    "stats": "look.stats:add_stats_command",
+    "errors": "look.stats:add_errors_command",
+    "sql": "look.sql:add_command",
+    "models": "manage.models:add_command",
+    "prices": "manage.prices:add_command",
+    "reprice": "reprice.reprice:add_command",
+    "record": "ask.record:add_command",
+    "replay": "look.replay:add_command",
+    "export": "look.export:add_command",
+    "prune": "manage.upkeep:add_prune",
+    "backup": "manage.upkeep:add_backup",
 }
 """What adds each command to the parser, in the order of ``--help``; only those that are needed are imported."""
 

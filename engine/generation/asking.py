@@ -11,12 +11,12 @@ from adapters import CanonicalRequest, ContentBlock, Message
 from bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
-from ..choice import Model, ModelChoice
-from ..registry import ModelRegistry
-from ..session_state import SessionState
+from ..conversation.options import TurnArguments, TurnOptions, options_among
+from ..conversation.turn import Turn
+from ..models.registry import ModelRegistry
+from ..routing.choice import Model, ModelChoice
+from ..sessions.state import SessionState
 from ..tools import Tool
-from ..turn import Turn
-from ..turn_options import TurnArguments, TurnOptions, options_among
 
 if TYPE_CHECKING:
     from ..engine import Engine

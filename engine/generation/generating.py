@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Unpack
 
 from adapters import ContentBlock
 
-from ..choice import Model
-from ..results import GenerateResult
-from ..turn import Turn, own
+from ..conversation.results import GenerateResult
+from ..conversation.turn import Turn, own
+from ..routing.choice import Model
 from .asking import Arguments, new_turn
 
 if TYPE_CHECKING:

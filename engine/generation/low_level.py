@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from adapters import CanonicalRequest, CanonicalResponse
 
-from ..journey import FirstIds
-from ..session_state import SessionState
+from ..conversation.journey import FirstIds
+from ..conversation.options import TurnOptions
+from ..conversation.turn import Turn, own
+from ..sessions.state import SessionState
 from ..tools import Tool
-from ..turn import Turn, own
-from ..turn_options import TurnOptions
 
 if TYPE_CHECKING:
     from ..engine import Engine

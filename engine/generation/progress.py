@@ -10,9 +10,9 @@ import msgspec
 from adapters import CanonicalResponse, TokenUsage, UsageSource
 from bus import Cost, StreamReset
 
-from ..accumulator import StreamAccumulator
-from ..call import Call
-from ..turn import Turn
+from ..calls.accumulator import StreamAccumulator
+from ..calls.call import Call
+from ..conversation.turn import Turn
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):

@@ -17,15 +17,15 @@ import anyio
 
 from adapters import CanonicalResponse, TextDelta, ThinkingDelta, TokenUsage, ToolUseInputDelta
 from bus import CallboardError, StreamReader, StreamReset, TaskHandle, WrongLoop
-from bus.stream_events import MessageStart, StepFinish, TurnComplete, TurnEvent
+from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 
-from ..reply import Reply
-from ..results import GenerateResult
-from ..turn import NOTHING, Turn
-from ..view_events import Finish, StreamFailed, ViewEvent
+from ..conversation.reply import Reply
+from ..conversation.results import GenerateResult
+from ..conversation.turn import NOTHING, Turn
 from .generating import result_of
 from .progress import Progress, UsageSoFar
 from .view import TurnView
+from .view_events import Finish, StreamFailed, ViewEvent
 
 if TYPE_CHECKING:
     from ..engine import Engine

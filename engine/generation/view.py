@@ -12,10 +12,10 @@ from functools import reduce
 from operator import add
 from typing import TypeAlias
 
-from adapters.whole_stream import spelled_out
+from adapters.replies.whole import spelled_out
 from bus import CallboardError, Cost, CostSource, StreamReset
 from bus.errors import CancelledError
-from bus.stream_events import (
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -30,8 +30,8 @@ from bus.stream_events import (
     TurnEvent,
 )
 
-from ..accumulator import StreamAccumulator
-from ..view_events import (
+from ..calls.accumulator import StreamAccumulator
+from .view_events import (
     Finish,
     ProviderEvent,
     StreamFailed,

@@ -8,11 +8,11 @@ import msgspec
 
 from adapters import AdapterError, StopReason, TokenUsage
 from adapters.contract import AttemptStarted, CallWarning
-from adapters.video import PollPolicy, VideoJob
+from adapters.videos import PollPolicy, VideoJob
 from bus import Cost, RoutingDecision
 from bus.errors import CancelledError
 
-from ..call_events import CallEvents, EventScene
+from ..calls.events import CallEvents, EventScene
 
 if TYPE_CHECKING:
     from ..engine import Engine

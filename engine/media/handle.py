@@ -14,7 +14,7 @@ import msgspec
 from adapters import AdapterError, RetryPolicy, TokenUsage
 from adapters.actor import start_work
 from adapters.contract import CallWarning, ProviderAdapter
-from adapters.video import (
+from adapters.videos import (
     VideoAdapter,
     VideoJob,
     VideoStatus,
@@ -273,7 +273,7 @@ class VideoHandle:
     ) -> bytes | Path:
         """What a completed job made: its bytes, or with `to` a file, which appears there when it is whole.
 
-        A download that breaks off goes on where it broke, or begins anew; see `adapters.video.download`. It costs
+        A download that breaks off goes on where it broke, or begins anew; see `adapters.videos.download`. It costs
         nothing, and may be done again as long as the provider keeps it. variant: ``video``, ``thumbnail`` or
         ``spritesheet``. on_progress: told the bytes so far, and of how many; None if the server doesn't say.
         Raises InvalidRequestError if the job isn't completed, CapabilityError if it has no such variant, other

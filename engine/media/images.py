@@ -13,13 +13,13 @@ from adapters.contract import ProviderAdapter
 from adapters.images import GeneratedImage, ImageAdapter, ImageOperation, ImageRequest, ImageResponse
 from adapters.images.wire import fit
 from bus import Cost
-from bus.json_types import Json
+from bus.values.json import Json
 
-from ..borrowing import BorrowedAdapters
-from ..plain_call import PlainCall, first_that_works
-from ..routing import Named, Route, expand
-from ..serving import examiner, scene_of
-from ..slots import arrival
+from ..calls.plain_call import PlainCall, first_that_works
+from ..calls.serving import examiner, scene_of
+from ..calls.slots import arrival
+from ..routing.candidates import Named, Route, expand
+from ..runtime.borrowed_adapters import BorrowedAdapters
 from .asking import ImageInput, Models, image_block
 
 if TYPE_CHECKING:

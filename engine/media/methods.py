@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Unpack, cast
 from adapters import ImageBlock
 
 if TYPE_CHECKING:
-    from adapters.video import PollPolicy
+    from adapters.videos import PollPolicy
 
     from ..engine import Engine
     from .asking import ImageInput, Models
@@ -97,8 +97,8 @@ class MediaMethods:
         when to look at it; None is the usual.
         Raises AdapterError, among them NotFoundError; ConfigurationError; StoreError.
         """
-        from adapters.video import VideoTerms
-        from adapters.video.waiting import USUAL_POLLING
+        from adapters.videos import VideoTerms
+        from adapters.videos.waiting import USUAL_POLLING
 
         from .videos import resume_video
 

@@ -13,18 +13,18 @@ import msgspec
 
 from adapters import AttemptObserver, CapabilityError, RetryPolicy, TokenUsage
 from adapters.contract import ProviderAdapter
-from adapters.video import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
-from adapters.video.wire import check as check_request
+from adapters.videos import PollPolicy, VideoAdapter, VideoJob, VideoRequest, VideoTerms
+from adapters.videos.wire import check as check_request
 from bus import JobCreated, RoutingDecision
-from bus.json_types import Json
+from bus.values.json import Json
 
-from ..borrowing import BorrowedAdapters
-from ..call_events import EventScene, Served
-from ..plain_call import PlainCall, first_that_works
-from ..published_prices import published_name
-from ..routing import Named, Route, expand
-from ..serving import examiner, scene_of
-from ..slots import arrival
+from ..calls.events import EventScene, Served
+from ..calls.plain_call import PlainCall, first_that_works
+from ..calls.serving import examiner, scene_of
+from ..calls.slots import arrival
+from ..models.published_prices import published_name
+from ..routing.candidates import Named, Route, expand
+from ..runtime.borrowed_adapters import BorrowedAdapters
 from .asking import ImageInput, Models, image_block
 from .bill import JobAsReply, Watch
 from .handle import VideoHandle, stored_job

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from bus._later import later
 
-from ..call import CallOutcome, EventFilter
-from ..call_events import CallEnd, CallInfo
+from ..calls.call import CallOutcome, EventFilter
+from ..calls.events import CallEnd, CallInfo
 from .chain import Around, Middleware, MiddlewareLike, Next, Steps
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ import msgspec
 
 from adapters import CanonicalRequest
 from bus import CallboardError
-from bus.cost_sum import CostSum
-from bus.usage import usd_of
+from bus.values.cost_sum import CostSum
+from bus.values.usage import usd_of
 
-from ..call import CallOutcome
-from ..call_events import CallEnd, CallInfo, WorstCase, cost_sum, output_is_unknown
+from ..calls.call import CallOutcome
+from ..calls.events import CallEnd, CallInfo, WorstCase, cost_sum, output_is_unknown
 from .chain import Middleware, Next
 
 

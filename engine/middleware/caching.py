@@ -13,7 +13,7 @@ from bus import Cost, CostSource, StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
 
-from ..call import CallOutcome
+from ..calls.call import CallOutcome
 from .chain import Middleware, Next
 
 _log = Log("engine.cache")

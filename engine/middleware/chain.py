@@ -18,8 +18,8 @@ from adapters import CanonicalRequest, StreamEvent
 from bus import ConfigurationError
 from bus.log import Log
 
-from ..call import CallOutcome, EventFilter
-from ..call_events import CallEnd, CallInfo, Settle
+from ..calls.call import CallOutcome, EventFilter
+from ..calls.events import CallEnd, CallInfo, Settle
 
 _log = Log("engine.middleware")
 

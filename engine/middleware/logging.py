@@ -7,8 +7,8 @@ from bus import Cost, LlmCallCompleted, LlmCallFailed
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
 
-from ..call import CallOutcome
-from ..call_events import CallEnd, CallInfo
+from ..calls.call import CallOutcome
+from ..calls.events import CallEnd, CallInfo
 from .chain import Middleware, Next
 
 _log = Log("engine.calls")

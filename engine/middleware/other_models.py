@@ -10,7 +10,7 @@ from adapters import AdapterError, CanonicalRequest
 from bus import CallboardError
 from bus.errors import CancelledError
 
-from ..call import CallOutcome
+from ..calls.call import CallOutcome
 from .chain import Middleware, Next
 
 

@@ -6,8 +6,8 @@ import anyio
 
 from adapters import CanonicalRequest
 
-from ..call import CallOutcome
-from ..call_events import CallInfo
+from ..calls.call import CallOutcome
+from ..calls.events import CallInfo
 from .chain import Middleware, Next
 
 

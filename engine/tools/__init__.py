@@ -8,20 +8,20 @@ from bus._later import later
 
 from .approval import Approval, ApprovalRequest, Approve, Approved, Denied, NeedsApproval, Pending
 from .context import ToolContext
-from .function_tool import FunctionTool, Tool, require_distinct
-from .handler import ToolHandler
-from .mcp_tools import mcp_tools
+from .function.handler import ToolHandler
+from .function.parameters import ToolDefinitionError
+from .function.tool import FunctionTool, Tool, require_distinct
+from .mcp.tools import mcp_tools
 from .open_calls import Answer, answers_to, last_reply, open_calls
-from .parameters import ToolDefinitionError
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
 from .scene import ToolRound, ToolScene
 
 if TYPE_CHECKING:
-    from .define import tool
+    from .function.define import tool
     from .running import run_tools
 else:
-    __getattr__, __dir__ = later(__name__, {".define": ("tool",), ".running": ("run_tools",)})
+    __getattr__, __dir__ = later(__name__, {".function.define": ("tool",), ".running": ("run_tools",)})
 
 __all__ = [
     "Answer",

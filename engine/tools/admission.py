@@ -9,16 +9,16 @@ from typing import TypeVar
 import msgspec
 
 from adapters import ToolUseBlock
-from bus.json_types import JsonObject
 from bus.log import Log
+from bus.values.json import JsonObject
 
 from .approval import ApprovalRequest, Approved, Denied, Pending, denial
-from .function_tool import Tool
-from .handler import Handler, Ready
-from .parameters import is_async
+from .function.handler import Handler, Ready
+from .function.parameters import is_async
+from .function.threads import run_in_thread
+from .function.tool import Tool
 from .repair import InvalidToolCallError
 from .scene import ToolScene
-from .threads import run_in_thread
 
 _log = Log("engine.tools")
 

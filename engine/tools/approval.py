@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from adapters import Message, ToolDefinition, ToolUseBlock
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 
 class Approved(msgspec.Struct, frozen=True):

@@ -13,10 +13,10 @@ import msgspec
 
 from adapters import Message, Role, ToolResultBlock, ToolUseBlock
 from bus.errors import CallboardError
-from bus.whole_calls import ended_well
+from bus.values.whole_calls import ended_well
 
 from .approval import Approved, Denied, denial
-from .function_tool import Tool
+from .function.tool import Tool
 from .results import ToolError, as_content
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 from adapters import ToolUseBlock
 from bus.errors import CallboardError
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
-from .function_tool import Tool
+from .function.tool import Tool
 
 
 class InvalidToolCallError(CallboardError):

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import msgspec
 
 from adapters import DocumentBlock, ImageBlock, TextBlock
-from bus.content import ResultPart
+from bus.values.content import ResultPart
 
 _PARTS = (TextBlock, ImageBlock, DocumentBlock)
 

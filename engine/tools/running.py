@@ -25,11 +25,11 @@ from engine.abort import AbortController
 
 from .admission import Refused, Waits, admit
 from .context import ToolContext
-from .function_tool import Tool
-from .handler import Handler, Ready
+from .function.handler import Handler, Ready
+from .function.threads import run_in_thread
+from .function.tool import Tool
 from .results import ToolError, as_content
 from .scene import ToolRound, ToolScene, not_executed
-from .threads import run_in_thread
 
 _log = Log("engine.tools")
 

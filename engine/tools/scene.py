@@ -49,6 +49,8 @@ class ToolRound(msgspec.Struct, frozen=True):
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
     """The result of a call that its turn did not come to."""
-    from adapters.history import NOT_EXECUTED  # which most programs need with their first call, and not at import
+    from adapters.requests.history import (
+        NOT_EXECUTED,  # which most programs need with their first call, and not at import
+    )
 
     return ToolResultBlock(call.id, NOT_EXECUTED, is_error=True)

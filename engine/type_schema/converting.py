@@ -7,7 +7,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
-from bus.json_types import Json
+from bus.values.json import Json
 
 from .errors import SchemaError
 from .paths import json_path

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.schema_sanitizer import map_subschemas
-from bus.json_types import Json, JsonObject
+from adapters.schemas.sanitizer import map_subschemas
+from bus.values.json import Json, JsonObject
 
 _PREFIX = "#/$defs/"
 

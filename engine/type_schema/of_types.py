@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.schema_sanitizer import map_subschemas
-from bus.json_types import Json, JsonObject
+from adapters.schemas.sanitizer import map_subschemas
+from bus.values.json import Json, JsonObject
 
 from .definitions import inline_root, lift_definitions
 from .errors import SchemaError

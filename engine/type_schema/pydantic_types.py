@@ -6,7 +6,7 @@ from typing import Protocol, TypeGuard, cast
 
 import msgspec
 
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from .errors import SchemaError
 

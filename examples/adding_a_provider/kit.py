@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from .parley import ParleyAdapter
 

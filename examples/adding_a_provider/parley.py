@@ -24,13 +24,13 @@ from adapters import (
     TokenUsage,
     ToolUseBlock,
 )
-from adapters.assembler import Assembler
-from adapters.classify import build_error, read_error_value
-from adapters.history import FittedHistory, Target, ToolIdRule, fit_history
-from adapters.http_adapter import HttpAdapter, WireCall
-from adapters.normaliser import SseNormaliser
-from bus.content import AudioBlock, DocumentBlock, ImageBlock, ToolResultBlock
-from bus.json_types import Json, JsonObject
+from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.refusals.classify import build_error, read_error_value
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import SseNormaliser
+from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from bus.values.content import AudioBlock, DocumentBlock, ImageBlock, ToolResultBlock
+from bus.values.json import Json, JsonObject
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
 STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": StopReason.MAX_TOKENS}

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from adapters import AdapterConfig, create_adapter
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from adapters.registry import ADAPTER_TYPES
 from bus.errors import ConfigurationError
 from engine import Engine
-from engine.config import read_models_yaml
+from engine.models.config import read_models_yaml
 
 from ..support.virtual_time import Backend, backend
 from .test_wrong_addresses import WITH_ADDRESS

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters.assembler import Assembler
-from adapters.json_object import parse_object
-from bus.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.stream_events import (
+from adapters.replies.assembler import Assembler
+from adapters.replies.json_text import parse_object
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     StreamEvent,
@@ -24,7 +23,8 @@ from bus.stream_events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.values.content import OpaqueBlock, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..support.invariants import check_stream
 from ..support.json_values import JSON_VALUES

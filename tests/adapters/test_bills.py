@@ -10,8 +10,8 @@ import pytest
 
 from adapters.embeddings.openai import read_reply as read_embeddings
 from adapters.images.openai import read_usage as read_image_usage
-from bus.json_types import Json, JsonObject
-from bus.usage import CostSource, TokenUsage, UsageSource
+from bus.values.json import Json, JsonObject
+from bus.values.usage import CostSource, TokenUsage, UsageSource
 from tests.adapters.anthropic import wire_events as messages
 from tests.adapters.gemini import wire_chunks as gemini
 from tests.adapters.openai import wire_events as responses

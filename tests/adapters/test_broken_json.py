@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.broken_json import mend_body
-from adapters.classify import read_error
 from adapters.conformance.fake_http import FakeReply, FakeTransport
 from adapters.contract import CanonicalRequest, CanonicalResponse
-from bus.content import ToolUseBlock
+from adapters.refusals.classify import read_error
+from adapters.replies.broken_json import mend_body
 from bus.errors import StreamError
-from bus.json_types import Json
-from bus.messages import Message
+from bus.values.content import ToolUseBlock
+from bus.values.json import Json
+from bus.values.messages import Message
 
 from ..conformance.wires import CALLING_WIRES, WIRES, Wire
 from ..support.json_values import json_objects

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from adapters.cassette import (
+from adapters.cassettes.cassette import (
     VOLATILE_FIELDS,
     CassetteMiss,
     CassetteTransport,
@@ -18,7 +18,7 @@ from adapters.cassette import (
     number_ids,
 )
 from adapters.contract import AdapterConfig
-from adapters.transport import HttpReply, HttpRequest, Transport, read_body
+from adapters.transport.transport import HttpReply, HttpRequest, Transport, read_body
 from bus.errors import ConfigurationError, ErrorClass, RateLimitError, StreamError
 
 from ..support.fake_http import (

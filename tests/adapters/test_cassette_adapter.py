@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from adapters import AdapterConfig, create_adapter
-from adapters.cassette import CassetteMiss, RecordingTransport
+from adapters.cassettes.cassette import CassetteMiss, RecordingTransport
 from adapters.conformance import FakeTransport, check_stream
 from bus.errors import ConfigurationError
-from bus.json_types import Json
-from engine.config import read_models_yaml
+from bus.values.json import Json
+from engine.models.config import read_models_yaml
 from examples.adding_a_provider.kit import PARLEY
 from examples.adding_a_provider.parley import ParleyAdapter
 

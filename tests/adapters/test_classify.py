@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.classify import ErrorBody, ErrorType, build_error, read_error
+from adapters.refusals.classify import ErrorBody, ErrorType, build_error, read_error
 from bus.errors import (
     AccessDeniedError,
     AdapterError,

@@ -6,10 +6,10 @@ import anyio
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.http_stream import HttpStream
+from adapters.http.stream import HttpStream
 from bus.errors import NetworkError, RequestTimeoutError
-from bus.stream_events import MessageComplete, StreamEvent, TextDelta
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent, TextDelta
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..support.fake_http import (
     DONE,

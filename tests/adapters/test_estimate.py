@@ -10,12 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from adapters.estimate import count, estimate_request, estimate_tokens, rates_for, upper_end
-from adapters.estimate_rates import RATES, TokenRates
-from adapters.image_size import image_pixels
-from adapters.vocabularies import text_tokens
-from bus.content import AudioBlock, DocumentBlock, ImageBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.messages import Message, ToolDefinition
+from adapters.requests.image_size import image_pixels
+from adapters.usage.estimate import count, estimate_request, estimate_tokens, rates_for, upper_end
+from adapters.usage.rates import RATES, TokenRates
+from adapters.usage.vocabularies import text_tokens
+from bus.values.content import (
+    AudioBlock,
+    DocumentBlock,
+    ImageBlock,
+    ProviderRaw,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.values.messages import Message, ToolDefinition
 
 FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent.parent / "../shared/recorded")
 RECORDED = pytest.mark.skipif(

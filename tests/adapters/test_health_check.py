@@ -7,7 +7,7 @@ import pytest
 
 from adapters import AdapterConfig, AnthropicAdapter, OpenAIAdapter, OpenAICompatibleAdapter
 from adapters.health import AdapterHealth, ChecksHealth, ReportsStatistics, judge, place
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from bus.errors import NetworkError
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport, ToyAdapter, request

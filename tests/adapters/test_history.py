@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.history import NO_RESULT, NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
-from bus.content import (
+from adapters.requests.history import NO_RESULT, NOT_EXECUTED, FittedHistory, Loss, Target, ToolIdRule, fit_history
+from bus.errors import CapabilityError
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -25,8 +26,7 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError
-from bus.messages import Message, Role
+from bus.values.messages import Message, Role
 from tests.support.logs import captured_logs
 
 PNG = ImageBlock(data=b"\x89PNG\r\n\x1a\n")

@@ -23,10 +23,9 @@ from adapters.contract import (
     ProviderAdapter,
     RetryPolicy,
 )
-from adapters.http_adapter import normalise_base_url
-from adapters.http_stream import HttpStream
-from adapters.transport import HttpRequest
-from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.http.adapter import normalise_base_url
+from adapters.http.stream import HttpStream
+from adapters.transport.transport import HttpRequest
 from bus.errors import (
     AdapterError,
     AuthError,
@@ -40,9 +39,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent, TextDelta, ToolUseEnd
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseEnd
+from bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.messages import Message
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ..support.fake_http import (
     CALL,

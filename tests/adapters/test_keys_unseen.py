@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from adapters import AdapterConfig, create_adapter
-from adapters.header_values import check_sendable
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
+from adapters.transport.header_values import check_sendable
 from bus.errors import AdapterError, ConfigurationError, InvalidRequestError
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 

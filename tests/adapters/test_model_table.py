@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterCapabilities, AdapterConfig
-from adapters.effort import EFFORTS
 from adapters.model_table import FILE_NAME, ModelFile, ModelRow, ModelTable
 from adapters.registry import MODEL_TABLES, create_adapter, model_table
+from adapters.requests.effort import EFFORTS
 
 PROVIDERS = tuple(MODEL_TABLES)
 

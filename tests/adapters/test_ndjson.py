@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import ndjson
-from adapters.ndjson import NdjsonDecoder
-from adapters.sse import SseEvent
+from adapters.replies import ndjson
+from adapters.replies.ndjson import NdjsonDecoder
+from adapters.replies.sse import SseEvent
 from bus.errors import StreamError
 
 from ..support.fake_http import pieces

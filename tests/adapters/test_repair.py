@@ -7,14 +7,15 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from adapters.anthropic import AnthropicAdapter
 from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
-from adapters.gemini import GeminiAdapter
-from adapters.http_adapter import HttpAdapter
-from adapters.openai import OpenAIAdapter
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.repair import Edit, Repair
-from bus.content import (
+from adapters.http.adapter import HttpAdapter
+from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.gemini import GeminiAdapter
+from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.refusals.repair import Edit, Repair
+from bus.errors import AdapterError, InvalidRequestError, ServerError
+from bus.values.content import (
     ImageBlock,
     OpaqueBlock,
     ProviderRaw,
@@ -24,9 +25,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport, failing, request
 from ..support.virtual_time import FakeClock

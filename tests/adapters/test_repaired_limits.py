@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.openai import OpenAIAdapter
-from adapters.openai.data import find_model
-from adapters.output_limits import stated_limit
-from adapters.tgi import TGIAdapter
-from bus.json_types import Json, JsonObject
+from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai.data import find_model
+from adapters.providers.tgi import TGIAdapter
+from adapters.requests.output_limits import stated_limit
+from bus.values.json import Json, JsonObject
 
 from ..support.fake_http import FakeReply, FakeTransport, failing, request
 from ..support.virtual_time import FakeClock

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.signed_reasoning import without_reasoning
-from bus.content import (
+from adapters.refusals.signed_reasoning import without_reasoning
+from bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -17,8 +17,8 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
 
 from ..support.fake_http import request
 from .test_repair import body_after, conversation, make, repair_of

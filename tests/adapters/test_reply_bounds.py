@@ -9,14 +9,14 @@ import anyio
 import pytest
 import trio
 
-from adapters import http_stream
 from adapters.contract import AdapterConfig
-from adapters.event_wait import KEPT_ALIVE
-from adapters.http_stream import HttpStream
-from adapters.transport import HttpReply, HttpRequest
+from adapters.http import stream as http_stream
+from adapters.http.event_wait import KEPT_ALIVE
+from adapters.http.stream import HttpStream
+from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import AdapterError, RequestTimeoutError, StreamError
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason
+from bus.streams.events import StreamEvent
+from bus.values.usage import StopReason
 
 from ..support.fake_http import MORE, TEXT, FakeReply, FakeTransport, ToyAdapter, request, sse
 from ..support.invariants import check_stream

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters import AnthropicAdapter, OpenAIAdapter
-from adapters.assembler import Assembler
 from adapters.contract import AdapterConfig, CanonicalRequest
-from adapters.http_adapter import HttpAdapter
-from bus.content import (
+from adapters.http.adapter import HttpAdapter
+from adapters.replies.assembler import Assembler
+from bus.values.content import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -23,9 +23,9 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role
-from bus.usage import TokenUsage
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role
+from bus.values.usage import TokenUsage
 
 from ..support.json_values import json_objects
 from ..support.virtual_time import FakeClock

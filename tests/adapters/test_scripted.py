@@ -25,13 +25,13 @@ from adapters import (
     create_adapter,
 )
 from adapters.conformance.invariants import check_stream
-from adapters.scripted import Call, Failure, Reply
-from bus.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.scripted import Call, Failure, Reply
 from bus.errors import ConfigurationError
-from bus.json_types import Json
-from bus.messages import ToolDefinition
-from bus.stream_events import TextDelta, ToolUseInputDelta
-from engine.config import read_models_yaml
+from bus.streams.events import TextDelta, ToolUseInputDelta
+from bus.values.content import ImageBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json
+from bus.values.messages import ToolDefinition
+from engine.models.config import read_models_yaml
 
 from ..support.fake_http import request
 from ..support.virtual_time import FakeClock

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adapters.settings import PORTABLE, put, write_settings
-from bus.json_types import JsonObject
+from adapters.requests.settings import PORTABLE, put, write_settings
+from bus.values.json import JsonObject
 
 from ..support.fake_http import request
 

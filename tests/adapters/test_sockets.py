@@ -14,8 +14,8 @@ import anyio
 import httpcore
 import pytest
 
-from adapters.connections import ConnectionPool
-from adapters.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream
+from adapters.transport.connections import ConnectionPool
+from adapters.transport.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream
 from benchmarks.faults.certificate import local_tls
 from bus.backend import on_asyncio
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from adapters import sse
-from adapters.sse import SseDecoder, SseEvent
+from adapters.replies import sse
+from adapters.replies.sse import SseDecoder, SseEvent
 from bus.errors import StreamError
 
 from ..support.fake_http import pieces

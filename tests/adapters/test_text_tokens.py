@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters import vocabularies
-from adapters.estimate import upper_end
-from adapters.text_traits import TextRates, traits
-from adapters.vocabularies import text_tokens, vocabulary_of
-from adapters.vocabulary_rates import VOCABULARIES
+from adapters.usage import vocabularies
+from adapters.usage.estimate import upper_end
+from adapters.usage.text_traits import TextRates, traits
+from adapters.usage.vocabularies import text_tokens, vocabulary_of
+from adapters.usage.vocabulary_rates import VOCABULARIES
 from benchmarks.fit_vocabularies import errors, judged_texts
 from benchmarks.texts.counted import CountedText, counted_texts
 from benchmarks.texts.kinds import KINDS

@@ -20,9 +20,9 @@ import httpx
 import msgspec
 import pytest
 
-from adapters.cassette import CassetteTransport, RecordingTransport
-from adapters.http_errors import translate
-from adapters.transport import (
+from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from adapters.transport.errors import translate
+from adapters.transport.transport import (
     CALLS_PER_CLIENT,
     ERROR_BODY_BYTES,
     HttpReply,
@@ -31,7 +31,7 @@ from adapters.transport import (
     read_body,
     read_error_body,
 )
-from adapters.unpacking import PIECE_BYTES, unpacked
+from adapters.transport.unpacking import PIECE_BYTES, unpacked
 from bus.errors import AdapterError, ErrorClass, InvalidRequestError, NetworkError, StreamError
 
 from ..support.scripted_server import Connection, serving

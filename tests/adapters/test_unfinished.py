@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterConfig, AttemptFailed, AttemptReport, RetryPolicy
-from adapters.estimate import at_most
-from adapters.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
+from adapters.usage.estimate import at_most
+from adapters.usage.unfinished import NOTHING_USED, usage_of_failure, usage_until_now
 from bus.errors import (
     AdapterError,
     AuthError,
@@ -25,8 +25,8 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.stream_events import StreamEvent
-from bus.usage import TokenUsage, UsageSource
+from bus.streams.events import StreamEvent
+from bus.values.usage import TokenUsage, UsageSource
 
 from ..support.fake_http import (
     CALL,

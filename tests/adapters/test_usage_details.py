@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.anthropic.response import token_usage
-from adapters.gemini import wire
-from adapters.gemini.usage import UsageCounts
-from adapters.openai.usage import read_usage as read_responses
-from adapters.openai_compatible.usage import read_usage as read_chat
-from bus.json_types import JsonObject
+from adapters.providers.anthropic.response import token_usage
+from adapters.providers.gemini import wire
+from adapters.providers.gemini.usage import UsageCounts
+from adapters.providers.openai.usage import read_usage as read_responses
+from adapters.providers.openai_compatible.usage import read_usage as read_chat
+from bus.values.json import JsonObject
 
 
 def raw(value: JsonObject) -> msgspec.Raw:

@@ -8,7 +8,7 @@ import pytest
 
 from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply, FakeTransport, failing
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from adapters.registry import ADAPTER_TYPES
 from bus.errors import AdapterError, ConfigurationError, InvalidRequestError, StreamError
 

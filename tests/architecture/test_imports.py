@@ -23,16 +23,16 @@ PACKAGES = ("bus", "adapters", "tracestore", "engine")
 """In the order in which each may import those before it."""
 
 HOMES: dict[str, tuple[str, ...]] = {
-    "httpx": ("adapters/transport.py", "adapters/http_errors.py"),
+    "httpx": ("adapters/transport/transport.py", "adapters/transport/errors.py"),
     "httpcore": (
-        "adapters/transport.py",
-        "adapters/http_errors.py",
-        "adapters/sockets.py",
-        "adapters/connections.py",
-        "adapters/public_addresses.py",
+        "adapters/transport/transport.py",
+        "adapters/transport/errors.py",
+        "adapters/transport/sockets.py",
+        "adapters/transport/connections.py",
+        "adapters/transport/public_addresses.py",
     ),
-    "sqlite3": ("tracestore/database.py", "tracestore/sqlite/"),
-    "aiosqlite": ("tracestore/database.py", "tracestore/sqlite/"),
+    "sqlite3": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
+    "aiosqlite": ("tracestore/sqlite/database.py", "tracestore/sqlite/"),
 }
 """Of each I/O library: the modules, or the folders of modules, that may import it."""
 
@@ -67,15 +67,23 @@ LAZY = (
 """What is imported where it is first used."""
 
 LATE_PARTS = {
-    "adapters": ("classify", "http_adapter", "retry", "embeddings", "images", "video"),
-    "tracestore": ("backup", "expiry", "free_sql", "pruning", "replay", "saved_replies", "statistics"),
+    "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
+    "tracestore": (
+        *("upkeep.backup", "upkeep.expiry", "upkeep.pruning", "sqlite.free_sql"),
+        *("replay", "saved_replies", "sql.statistics"),
+    ),
     "engine": (
         *("cli", "embedding", "health", "type_schema"),
-        *("generation.object_functions", "generation.object_stream", "generation.objects"),
-        *("generation.sync_host", "generation.sync_stream"),
+        *(
+            "functions.objects",
+            "objects.stream",
+            "objects.generate",
+            "functions.sync_host",
+            "functions.sync_stream",
+        ),
         *("media.handle", "media.images", "media.videos"),
         *("middleware.budget", "middleware.caching", "middleware.logging", "middleware.rate_limit"),
-        *("tools.define", "tools.running", "tools.threads"),
+        *("tools.function.define", "tools.function.threads", "tools.running"),
     ),
 }
 """Parts that only some programs use, so that `import engine` leaves them to those."""
@@ -175,39 +183,30 @@ def test_the_engine_speaks_no_sql() -> None:
     assert found == []
 
 
-SHARED = ("embeddings", "images", "video")
-"""What providers do beside their conversations: folders of what they have in common."""
+PROVIDERS = ROOT / "adapters" / "providers"
 
 
 def test_no_provider_imports_another() -> None:
     """What two of them need stands beside them, not in one of them."""
-    adapters = ROOT / "adapters"
-    folders = [
-        folder.name
-        for folder in adapters.iterdir()
-        if (folder / "__init__.py").exists()
-        and folder.name not in ("embeddings", "images", "video")  # what they share
-    ]
     wrong = [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
-        for folder in folders
-        if folder != "local"  # one model behind all three protocols: it is made of the others
-        for path in sorted((adapters / folder).rglob("*.py"))
+        for folder in PROVIDERS.iterdir()
+        if folder.name != "local"  # one model behind all three protocols: it is made of the others
+        for path in sorted(folder.rglob("*.py"))
         for name, line in imports(path)
-        if name.split(".")[:1] == ["adapters"] and name.split(".")[1] in folders and name.split(".")[1] != folder
+        if name.startswith("adapters.providers.") and name.split(".")[2] != folder.name
     ]
     assert wrong == []
 
 
 def test_what_providers_share_knows_none_of_them() -> None:
     """Only the package's face and the registry name them, and the registry in strings."""
-    folders = [folder.name for folder in (ROOT / "adapters").iterdir() if (folder / "__init__.py").exists()]
     wrong = [
-        f"{path.name}:{line} imports {name}"
-        for path in sorted((ROOT / "adapters").glob("*.py"))
-        if path.name != "__init__.py"
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules("adapters")
+        if PROVIDERS not in path.parents and path != ROOT / "adapters" / "__init__.py"
         for name, line in imports(path)
-        if name.split(".")[:1] == ["adapters"] and name.split(".")[1] in folders
+        if name.startswith("adapters.providers.")
     ]
     assert wrong == []
 
@@ -307,16 +306,24 @@ def test_a_command_imports_no_other_command() -> None:
         "print(json.dumps(found))"
     )
     places = {place.partition(":")[0] for place in COMMANDS.values()}
-    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"cost"}, places]
+    assert [places & set(names) for names in json.loads(run.stdout)] == [set(), {"look.cost"}, places]
 
 
 def test_importing_the_engine_reads_neither_catalogue_nor_prices() -> None:
     """Tables and snapshots are read when a model is first looked for."""
     run = python("import sys, json, engine; print(json.dumps(sorted(sys.modules)))")
     loaded = set(json.loads(run.stdout))
-    assert "engine.catalogue" in loaded
-    late = {"adapters.model_table", "adapters.anthropic.data", "adapters.openai.data", "adapters.gemini.data"}
-    assert loaded & {*late, "engine.unlisted", "tracestore.price_snapshot", "tracestore.price_source"} == set()
+    assert "engine.models.catalogue" in loaded
+    late = {
+        "adapters.model_table",
+        "adapters.providers.anthropic.data",
+        "adapters.providers.openai.data",
+        "adapters.providers.gemini.data",
+    }
+    assert (
+        loaded & {*late, "engine.models.unlisted", "tracestore.prices.snapshot", "tracestore.prices.source"}
+        == set()
+    )
 
 
 @pytest.mark.parametrize("package", ["adapters", "engine"])

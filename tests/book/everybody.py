@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from adapters import AdapterConfig, CanonicalRequest, Role, TokenUsage, ToolResultBlock
-from adapters.scripted import Call, Reply, ScriptedAdapter
+from adapters.providers.scripted import Call, Reply, ScriptedAdapter
 from bus import SYSTEM_CLOCK, Clock, Json, JsonObject
 
 WORDS = ("Once ", "upon ", "a ", "time.")

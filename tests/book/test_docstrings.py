@@ -16,8 +16,22 @@ from adapters.conformance import NotShown
 from tests.book.snippets import DOCS
 
 ROOMS = (
-    *("bus", "adapters", "tracestore", "engine", "engine.middleware", "engine.context", "engine.tools"),
-    *("adapters.embeddings", "adapters.images", "adapters.video", "adapters.conformance", "adapters.cassette"),
+    *(
+        "bus",
+        "adapters",
+        "tracestore",
+        "engine",
+        "engine.middleware",
+        "engine.conversation.context",
+        "engine.tools",
+    ),
+    *(
+        "adapters.embeddings",
+        "adapters.images",
+        "adapters.videos",
+        "adapters.conformance",
+        "adapters.cassettes.cassette",
+    ),
 )
 PACKAGES = ("bus.", "adapters.", "tracestore.", "engine.")
 _NUMBER = re.compile(r"\b(int|float|Decimal)\b")

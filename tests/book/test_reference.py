@@ -18,16 +18,23 @@ import pytest
 
 import bus
 from adapters import ProviderAdapter
-from bus.stream_events import TurnEvent
+from bus.streams.events import TurnEvent
 from docs.book.generated import arguments_of, parsers
-from engine import choice, models_reader
 from engine.cli.main import build_parser
+from engine.models import reader as models_reader
+from engine.routing import choice
 from tests.book.snippets import DOCS, ROOT
 from tests.definition_of_done.rows import ROWS
 
 ROOMS = (
     *("bus", "adapters", "tracestore", "engine", "engine.middleware", "engine.tools"),
-    *("adapters.embeddings", "adapters.images", "adapters.video", "adapters.conformance", "adapters.scripted"),
+    *(
+        "adapters.embeddings",
+        "adapters.images",
+        "adapters.videos",
+        "adapters.conformance",
+        "adapters.providers.scripted",
+    ),
 )
 
 

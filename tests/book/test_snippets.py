@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from adapters.local.settings import find_model
-from engine.config import read_models_yaml
+from adapters.providers.local.settings import find_model
+from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
 from tracestore import PriceTable
 

@@ -20,7 +20,7 @@ from bus import (
     TaskCancelled,
     TaskHandle,
 )
-from bus.task import LeakedCancellation, describe, origin, stack_of
+from bus.actors.task import LeakedCancellation, describe, origin, stack_of
 from tests.bus.supervised import Boom, Obedient, World
 from tests.support.virtual_time import run_virtual
 

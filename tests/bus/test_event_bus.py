@@ -401,7 +401,7 @@ def test_a_reader_left_in_a_dead_loop_does_not_break_publish() -> None:
 
 def test_dead_letters_are_kept_counted_and_logged_sparingly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last 1000 are kept, all are counted; ten are logged, then none for five minutes."""
-    from bus import event_bus
+    from bus import bus as event_bus
 
     logged: list[str] = []
     monkeypatch.setattr(event_bus._log, "warning", lambda event, **fields: logged.append(event))

@@ -23,7 +23,7 @@ from bus import (
     ReplayBus,
     UnknownEvent,
 )
-from bus.replay_bus import WINDOW
+from bus.replay import WINDOW
 from tests.support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio

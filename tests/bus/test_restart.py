@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bus import RestartPolicy, Strategy, affected
-from bus.restart import verdict
+from bus.actors.restart import verdict
 
 CHILDREN = ("a", "b", "c")
 

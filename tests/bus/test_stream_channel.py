@@ -33,7 +33,7 @@ from bus import (
     TurnEvent,
     UnknownStream,
 )
-from bus.stream_fold import coalesce, fold, weigh
+from bus.streams.fold import coalesce, fold, weigh
 from tests.support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio

@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from bus.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
-from bus.events import (
+from bus.events.catalogue import (
     ActorCrashed,
     Envelope,
     JobCreated,
@@ -29,8 +28,9 @@ from bus.events import (
     ToolProgress,
     ToolStarted,
 )
-from bus.messages import Message, MessageMetadata, Role, SessionSetup
-from bus.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
+from bus.values.messages import Message, MessageMetadata, Role, SessionSetup
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from tests.tracestore.trace_making import DAY_US, T0, Maker
 from tracestore import Capture, PriceTable, TraceStore
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.settings import find_model
+from adapters.providers.local.settings import find_model
 
 from ..support.provider_server import provider_server, refusing_url
 from .running import CHECKOUT, call, environment

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import Cost
-from bus.usage import CostSource
-from engine.cli.harmless import harmless
-from engine.cli.money import cost_text, difference, percent, usd
-from engine.cli.screen import Flow
+from bus.values.usage import CostSource
+from engine.cli.common.harmless import harmless
+from engine.cli.common.money import cost_text, difference, percent, usd
+from engine.cli.common.screen import Flow
 
 
 @pytest.mark.parametrize(

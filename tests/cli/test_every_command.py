@@ -18,10 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.cli.harmless import harmless
+from engine.cli.common.harmless import harmless
 from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
-from tracestore.dimensions import DIMENSIONS
+from tracestore.sql.dimensions import DIMENSIONS
 
 from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
 from .running import PRICES, call

@@ -13,8 +13,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from engine.cli.export import _stdout
-from engine.cli.harmless import harmless, harmless_json, one_line
+from engine.cli.common.harmless import harmless, harmless_json, one_line
+from engine.cli.look.export import _stdout
 
 CLI = Path(__file__).parents[2] / "engine" / "cli"
 
@@ -69,7 +69,7 @@ def test_nothing_else_writes_to_the_streams() -> None:
     writing = ("print", "sys.stdout.write", "sys.stderr.write")
     found = {
         path.name
-        for path in CLI.glob("*.py")
+        for path in CLI.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in writing
     }

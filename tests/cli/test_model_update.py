@@ -9,7 +9,7 @@ import pytest
 
 from engine import get_latest_model, get_model_info, list_models
 from engine.cli import main
-from engine.known_models import FILE_NAME, convert, decode, encode
+from engine.models.known_models import FILE_NAME, convert, decode, encode
 
 LIST = {
     "sample_spec": {"mode": "one of: chat, …", "litellm_provider": "one of …", "max_input_tokens": "max input"},

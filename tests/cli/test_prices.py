@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from engine.cli import main
-from tracestore import price_snapshot
-from tracestore.price_home import SNAPSHOT_NAME
+from tracestore.prices import snapshot as price_snapshot
+from tracestore.prices.home import SNAPSHOT_NAME
 
 
 @pytest.fixture

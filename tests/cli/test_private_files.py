@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
+from adapters.cassettes.cassette import FORMAT, Cassette, RecordingTransport, save_cassette
 from adapters.images import GeneratedImage
-from adapters.transport import HttpReply, HttpRequest
+from adapters.transport.transport import HttpReply, HttpRequest
 from tests.support.media_server import media_server
 from tracestore import SavedReplies, TraceStore
 from tracestore.export import export_calls

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from adapters.cassette import load_cassette
+from adapters.cassettes.cassette import load_cassette
 from engine import Engine
 from tests.support.provider_server import ProviderServer, provider_server
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.cli.reprice_chart import bars, columns, tick_step
-from engine.cli.reprice_lines import Line
-from engine.cli.reprice_page import Origin, page
+from engine.cli.reprice.chart import bars, columns, tick_step
+from engine.cli.reprice.lines import Line
+from engine.cli.reprice.page import Origin, page
 from tracestore import DayReprice, ModelReprice, PriceTable, RepriceReport, RepriceSums
 
 PRICES = Path(__file__).parents[2] / "examples" / "demo-prices.yaml"

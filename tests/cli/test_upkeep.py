@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.cli.upkeep import age, size
+from engine.cli.manage.upkeep import age, size
 
 from .running import call
 

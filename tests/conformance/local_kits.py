@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from adapters.contract import AdapterConfig, ProviderAdapter
 from adapters.health import AdapterHealth
-from adapters.local import LocalAdapter
-from adapters.transport import Transport
+from adapters.providers.local import LocalAdapter
+from adapters.transport.transport import Transport
 from bus.clock import Clock
 
 from .wires import AnthropicWire, ChatWire, ResponsesWire, Wire

@@ -10,10 +10,10 @@ import anyio
 from adapters.conformance import CALLS, KEY, Fails, FakeClock, Kit, Says, Scene, Silent, Stage, Unreachable, halves
 from adapters.conformance import arguments as arguments_of
 from adapters.contract import AdapterConfig
-from adapters.scripted import Call, Failure, Reply, ScriptedAdapter
-from adapters.scripted.playing import steps_of
+from adapters.providers.scripted import Call, Failure, Reply, ScriptedAdapter
+from adapters.providers.scripted.playing import steps_of
 from bus.errors import NetworkError, OverloadedError
-from bus.usage import StopReason
+from bus.values.usage import StopReason
 
 KINDS = {
     "rate limit": "rate_limit",

@@ -8,17 +8,17 @@ import anyio
 import msgspec
 import pytest
 
-from adapters.assembler import Assembler
 from adapters.conformance import CHECKS, KEY, HttpKit, ServedKit, run_check
 from adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from adapters.health import AdapterHealth
-from adapters.http_adapter import WireCall
-from adapters.http_stream import HttpStream
-from adapters.transport import HttpReply
+from adapters.http.adapter import WireCall
+from adapters.http.stream import HttpStream
+from adapters.replies.assembler import Assembler
+from adapters.transport.transport import HttpReply
 from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent, TextDelta, ToolUseInputDelta
-from bus.usage import StopReason
+from bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseInputDelta
+from bus.values.messages import Message
+from bus.values.usage import StopReason
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser
 

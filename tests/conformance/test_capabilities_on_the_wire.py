@@ -12,17 +12,18 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pytest
 
-from adapters.anthropic import AnthropicAdapter
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
-from adapters.gemini import GeminiAdapter
-from adapters.http_adapter import HttpAdapter, WireCall
-from adapters.http_call import HttpCall
-from adapters.ollama import OllamaAdapter
-from adapters.openai import OpenAIAdapter
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.tgi import TGIAdapter
-from adapters.whole_stream import WholeStream
-from bus.content import (
+from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.call import HttpCall
+from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.gemini import GeminiAdapter
+from adapters.providers.ollama import OllamaAdapter
+from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.tgi import TGIAdapter
+from adapters.replies.whole import WholeStream
+from bus.errors import CapabilityError
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -31,9 +32,8 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ..support.fake_http import FakeTransport, request
 

@@ -24,13 +24,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from adapters.cassette import load_cassette
+from adapters.cassettes.cassette import load_cassette
 from adapters.contract import CanonicalRequest
-from bus.content import ContentBlock
 from bus.errors import AdapterError
-from bus.json_types import Json
-from bus.messages import Message, Role
-from bus.stream_events import MessageComplete, StreamEvent
+from bus.streams.events import MessageComplete, StreamEvent
+from bus.values.content import ContentBlock
+from bus.values.json import Json
+from bus.values.messages import Message, Role
 
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.effort import EFFORTS
-from adapters.host_options import merge_options
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
+from adapters.requests.effort import EFFORTS
+from adapters.requests.host_options import merge_options
 from bus.errors import InvalidRequestError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
 
 from .test_capabilities_on_the_wire import LOOK, WIRES, adapter_of, asking
 

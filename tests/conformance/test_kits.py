@@ -11,8 +11,8 @@ import pytest
 
 from adapters.conformance import CHECKS, Check, Kit, ServedKit, run_check
 from adapters.contract import AdapterCapabilities, AdapterConfig, AttemptObserver, CanonicalRequest
-from adapters.transport import Transport
-from adapters.whole_stream import WholeStream
+from adapters.replies.whole import WholeStream
+from adapters.transport.transport import Transport
 from bus.clock import Clock
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter

@@ -15,9 +15,9 @@ import pytest
 from adapters.conformance import CALLS
 from adapters.contract import AdapterConfig, ProviderAdapter
 from bus.clock import Clock
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from engine.generation.object_reply import NoObjectGeneratedError
+from engine.objects.reply import NoObjectGeneratedError
 from engine.type_schema import json_schema
 from tracestore import PriceTable
 

@@ -10,11 +10,11 @@ import pytest
 
 from adapters.conformance import Says
 from adapters.contract import AdapterConfig, CallWarning
-from adapters.effort import EFFORTS
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from adapters.registry import MODEL_TABLES, create_adapter, model_table
-from adapters.settings import PORTABLE
-from bus.json_types import JsonObject
+from adapters.requests.effort import EFFORTS
+from adapters.requests.settings import PORTABLE
+from bus.values.json import JsonObject
 
 from ..support.fake_http import request
 from .wires import QUIRKY, WIRES, Wire

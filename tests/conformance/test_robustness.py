@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
 from bus.errors import AdapterError
-from bus.json_types import Json
-from bus.messages import Message
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason
+from bus.streams.events import StreamEvent
+from bus.values.json import Json
+from bus.values.messages import Message
+from bus.values.usage import StopReason
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.invariants import check_stream

@@ -12,11 +12,11 @@ import pytest
 
 from adapters.conformance import CALLS, TOOLS
 from adapters.contract import CanonicalRequest
-from bus.content import ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError
-from bus.json_types import JsonObject
-from bus.messages import Message
-from bus.stream_events import StreamEvent
+from bus.streams.events import StreamEvent
+from bus.values.content import ThinkingBlock, ToolUseBlock
+from bus.values.json import JsonObject
+from bus.values.messages import Message
 
 from ..support.fake_http import HANG, FakeReply, FakeTransport
 from ..support.invariants import check_stream

@@ -14,11 +14,12 @@ import pytest
 from adapters import create_adapter
 from adapters.conformance import CALLS
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, CanonicalResponse
-from adapters.history import NO_RESULT, NOT_EXECUTED
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
+from adapters.requests.history import NO_RESULT, NOT_EXECUTED
 from bus import RequestTimeoutError
 from bus.clock import Clock
-from bus.content import (
+from bus.streams.events import MessageComplete, ToolUseInputDelta, ToolUseStart
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -29,10 +30,9 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json
-from bus.messages import Message, Role, ToolDefinition
-from bus.stream_events import MessageComplete, ToolUseInputDelta, ToolUseStart
-from bus.usage import StopReason
+from bus.values.json import Json
+from bus.values.messages import Message, Role, ToolDefinition
+from bus.values.usage import StopReason
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from engine.tools.running import INTERRUPTED
 

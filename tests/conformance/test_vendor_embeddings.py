@@ -13,7 +13,7 @@ from adapters import AdapterConfig, CapabilityError, create_adapter
 from adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.wire import fit
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from ..support.judges import embed_contents_faults, embeddings_faults, ollama_embed_faults
 

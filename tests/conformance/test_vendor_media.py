@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from adapters import CapabilityError, ImageBlock
 from adapters.images.wire import fit
-from adapters.video.wire import check
-from bus.json_types import JsonObject
+from adapters.videos.wire import check
+from bus.values.json import JsonObject
 
 from ..adapters.media.making import form, image_request, maker, video_request
 from ..support.judges import (

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic import AnthropicAdapter
 from adapters.contract import AdapterConfig, CanonicalRequest
-from adapters.gemini import GeminiAdapter
-from adapters.http_adapter import HttpAdapter
-from adapters.ollama import OllamaAdapter
-from adapters.openai import OpenAIAdapter
-from adapters.openai_compatible import OpenAICompatibleAdapter
+from adapters.http.adapter import HttpAdapter
+from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.gemini import GeminiAdapter
+from adapters.providers.ollama import OllamaAdapter
+from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from ..definition_of_done.rows import row
 from ..support.canonical_requests import canonical_requests

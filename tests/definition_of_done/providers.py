@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from adapters import TokenUsage
-from adapters.transport import HttpReply, HttpRequest
-from bus.json_types import Json, JsonObject
+from adapters.transport.transport import HttpReply, HttpRequest
+from bus.values.json import Json, JsonObject
 from engine import Engine, ModelRegistry
 
 from ..conformance.protocols.anthropic import AnthropicWire

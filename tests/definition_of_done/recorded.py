@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from adapters import AdapterError, Message
 from benchmarks.recorded_agreement import THRESHOLD, fragments, read_cases
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import Tool, ToolError
 
 from ..conformance.protocols.wire import Wire

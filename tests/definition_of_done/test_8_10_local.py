@@ -12,8 +12,8 @@ import pytest
 
 from adapters import CapabilityError, ImageBlock, Message
 from engine import Engine, generate_object
-from engine.cli.demo_model import demo_registry
-from engine.cli.demo_script import TOOL_TEXT, WEATHER
+from engine.cli.demo.model import demo_registry
+from engine.cli.demo.script import TOOL_TEXT, WEATHER
 
 from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)
 from .rows import row

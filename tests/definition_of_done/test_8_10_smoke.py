@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from adapters import ImageBlock, Message, NotFoundError, TextBlock, TextDelta
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import (
     Engine,
     ModelRegistry,

@@ -8,7 +8,7 @@ import pytest
 
 from adapters import AdapterError, CanonicalRequest, Message, Role, StopReason, TextBlock
 from adapters.conformance import CALLS, CONDITIONS
-from bus.json_types import Json
+from bus.values.json import Json
 from engine import StreamAccumulator, ViewEvent
 
 from ..conformance.protocols.wire import Wire

@@ -10,7 +10,7 @@ import pytest
 
 from adapters import AudioBlock, CapabilityError, DocumentBlock, ImageBlock, Message, TextBlock, ToolDefinition
 from adapters.conformance import CALLS, TOOLS
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import Tool
 
 from ..conformance.protocols.wire import Wire

@@ -10,8 +10,8 @@ import pytest
 from adapters import CancelledError, Message, RequestTimeoutError, TextBlock, TextDelta, ToolDefinition
 from adapters.conformance.fake_http import HANG
 from bus import CallboardError
-from bus.json_types import JsonObject
-from bus.stream_events import MessageStart
+from bus.streams.events import MessageStart
+from bus.values.json import JsonObject
 from engine import (
     AbortController,
     Finish,

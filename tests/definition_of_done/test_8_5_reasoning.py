@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adapters import ThinkingBlock
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import generate, stream
 
 from ..conformance.protocols.wire import Wire

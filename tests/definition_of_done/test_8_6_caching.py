@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from adapters import Message, TokenUsage, ToolDefinition
-from adapters.transport import HttpReply, HttpRequest
-from bus.json_types import Json, JsonObject
+from adapters.transport.transport import HttpReply, HttpRequest
+from bus.values.json import Json, JsonObject
 from engine import Engine, ModelRegistry, Session, Tool, generate, stream
 
 from ..adapters.anthropic.test_prompt_caching import PrefixCache

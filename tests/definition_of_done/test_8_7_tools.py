@@ -9,7 +9,7 @@ import pytest
 
 from adapters import StopReason, ToolChoice, ToolDefinition
 from adapters.conformance import CALLS, TOOLS
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import GenerateResult, Tool, ToolError, generate
 
 from ..conformance.protocols.wire import Wire

@@ -22,7 +22,7 @@ from adapters import (
     StreamError,
 )
 from adapters.conformance import TOOLS
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import Tool, generate, stream
 
 from ..conformance.protocols.wire import Wire

@@ -12,8 +12,8 @@ import pytest
 
 from adapters import AuthError, ImageBlock, RateLimitError, TextBlock
 from adapters.conformance import CALLS, TOOLS
-from bus.json_types import JsonObject
-from bus.stream_events import ToolUseEnd
+from bus.streams.events import ToolUseEnd
+from bus.values.json import JsonObject
 from engine import Engine, ModelRegistry, Tool, generate, generate_object, stream
 
 from ..conformance.protocols.wire import Wire

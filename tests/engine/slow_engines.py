@@ -11,7 +11,7 @@ from adapters import AdapterConfig, AttemptObserver, CanonicalRequest, Message
 from adapters.contract import AttemptStarted
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from adapters.images import ImageCapabilities, ImageRequest, ImageResponse
-from adapters.video import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
+from adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 

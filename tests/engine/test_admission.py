@@ -12,11 +12,11 @@ import pytest
 from adapters import ToolDefinition
 from bus import AdmissionError, Envelope, StoreError
 from engine import Engine, Limits, Tool
-from engine.admission import Admission
+from engine.runtime.admission import Admission
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tracestore import StoreState, TraceStore, WriterStatistics
-from tracestore.trace_file import made_at_once
+from tracestore.sqlite.trace_file import made_at_once
 
 from .engines import registry
 

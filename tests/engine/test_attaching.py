@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters import ToolDefinition
-from adapters.whole_stream import spelled_out
+from adapters.replies.whole import spelled_out
 from bus import (
     MessageComplete,
     MessageStart,

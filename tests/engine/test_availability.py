@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus import Cost, Envelope, LlmCallCompleted, LlmCallFailed, StopReason, TokenUsage
-from bus.events import ProviderAvailabilityChanged
-from bus.usage import CostSource
-from engine.availability import (
+from bus.events.catalogue import ProviderAvailabilityChanged
+from bus.values.usage import CostSource
+from engine.routing.availability import (
     MAX_RECORDS,
     STATES,
     TRANSITIONS,

@@ -8,11 +8,11 @@ import anyio
 import pytest
 
 from adapters import AdapterConfig, CanonicalRequest, Message, StopReason, TokenUsage, UsageSource
-from adapters.scripted import Reply, ScriptedAdapter
-from adapters.unfinished import NOTHING_USED
+from adapters.providers.scripted import Reply, ScriptedAdapter
+from adapters.usage.unfinished import NOTHING_USED
 from bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, Lossless, ServerError
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.stream_events import MessageStart, StreamEvent, TextDelta
+from bus.streams.events import MessageStart, StreamEvent, TextDelta
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.scripted import Say, adapter_type
 from tracestore import PriceRow, PriceTable

@@ -13,10 +13,10 @@ from adapters.registry import MODEL_TABLES, model_table
 from bus import CallboardError
 from bus.clock import Clock
 from engine import ModelInfo, get_latest_model, get_model_info, list_models
-from engine.catalogue import Catalogue
+from engine.models.catalogue import Catalogue
 from tracestore import PriceRow, PriceTable
-from tracestore.price_home import SNAPSHOT_NAME
-from tracestore.price_snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
+from tracestore.prices.home import SNAPSHOT_NAME
+from tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
 
 from ..definition_of_done.rows import row
 from ..support.virtual_time import FakeClock

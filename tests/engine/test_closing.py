@@ -17,7 +17,7 @@ from bus import (
     MessageComplete,
     TurnComplete,
 )
-from bus.usage import UsageSource
+from bus.values.usage import UsageSource
 from engine import Timeouts, tool
 from tests.support.scripted import Say, ScriptedAdapter
 

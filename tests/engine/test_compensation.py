@@ -19,7 +19,7 @@ from adapters import (
     ToolUseBlock,
 )
 from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool, ToolSettings
-from engine.compensation import Shape, shape
+from engine.models.habits import Shape, shape
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 

@@ -9,8 +9,8 @@ import pytest
 from adapters import RetryPolicy
 from bus import ConfigurationError
 from engine import ModelDefaults, ToolSettings
-from engine.config import load_registry, read_models_yaml, registry_from_env
-from engine.routing import expand
+from engine.models.config import load_registry, read_models_yaml, registry_from_env
+from engine.routing.candidates import expand
 
 SEED_EXAMPLE = """
 # ~/.yourtool/models.yaml

@@ -21,7 +21,16 @@ from adapters import (
 )
 from bus import Lossless, PromptTooLongError
 from engine import Engine, ModelRegistry, Session
-from engine.context import WHOLE, Context, ContextPolicy, Conversation, LastTurns, Summarise, Truncate, transcript
+from engine.conversation.context import (
+    WHOLE,
+    Context,
+    ContextPolicy,
+    Conversation,
+    LastTurns,
+    Summarise,
+    Truncate,
+    transcript,
+)
 from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tracestore import PriceTable
 

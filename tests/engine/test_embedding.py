@@ -38,8 +38,8 @@ from bus import (
 )
 from bus.clock import SYSTEM_CLOCK, Clock
 from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry
-from engine.config import read_models_yaml
-from engine.routing import expand
+from engine.models.config import read_models_yaml
+from engine.routing.candidates import expand
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 from tracestore import CallFilter, PriceTable
 

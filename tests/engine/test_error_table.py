@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from adapters.classify import COMMON_CODES, ErrorBody, build_error
 from adapters.contract import RetryPolicy
-from adapters.retry import retry_delay
+from adapters.http.retry import retry_delay
+from adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
 from bus import errors
 from bus.error_table import ERROR_TABLE, Counts, ErrorRow
 from bus.errors import AdapterError, CallboardError, RateLimitError
-from bus.events import LlmCallFailed
-from engine.availability import blame
+from bus.events.catalogue import LlmCallFailed
+from engine.routing.availability import blame
 
 from ..definition_of_done.rows import row
 

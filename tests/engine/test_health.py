@@ -14,7 +14,7 @@ import pytest
 
 from adapters import AdapterConfig, AuthError
 from bus import WrongLoop
-from bus.json_types import Json
+from bus.values.json import Json
 from engine import AdapterEntry, Check, Engine, HealthReport, ModelEntry, ModelRegistry, load_registry
 from engine.health import check_store
 from tests.support.provider_server import ProviderServer, provider_server

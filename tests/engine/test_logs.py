@@ -13,7 +13,7 @@ import pytest
 from adapters import ServerError
 from bus.log import ROOT
 from engine import AbortController, tool
-from engine.call_events import CallEnd, CallInfo
+from engine.calls.events import CallEnd, CallInfo
 from engine.middleware import Middleware
 from tests.engine.tools.rounds import result_of
 from tests.support.scripted import Say

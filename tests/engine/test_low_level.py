@@ -9,7 +9,7 @@ import pytest
 
 from adapters import CanonicalRequest, Message, StopReason, ToolDefinition
 from bus import LlmCallCompleted, NotFoundError
-from bus.events import LlmCallStarted
+from bus.events.catalogue import LlmCallStarted
 from tests.support.scripted import Say
 
 from .engines import running, topics

@@ -24,7 +24,7 @@ from adapters import (
     ToolDefinition,
 )
 from bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, StreamError, Subscription
-from bus.events import LlmCallStarted
+from bus.events.catalogue import LlmCallStarted
 from engine import Engine, ModelRegistry, Tool
 from engine.middleware import (
     Budget,

@@ -14,8 +14,8 @@ from adapters import AdapterConfig, AttemptObserver, ServerError, TokenUsage
 from adapters.contract import AttemptStarted
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
 from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
-from adapters.video import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
-from adapters.video.usage import video_usage
+from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
+from adapters.videos.usage import video_usage
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.middleware import Budget, BudgetExceededError, CallEnd, CallInfo, LogCalls, Middleware, RateLimit
 from tests.support.logs import captured_logs

@@ -8,8 +8,8 @@ import pytest
 
 from bus import ConfigurationError
 from engine import ModelRegistry
-from engine.config import read_models_yaml, registry_from_env
-from engine.routing import expand
+from engine.models.config import read_models_yaml, registry_from_env
+from engine.routing.candidates import expand
 
 ALL_KEYS = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a", "GEMINI_API_KEY": "g"}
 WORK = """

@@ -9,7 +9,7 @@ import pytest
 
 from adapters import RateLimitError
 from engine import ConfiguredModel, Engine
-from engine.config import read_models_yaml, registry_from_env
+from engine.models.config import read_models_yaml, registry_from_env
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable
 

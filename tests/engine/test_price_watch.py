@@ -7,7 +7,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from engine import price_watch
+from engine.pricing import watch as price_watch
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable, TraceStore
 

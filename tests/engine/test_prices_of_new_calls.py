@@ -8,7 +8,8 @@ import anyio
 import pytest
 
 from bus import StoreError
-from engine import Engine, price_watch
+from engine import Engine
+from engine.pricing import watch as price_watch
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from adapters import AdapterConfig
-from bus.json_types import JsonObject
-from engine.published_prices import published_name
-from engine.registry import AdapterEntry, ModelEntry
+from bus.values.json import JsonObject
+from engine.models.published_prices import published_name
+from engine.models.registry import AdapterEntry, ModelEntry
 
 
 @pytest.mark.parametrize(

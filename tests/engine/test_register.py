@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from adapters import AdapterConfig, OpenAIAdapter, scripted
+from adapters import AdapterConfig, OpenAIAdapter
+from adapters.providers import scripted
 from bus import ConfigurationError
 from engine import Engine, ModelRegistry
-from engine.registering import entry_of
+from engine.models.registering import entry_of
 from tests.support.scripted import Say
 
 from ..definition_of_done.rows import row

@@ -11,7 +11,7 @@ import pytest
 
 from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
 from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
-from bus.events import ProviderAvailabilityChanged
+from bus.events.catalogue import ProviderAvailabilityChanged
 from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend

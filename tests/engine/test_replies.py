@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
-from bus.json_types import Json
+from bus.values.json import Json
 from engine import Engine, Reply, Tool
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend

@@ -30,15 +30,15 @@ from bus import (
     ToolDefinition,
 )
 from engine import Engine, ModelChoice, ModelRegistry, Requirements, Session, Tool
-from engine.choice import Model
-from engine.resuming import configured, model_of
-from engine.session_state import SessionState
+from engine.routing.choice import Model
+from engine.sessions.resuming import configured, model_of
+from engine.sessions.state import SessionState
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.trace_making import Maker
 from tracestore import Capture, PriceTable, Redact, TraceStore
-from tracestore.captured import bodies_of_setup, setup_of
-from tracestore.spill import SpillFile
+from tracestore.writing.captured import bodies_of_setup, setup_of
+from tracestore.writing.spill import SpillFile
 
 from .engines import registry
 

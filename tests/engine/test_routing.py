@@ -44,7 +44,7 @@ from bus import (
     PromptTooLongError,
     Subscription,
 )
-from bus.messages import RoutingDecision
+from bus.values.messages import RoutingDecision
 from engine import (
     AdapterEntry,
     Engine,
@@ -55,8 +55,8 @@ from engine import (
     Requirements,
     Tool,
 )
-from engine.capabilities import Asked, check
-from engine.choice import in_words
+from engine.routing.capabilities import Asked, check
+from engine.routing.choice import in_words
 from tests.support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 from tests.support.virtual_time import FakeClock
 from tracestore import PriceRow, PriceTable

@@ -9,14 +9,21 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition, scripted
-from adapters.http_adapter import WireCall
+from adapters import (
+    AdapterConfig,
+    CallWarning,
+    CanonicalRequest,
+    MessageStart,
+    ToolDefinition,
+)
+from adapters.http.adapter import WireCall
+from adapters.providers import scripted
 from bus import AuthError, CallboardError, StoreError, TurnComplete, TurnStatus
 from engine import Engine, ModelChoice, ModelRegistry, Tool
-from engine.choice import Model
 from engine.middleware import Budget
-from engine.registering import entry_of
-from engine.registry import AdapterEntry, ModelEntry
+from engine.models.registering import entry_of
+from engine.models.registry import AdapterEntry, ModelEntry
+from engine.routing.choice import Model
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
 from tests.support.scripted import Say, adapter_type
 from tests.support.virtual_time import Backend, backend

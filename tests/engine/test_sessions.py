@@ -10,7 +10,7 @@ import pytest
 from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
 from bus import CallboardError, ConfigurationError, SessionBusy
 from engine import Engine, Requirements, Tool
-from engine.context import Context, LastTurns
+from engine.conversation.context import Context, LastTurns
 from tests.support.scripted import Say
 from tracestore import PriceTable
 

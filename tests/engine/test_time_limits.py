@@ -17,9 +17,9 @@ from adapters import (
     UsageSource,
 )
 from bus import LlmCallCompleted, LlmCallFailed, Subscription
-from bus.stream_events import TurnComplete
+from bus.streams.events import TurnComplete
 from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Timeouts, Tool
-from engine.call import CANCEL_GRACE_SECONDS
+from engine.calls.call import CANCEL_GRACE_SECONDS
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 from .engines import registry, running

@@ -21,7 +21,7 @@ from adapters import (
     ToolResultBlock,
 )
 from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
-from bus.stream_events import TurnComplete, TurnEvent
+from bus.streams.events import TurnComplete, TurnEvent
 from engine import Tool
 from tests.support.scripted import Say
 

@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 from adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
-from adapters.video import PollPolicy
+from adapters.videos import PollPolicy
 from bus import (
     CallboardError,
     ConfigurationError,

@@ -19,9 +19,9 @@ from adapters import (
     OpenAIAdapter,
     OpenAICompatibleAdapter,
 )
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
 from bus import AuthError
-from bus.json_types import Json
+from bus.values.json import Json
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, NoObjectGeneratedError
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type

@@ -11,7 +11,7 @@ import anyio.lowlevel
 import pytest
 
 from bus import CallboardError, StreamReset
-from bus.stream_events import StepFinish, StreamEvent, TurnComplete, TurnEvent
+from bus.streams.events import StepFinish, StreamEvent, TurnComplete, TurnEvent
 from engine import Engine, Session
 from tests.support.invariants import check_stream
 from tests.support.virtual_time import run_virtual

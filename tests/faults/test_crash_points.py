@@ -13,7 +13,7 @@ import pytest
 
 from adapters import AdapterError
 from bus import CallboardError, Envelope, StoreError
-from bus.stream_events import StepFinish, StreamEvent
+from bus.streams.events import StepFinish, StreamEvent
 from engine import Engine
 from tests.engine.engines import registry, running, topics
 from tests.support.invariants import check_stream

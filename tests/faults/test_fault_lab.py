@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
-from adapters.assembler import Assembler
-from adapters.http_adapter import HttpAdapter
+from adapters.http.adapter import HttpAdapter
+from adapters.replies.assembler import Assembler
 from benchmarks import fault_lab
 from benchmarks.faults import checks
 from benchmarks.faults.certificate import local_tls
@@ -24,9 +24,9 @@ from benchmarks.faults.replies import make_reply
 from benchmarks.faults.round import TOOLS, run_round
 from benchmarks.faults.server import FaultyServer
 from bus import OverloadedError, ServerError, TextBlock
-from bus.content import ThinkingBlock, ToolUseBlock
-from bus.messages import Message
-from bus.usage import TokenUsage
+from bus.values.content import ThinkingBlock, ToolUseBlock
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage
 
 from ..support.virtual_time import FakeClock
 

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, SupervisorEscalated
-from bus.stream_events import MessageComplete, TextDelta, TurnComplete, TurnEvent
+from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
 from engine import Engine, Session
 from tests.engine.engines import registry, running
 from tests.support.scripted import Say

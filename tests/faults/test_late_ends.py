@@ -20,11 +20,11 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from adapters.history import NOT_EXECUTED
-from adapters.http_stream import HttpStream
+from adapters.http.stream import HttpStream
+from adapters.requests.history import NOT_EXECUTED
 from bus import Lossless, StreamReset
-from bus.json_types import Json
-from bus.stream_events import TurnComplete
+from bus.streams.events import TurnComplete
+from bus.values.json import Json
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from tests.engine.engines import running
 from tests.support.scripted import Say, ScriptedAdapter

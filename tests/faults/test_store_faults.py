@@ -19,7 +19,8 @@ from engine import Engine
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from tracestore import PriceTable, TraceStore, WriterOptions, files
+from tracestore import PriceTable, TraceStore, WriterOptions
+from tracestore.sqlite import files
 
 pytestmark = pytest.mark.anyio
 
@@ -272,7 +273,7 @@ async def test_a_writers_lock_that_is_not_given_back_stops_no_call(
 ) -> None:
     """A stopped process between two commits: events wait, and are written when it goes on."""
     path = tmp_path / "trace.db"
-    monkeypatch.setattr("tracestore.database.needs_file_lock", lambda: True)
+    monkeypatch.setattr("tracestore.sqlite.database.needs_file_lock", lambda: True)
     async with rig_on(path) as rig:
         await rig.engine.flush()
         monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)

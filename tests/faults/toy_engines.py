@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from adapters import AdapterConfig, RetryPolicy, ToolDefinition
-from adapters.transport import HttpReply, HttpRequest
+from adapters.transport.transport import HttpReply, HttpRequest
 from bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, Subscription
 from bus.clock import SYSTEM_CLOCK, Clock
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool

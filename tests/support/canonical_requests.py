@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from bus.content import (
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -20,8 +20,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 PNG = b"\x89PNG\r\n\x1a\n"
 TEXTS = st.sampled_from(["", " ", "Hi", "a\nb", "☃ \u2028", "json", "x\ud800"]) | st.text(max_size=8)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.assembler import Assembler
-from adapters.classify import build_error, read_error_value
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http_adapter import HttpAdapter, WireCall
-from adapters.normaliser import SseNormaliser
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.usage import StopReason, TokenUsage
+from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.refusals.classify import build_error, read_error_value
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import SseNormaliser
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import StopReason, TokenUsage
 
 __all__ = [
     "CALL",

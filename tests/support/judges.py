@@ -19,7 +19,7 @@ import msgspec
 import pydantic
 import typing_extensions as te
 
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 _OLDER_SAMPLING = {"temperature": float, "top_p": float, "top_k": int}
 """Known to version 2023-06-01 of the Messages API, which we speak; the SDK's types are of a later one."""

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from adapters.assembler import Assembler
-from adapters.normaliser import StreamNormaliser
-from bus.content import ContentBlock, ThinkingBlock
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import StreamNormaliser
 from bus.errors import AdapterError
-from bus.stream_events import MessageComplete, StreamEvent
+from bus.streams.events import MessageComplete, StreamEvent
+from bus.values.content import ContentBlock, ThinkingBlock
 
 from .fake_http import pieces
 from .invariants import check_stream

@@ -13,11 +13,11 @@ from adapters import (
     Message,
     TokenUsage,
     ToolDefinition,
-    scripted,
 )
-from adapters.scripted import Call, Reply
+from adapters.providers import scripted
+from adapters.providers.scripted import Call, Reply
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 USAGE = TokenUsage(10, 5)
 CAPABILITIES = AdapterCapabilities(

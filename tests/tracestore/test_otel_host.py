@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from adapters import AdapterConfig, Message, Role, TextBlock, ToolUseBlock
-from adapters.surrogates import mend_json
+from adapters.requests.surrogates import mend_json
 from bus import Lossless, SessionMessageAppended, ToolFinished, ToolStarted
-from bus.content import AudioBlock, ImageBlock
 from bus.host_trace import current_trace
-from bus.messages import MessageMetadata
-from bus.usage import Cost, CostSource, StopReason, TokenUsage
+from bus.values.content import AudioBlock, ImageBlock
+from bus.values.messages import MessageMetadata
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.engine.engines import running
 from tests.support.provider_server import provider_server

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from bus.errors import StoreError
-from tracestore import TraceStore, backup
+from tracestore import TraceStore
+from tracestore.upkeep import backup
 
 from .test_trace_file import integrity
 from .trace_making import Maker

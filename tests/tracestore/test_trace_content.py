@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from bus.content import (
+from bus.events.catalogue import Envelope, Event, SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -25,8 +26,7 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.events import Envelope, Event, SessionConfigured, SessionCreated, SessionMessageAppended
-from bus.messages import (
+from bus.values.messages import (
     Candidate,
     Message,
     MessageMetadata,
@@ -35,10 +35,10 @@ from bus.messages import (
     SessionSetup,
     ToolDefinition,
 )
-from bus.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
 from tracestore import Capture, TraceStore
-from tracestore.captured import bodies_of, decode_metadata, encode_metadata, message_of
 from tracestore.codec import decode_line, encode_line
+from tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
 
 from .trace_making import T0, Maker, make_file_before
 

@@ -18,8 +18,9 @@ import anyio
 import pytest
 
 from bus.errors import StoreError
-from tracestore import TraceStore, database, files, migrations
-from tracestore.database import Database, Row, Statements
+from tracestore import TraceStore
+from tracestore.sqlite import database, files, migrations
+from tracestore.sqlite.database import Database, Row, Statements
 
 from .trace_making import Maker
 
@@ -205,8 +206,8 @@ async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     process = python(
         """
         import anyio, sys, time
-        from bus.event_bus import Bus
-        from bus.events import ActorStarted
+        from bus.bus import Bus
+        from bus.events.catalogue import ActorStarted
         from tracestore import TraceStore, WriterCore
 
         async def main():

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from bus import StoreError
-from tracestore import TraceStore, database
+from tracestore import TraceStore
 from tracestore.health import file_facts
+from tracestore.sqlite import database
 
 from ..support.virtual_time import Backend, backend
 

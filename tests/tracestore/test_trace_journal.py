@@ -11,7 +11,7 @@ import anyio
 import msgspec
 import pytest
 
-from bus.events import (
+from bus.events.catalogue import (
     ActorStarted,
     Envelope,
     Event,
@@ -22,15 +22,15 @@ from bus.events import (
     SessionTurnStarted,
     UnknownEvent,
 )
-from bus.messages import Message
-from bus.usage import TokenUsage
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.test_trace_writer import DISK_FULL, Rig
 from tests.tracestore.trace_making import Maker
 from tracestore import TraceStore, WriterOptions, codec
-from tracestore.adoption import adopt_leftovers
-from tracestore.captured import CapturedMessage
-from tracestore.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
+from tracestore.writing.adoption import adopt_leftovers
+from tracestore.writing.captured import CapturedMessage
+from tracestore.writing.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
 
 pytestmark = pytest.mark.anyio
 

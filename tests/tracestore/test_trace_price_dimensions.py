@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus.errors import ConfigurationError
-from bus.usage import Cost, CostSource, TokenUsage
-from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore, price_snapshot
-from tracestore.price_home import SNAPSHOT_NAME, price_table
-from tracestore.price_source import convert
+from bus.values.usage import Cost, CostSource, TokenUsage
+from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
+from tracestore.prices import snapshot as price_snapshot
+from tracestore.prices.home import SNAPSHOT_NAME, price_table
+from tracestore.prices.source import convert
 
 from .trace_making import Maker, make_file_before
 
@@ -219,7 +220,7 @@ def test_a_price_file_has_all_dimensions(tmp_path: Path) -> None:
 
 def test_the_snapshot_is_not_read_at_import() -> None:
     """Nor what reads it."""
-    code = "import engine, sys; print('tracestore.price_snapshot' in sys.modules)"
+    code = "import engine, sys; print('tracestore.prices.snapshot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

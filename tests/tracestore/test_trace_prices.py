@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bus.errors import ConfigurationError
-from bus.usage import CostSource, TokenUsage
+from bus.values.usage import CostSource, TokenUsage
 from tracestore import PriceRow, PriceTable
 
 YEAR_2025 = 1_735_689_600_000_000

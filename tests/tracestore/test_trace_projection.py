@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.events import Envelope, SessionCreated, SessionTurnStarted
-from bus.usage import TokenUsage
+from bus.events.catalogue import Envelope, SessionCreated, SessionTurnStarted
+from bus.values.usage import TokenUsage
 from tracestore import CallFilter, TraceStore
-from tracestore.database import Row
-from tracestore.insert import Insert, SqlValue
-from tracestore.projection import Batch, RunSpan
+from tracestore.sql.projection import Batch, RunSpan
+from tracestore.sqlite.database import Row
+from tracestore.sqlite.insert import Insert, SqlValue
 
 from .trace_making import Maker
 

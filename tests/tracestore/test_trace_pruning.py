@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import StoreError
-from bus.events import ActorStarted, Envelope, SessionCreated
-from bus.usage import Cost, CostSource
-from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore, pruning
+from bus.events.catalogue import ActorStarted, Envelope, SessionCreated
+from bus.values.usage import Cost, CostSource
+from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
+from tracestore.upkeep import pruning
 
 from .test_trace_file import integrity
 from .trace_making import T0, Maker

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import StoreError
-from bus.usage import Cost, CostSource, TokenUsage
+from bus.values.usage import Cost, CostSource, TokenUsage
 from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
-from tracestore.jobs import JOB_QUERY
 from tracestore.queries import calls_query
+from tracestore.sql.jobs import JOB_QUERY
 
 from .trace_making import DAY_US, T0, Maker
 

@@ -28,7 +28,7 @@ from bus import (
     TokenUsage,
     UnknownEvent,
 )
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from tracestore import PriceRow, PriceTable, StoredEvents, TraceStore, upcast
 from tracestore.codec import decode_event, decode_line, encode_event, encode_line
 

@@ -18,10 +18,19 @@ from hypothesis import strategies as st
 
 from bus.clock import SystemClock
 from bus.errors import StoreError
-from bus.usage import Cost, CostSource, TokenUsage
-from tracestore import CallFilter, CostRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore, repricing
-from tracestore.call_sums import sum_up
+from bus.values.usage import Cost, CostSource, TokenUsage
+from tracestore import (
+    CallFilter,
+    CostRow,
+    PriceRow,
+    PriceTable,
+    RepriceReport,
+    RepriceSums,
+    TraceStore,
+)
 from tracestore.moments import iso_day
+from tracestore.repricing import repricing
+from tracestore.sql.call_sums import sum_up
 
 from .trace_making import DAY_US, T0, Maker
 

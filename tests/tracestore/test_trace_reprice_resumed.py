@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import StoreError
-from bus.events import Envelope
-from bus.usage import Cost, CostSource, TokenUsage
+from bus.events.catalogue import Envelope
+from bus.values.usage import Cost, CostSource, TokenUsage
 from tracestore import (
     CallFilter,
     CallRow,
@@ -26,9 +26,9 @@ from tracestore import (
     RepriceReport,
     RepriceSums,
     TraceStore,
-    repricing,
 )
-from tracestore.dimensions import iso_day
+from tracestore.repricing import repricing
+from tracestore.sql.dimensions import iso_day
 
 from .test_trace_call_sums import assert_in_step
 from .trace_making import DAY_US, T0, Maker

@@ -9,7 +9,8 @@ import anyio
 import pytest
 
 from bus.errors import StoreError
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore, repricing
+from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
+from tracestore.repricing import repricing
 
 from .test_trace_repricing import FIRST, SECOND, fill
 from .trace_making import Maker
@@ -20,7 +21,8 @@ DIES = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.test_trace_repricing import SECOND
-from tracestore import TraceStore, repricing
+from tracestore import TraceStore
+from tracestore.repricing import repricing
 
 repricing.CHUNK = 3
 

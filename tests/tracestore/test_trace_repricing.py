@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from bus.clock import SYSTEM_CLOCK
 from bus.errors import StoreError
-from bus.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore, repricing
+from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore
+from tracestore.repricing import repricing
 
 from .trace_making import T0, Maker
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from bus.errors import StoreError
-from tracestore import CallFilter, TraceStore, repricing
-from tracestore.run_costs import Difference, difference
+from tracestore import CallFilter, TraceStore
+from tracestore.repricing import repricing
+from tracestore.repricing.run_costs import Difference, difference
 
 from .test_trace_call_sums import assert_in_step
 from .test_trace_repricing import FIRST, SECOND, fill

@@ -19,14 +19,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from bus.bus import Bus
 from bus.errors import StoreError
-from bus.event_bus import Bus
-from bus.events import ActorStarted, LlmCallFailed
-from tracestore import TraceStore, WriterCore, files, migrations
+from bus.events.catalogue import ActorStarted, LlmCallFailed
+from tracestore import TraceStore, WriterCore
 from tracestore.codec import encode_line
-from tracestore.files import run_locks
-from tracestore.runs import PROCESS_LOST
-from tracestore.spill import SpillFile, spill_path
+from tracestore.runs.lives import PROCESS_LOST
+from tracestore.sqlite import files, migrations
+from tracestore.sqlite.files import run_locks
+from tracestore.writing.spill import SpillFile, spill_path
 
 from .test_trace_file import integrity, python
 from .test_trace_projection import story, written
@@ -261,7 +262,7 @@ def assert_sound(path: Path) -> None:
 
 _CALLS_FOR_EVER = """
     import anyio, itertools, sys
-    from bus.event_bus import Bus
+    from bus.bus import Bus
     from trace_making import Maker
     from tracestore import TraceStore, WriterCore, WriterOptions
 
@@ -351,8 +352,8 @@ _FORKS_AND_IS_KILLED = """
     from pathlib import Path
     from trace_making import Maker
     from tracestore import TraceStore
-    from tracestore.files import FileLock
-    from tracestore.spill import SpillFile, spill_path
+    from tracestore.sqlite.files import FileLock
+    from tracestore.writing.spill import SpillFile, spill_path
 
     async def main(path):
         async with TraceStore(path) as store:

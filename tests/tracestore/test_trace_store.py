@@ -11,7 +11,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from bus.events import (
+from bus.events.catalogue import (
     Event,
     LlmCallCompleted,
     LlmCallFailed,
@@ -21,10 +21,11 @@ from bus.events import (
     StoreStateChanged,
     UnknownEvent,
 )
-from bus.messages import Message, RoutingDecision
-from bus.usage import Cost, CostSource, TokenUsage, UsageSource
-from tracestore import CallFilter, TraceStore, projection
+from bus.values.messages import Message, RoutingDecision
+from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from tracestore import CallFilter, TraceStore
 from tracestore.codec import decode_line, encode_event, encode_line
+from tracestore.sql import projection
 
 from .trace_making import DAY_US, T0, Maker
 

@@ -13,17 +13,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from bus.actor import Actor
-from bus.content import ImageBlock, TextBlock
+from bus.actors.actor import Actor
+from bus.actors.restart import RestartPolicy
+from bus.actors.supervisor import ChildSpec, Supervisor
+from bus.bus import Bus
 from bus.errors import StoreError
-from bus.event_bus import Bus
-from bus.events import ActorStarted, Envelope, SessionMessageAppended, StoreStateChanged
+from bus.events.catalogue import ActorStarted, Envelope, SessionMessageAppended, StoreStateChanged
 from bus.log import Log
-from bus.messages import Message
-from bus.restart import RestartPolicy
-from bus.supervisor import ChildSpec, Supervisor
+from bus.values.content import ImageBlock, TextBlock
+from bus.values.messages import Message
 from tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
-from tracestore.spill import SpillFile
+from tracestore.writing.spill import SpillFile
 
 from .trace_making import Maker
 

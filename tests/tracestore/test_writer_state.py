@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bus.events import ActorStarted, Envelope
+from bus.events.catalogue import ActorStarted, Envelope
 from tracestore import WriterOptions
-from tracestore.waiting import Waiting
-from tracestore.writer_state import StoreState, after_failure, retry_delay
+from tracestore.writing.state import StoreState, after_failure, retry_delay
+from tracestore.writing.waiting import Waiting
 
 
 def envelopes(count: int) -> list[Envelope]:

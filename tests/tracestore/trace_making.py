@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bus.events import Envelope, Event, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.usage import Cost, CostSource, StopReason, TokenUsage
-from tracestore import TraceStore, migrations
+from bus.events.catalogue import Envelope, Event, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
+from tracestore import TraceStore
+from tracestore.sqlite import migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000

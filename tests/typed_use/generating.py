@@ -16,7 +16,7 @@ from adapters import (
     ToolUseBlock,
 )
 from bus import Cost
-from bus.stream_events import MessageStart, TextDelta
+from bus.streams.events import MessageStart, TextDelta
 from engine import (
     AbortController,
     AbortSignal,

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 from pydantic import BaseModel
 
-from bus.json_types import Json
+from bus.values.json import Json
 from engine import (
     Engine,
     NoObjectGeneratedError,

@@ -7,7 +7,7 @@ from typing import Any, assert_type
 
 from adapters import TokenUsage, ToolAnnotations, ToolDefinition
 from bus import Cost
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import (
     ApprovalRequest,
     Approved,

@@ -21,7 +21,7 @@ import msgspec
 
 from bus.errors import ConfigurationError
 from bus.private_file import private_file
-from bus.usage import Cost
+from bus.values.usage import Cost
 
 from ..moments import iso_moment
 from ..queries import CallFilter, CallRow

@@ -15,7 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from bus.call_settings import CallSettings
-from bus.content import (
+from bus.events.catalogue import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.values.content import (
     AudioBlock,
     DocumentBlock,
     ImageBlock,
@@ -24,10 +25,9 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.events import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.usage import Cost, StopReason, TokenUsage
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import Cost, StopReason, TokenUsage
 
 Attributes: TypeAlias = dict[str, str | bool | int | float | Sequence[str]]
 

@@ -27,9 +27,8 @@ from collections import OrderedDict
 from collections.abc import AsyncIterable, Mapping
 from typing import TYPE_CHECKING
 
-from bus.content import ToolResultBlock, ToolUseBlock
 from bus.errors import ConfigurationError, ErrorClass
-from bus.events import (
+from bus.events.catalogue import (
     Envelope,
     LlmCallCompleted,
     LlmCallFailed,
@@ -40,7 +39,8 @@ from bus.events import (
     ToolFinished,
     ToolStarted,
 )
-from bus.messages import Message, Role
+from bus.values.content import ToolResultBlock, ToolUseBlock
+from bus.values.messages import Message, Role
 
 from . import genai
 from .otel_metrics import Metrics

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never
 
-from bus.events import LlmCallCompleted, LlmCallFailed
-from bus.usage import UsageSource
+from bus.events.catalogue import LlmCallCompleted, LlmCallFailed
+from bus.values.usage import UsageSource
 
 from . import genai
 

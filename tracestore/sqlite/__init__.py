@@ -1,4 +1,4 @@
-"""How SQLite and aiosqlite want to be treated, one subject a module; `tracestore.database` is made of them.
+"""How SQLite and aiosqlite want to be treated, one subject a module; `tracestore.sqlite.database` is made of them.
 
 statements   what a function may do with a connection, in the connection's thread
 thread       how a function gets there, and runs to its end whoever is cancelled

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..insert import Insert, SqlValue
+from .insert import Insert, SqlValue
 
 if TYPE_CHECKING:
     import sqlite3

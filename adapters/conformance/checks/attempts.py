@@ -18,7 +18,7 @@ from adapters.contract import (
     RetryPolicy,
 )
 from bus.errors import AdapterError, RequestTimeoutError
-from bus.usage import StopReason
+from bus.values.usage import StopReason
 
 RETRIES = "Retry configuration tuned"
 NO_JITTER = RetryPolicy(jitter=False)

@@ -19,10 +19,10 @@ from adapters.conformance.asking import (
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import Fails, Kit, Says, Scene, Silent, Stage
-from bus.content import TextBlock, ToolUseBlock
 from bus.errors import CancelledError
-from bus.stream_events import MessageComplete, StreamEvent, ToolUseStart
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent, ToolUseStart
+from bus.values.content import TextBlock, ToolUseBlock
+from bus.values.usage import StopReason, UsageSource
 
 CANCELLING = "Streaming adapter implemented and tested"
 

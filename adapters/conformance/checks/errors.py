@@ -8,7 +8,7 @@ from adapters.conformance.fake_http import FakeReply
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import CONDITIONS, Fails, Kit, NotShown, Says, Unreachable
 from bus.errors import AdapterError, AuthError, ContextOverflowError, ErrorClass, NetworkError, OverloadedError
-from bus.usage import StopReason
+from bus.values.usage import StopReason
 
 ERRORS = "Error normalisation implemented"
 

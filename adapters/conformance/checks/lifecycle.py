@@ -15,7 +15,7 @@ from adapters.conformance.kit import KEY, TOOLS, Fails, Kit, Says, Unreachable
 from adapters.contract import AdapterCapabilities, AttemptReport, ProviderAdapter
 from adapters.health import AdapterHealth, AdapterStatistics, ChecksHealth, ReportsStatistics
 from bus.errors import AdapterError
-from bus.messages import Message
+from bus.values.messages import Message
 
 
 @check("3.1", "Model mapping defined")

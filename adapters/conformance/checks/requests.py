@@ -9,8 +9,9 @@ from adapters.conformance.checking import check
 from adapters.conformance.invariants import check_stream, require
 from adapters.conformance.kit import CALLS, TOOLS, Kit, NotShown, Says, Stage
 from adapters.contract import CanonicalRequest
-from adapters.transport import HttpRequest
-from bus.content import (
+from adapters.transport.transport import HttpRequest
+from bus.errors import CapabilityError
+from bus.values.content import (
     AudioBlock,
     DocumentBlock,
     ImageBlock,
@@ -21,9 +22,8 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError
-from bus.json_types import JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.values.json import JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
 
 TOOL_FORMAT = "Tool definition format implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

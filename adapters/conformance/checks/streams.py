@@ -34,10 +34,10 @@ from adapters.conformance.invariants import (
     require,
 )
 from adapters.conformance.kit import CALLS, STOPS, Kit, NotShown, Says
-from bus.content import ThinkingBlock
 from bus.errors import AdapterError
-from bus.stream_events import StreamEvent, TextDelta, ToolUseInputDelta
-from bus.usage import StopReason
+from bus.streams.events import StreamEvent, TextDelta, ToolUseInputDelta
+from bus.values.content import ThinkingBlock
+from bus.values.usage import StopReason
 
 STREAMING = "Streaming adapter implemented and tested"
 MESSAGES = "Message conversion (both directions) implemented and tested"

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from adapters import registry
-from adapters.anthropic import AnthropicAdapter
 from adapters.contract import (
     AdapterConfig,
     AttemptFailed,
@@ -15,7 +14,7 @@ from adapters.contract import (
     ProviderAdapter,
     RateLimitInfo,
 )
-from bus.content import TextBlock, ToolUseBlock
+from adapters.providers.anthropic import AnthropicAdapter
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -30,8 +29,7 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import JsonObject
-from bus.stream_events import (
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     StreamEvent,
@@ -40,7 +38,9 @@ from bus.stream_events import (
     ToolUseInputDelta,
     ToolUseStart,
 )
-from bus.usage import StopReason, UsageSource
+from bus.values.content import TextBlock, ToolUseBlock
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, failing, request
 from ...support.invariants import check_stream

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic.response import token_usage
-from bus.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.anthropic.response import token_usage
 from bus.errors import OverloadedError
-from bus.json_types import Json, JsonObject
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.values.content import (
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.invariants import check_stream
 from ...support.readings import without_raw

@@ -7,11 +7,12 @@ import base64
 import msgspec
 import pytest
 
-from adapters.anthropic.request import write_request
 from adapters.contract import CanonicalRequest
-from adapters.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
-from adapters.http_adapter import WireCall
-from bus.content import (
+from adapters.http.adapter import WireCall
+from adapters.providers.anthropic.request import write_request
+from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
+from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
+from bus.values.content import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -23,9 +24,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import InvalidRequestError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from tests.support.logs import captured_logs
 
 from ...support.fake_http import request

@@ -7,14 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.content import (
-    OpaqueBlock,
-    ProviderRaw,
-    RedactedThinkingBlock,
-    TextBlock,
-    ThinkingBlock,
-    ToolUseBlock,
-)
 from bus.errors import (
     AdapterError,
     ContextOverflowError,
@@ -25,9 +17,17 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import JsonObject
-from bus.stream_events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta, ToolUseStart
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta, ToolUseStart
+from bus.values.content import (
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

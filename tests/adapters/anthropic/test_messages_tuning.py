@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.anthropic import AnthropicAdapter
-from adapters.anthropic.data import find_model
-from adapters.anthropic.request import write_request
 from adapters.contract import AdapterConfig
-from adapters.http_adapter import WireCall
-from bus.content import ProviderRaw, ThinkingBlock, ToolUseBlock
+from adapters.http.adapter import WireCall
+from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.anthropic.data import find_model
+from adapters.providers.anthropic.request import write_request
 from bus.errors import CapabilityError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import messages_faults

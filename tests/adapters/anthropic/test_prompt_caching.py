@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic import AnthropicAdapter
-from adapters.anthropic.request import write_request
 from adapters.contract import AdapterConfig, CanonicalRequest
-from bus.content import (
+from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.anthropic.request import write_request
+from bus.errors import InvalidRequestError
+from bus.values.content import (
     ContentBlock,
     ImageBlock,
     ProviderRaw,
@@ -25,9 +26,8 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.errors import InvalidRequestError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import messages_faults

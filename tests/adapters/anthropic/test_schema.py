@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.anthropic.request import write_request
-from adapters.anthropic.schema import fit_schema
 from adapters.contract import CanonicalRequest
-from adapters.http_adapter import WireCall
+from adapters.http.adapter import WireCall
+from adapters.providers.anthropic.request import write_request
+from adapters.providers.anthropic.schema import fit_schema
 from bus.errors import InvalidRequestError
-from bus.json_types import Json, JsonObject
-from bus.messages import ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import ToolDefinition
 
 from ...support.fake_http import request
 

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters.anthropic.response import read_reply
-from adapters.anthropic.stream import MessagesNormaliser
-from adapters.assembler import Assembler
-from bus.json_types import Json, JsonObject
-from bus.usage import TokenUsage, UsageSource
+from adapters.providers.anthropic.response import read_reply
+from adapters.providers.anthropic.stream import MessagesNormaliser
+from adapters.replies.assembler import Assembler
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support.readings import Reading, feed_all, read_every_way, read_refusable
 from ...support.virtual_time import FakeClock

@@ -17,7 +17,7 @@ from adapters import (
     ServerError,
     create_adapter,
 )
-from adapters.cassette import CassetteTransport, RecordingTransport
+from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
 from adapters.contract import AttemptFirstEvent, RetryPolicy
 from adapters.embeddings.http import EmbedsOverHttp

@@ -13,8 +13,8 @@ from adapters.conformance.fake_http import FakeReply
 from adapters.embeddings import INPUT_TYPES, EmbeddingAdapter, EmbeddingRequest
 from adapters.embeddings.vectors import from_numbers, read_vector
 from bus.errors import ConfigurationError, ContextOverflowError, NotFoundError, RateLimitError, ServerError
-from bus.json_types import Json, JsonObject
-from bus.usage import UsageSource
+from bus.values.json import Json, JsonObject
+from bus.values.usage import UsageSource
 
 from .wires import MODELS, answer, embedder, packed, reply, request, sent
 

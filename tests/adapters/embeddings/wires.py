@@ -13,7 +13,7 @@ from adapters.conformance.fake_http import FakeReply, FakeTransport
 from adapters.embeddings import EmbeddingRequest
 from adapters.embeddings.http import EmbedsOverHttp
 from bus.clock import Clock
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from ...support.virtual_time import FakeClock
 

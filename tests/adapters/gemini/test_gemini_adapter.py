@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.gemini import GeminiAdapter
-from adapters.history import NOT_EXECUTED
-from bus.content import TextBlock, ToolUseBlock
+from adapters.providers.gemini import GeminiAdapter
+from adapters.requests.history import NOT_EXECUTED
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -23,9 +22,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.usage import StopReason
+from bus.values.content import TextBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import StopReason
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport, request
 from ...support.invariants import check_stream

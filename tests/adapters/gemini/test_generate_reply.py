@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import OverloadedError
-from bus.json_types import Json
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.values.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from ...support.readings import without_raw
 from .wire_chunks import (

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.gemini.contents import GO_ON, NO_SIGNATURE
-from adapters.gemini.request import BuiltRequest, build_request
-from adapters.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
-from bus.content import (
+from adapters.providers.gemini.contents import GO_ON, NO_SIGNATURE
+from adapters.providers.gemini.request import BuiltRequest, build_request
+from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -24,9 +25,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from .wire_chunks import call, read_whole, text, thought

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.content import OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import AdapterError, InvalidRequestError, OverloadedError, QuotaExceededError, StreamError
-from bus.json_types import Json, JsonObject
-from bus.stream_events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta
+from bus.values.content import OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

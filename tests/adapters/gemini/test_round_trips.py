@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.gemini.request import build_request
-from bus.content import (
+from adapters.providers.gemini.request import build_request
+from bus.values.content import (
     AudioBlock,
     ContentBlock,
     DocumentBlock,
@@ -23,8 +23,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
 from ...support.judges import contents_faults

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.gemini.schema import fit_schema, takes_nothing
-from bus.json_types import Json, JsonObject
+from adapters.providers.gemini.schema import fit_schema, takes_nothing
+from bus.values.json import Json, JsonObject
 
 TAKEN: JsonObject = {
     "type": "object",

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters.assembler import Assembler
-from adapters.gemini.response import read_reply
-from adapters.gemini.stream import GeminiNormaliser
-from bus.content import ToolUseBlock
-from bus.json_types import Json, JsonObject
-from bus.usage import TokenUsage, UsageSource
+from adapters.providers.gemini.response import read_reply
+from adapters.providers.gemini.stream import GeminiNormaliser
+from adapters.replies.assembler import Assembler
+from bus.values.content import ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support import readings
 from ...support.readings import feed_all, read_every_way, read_refusable

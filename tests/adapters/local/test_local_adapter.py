@@ -20,9 +20,8 @@ from adapters.contract import (
     ProviderAdapter,
     RetryPolicy,
 )
-from adapters.local import LocalAdapter
+from adapters.providers.local import LocalAdapter
 from adapters.registry import create_adapter
-from bus.content import ToolUseBlock
 from bus.errors import (
     CancelledError,
     CapabilityError,
@@ -31,9 +30,10 @@ from bus.errors import (
     InvalidRequestError,
     NetworkError,
 )
-from bus.messages import Message, ToolDefinition
-from bus.stream_events import MessageComplete, MessageStart, StreamEvent, TextDelta
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from bus.values.content import ToolUseBlock
+from bus.values.messages import Message, ToolDefinition
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.invariants import check_stream
 from .local_processes import child_processes, process_gone, wait_until

@@ -10,7 +10,7 @@ import pytest
 
 from adapters import AdapterConfig, CapabilityError, ContextOverflowError
 from adapters.embeddings import EmbeddingAdapter, EmbeddingRequest, PartialEmbeddingError, Vector, embed_all
-from adapters.local import LocalAdapter
+from adapters.providers.local import LocalAdapter
 from bus import ConfigurationError
 
 pytestmark = pytest.mark.anyio

@@ -20,9 +20,9 @@ import anyio
 import httpx
 import pytest
 
-from adapters.local import server as child_module
-from adapters.local.process import LocalServer
-from adapters.local.settings import LocalServerSettings, choose_model, find_model
+from adapters.providers.local import server as child_module
+from adapters.providers.local.process import LocalServer
+from adapters.providers.local.settings import LocalServerSettings, choose_model, find_model
 from bus.errors import ConfigurationError, RequestTimeoutError, ServerError
 
 from .local_processes import child_processes, process_gone, wait_until
@@ -140,9 +140,9 @@ async def test_a_stopped_server_leaves_nothing(settings: LocalServerSettings, ca
 
 
 async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
-    """The process ends with its stdin, without a word from anyone; run as `python -m adapters.local.server`."""
+    """The process ends with its stdin, without a word from anyone, also of a module run by `python -m`."""
     child = subprocess.Popen(  # noqa: ASYNC220  (what is tested is the process, not how we wait for it)
-        [sys.executable, "-m", "adapters.local.server"],
+        [sys.executable, "-m", "adapters.providers.local.server"],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -175,8 +175,8 @@ async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
 PARENT = """
 import os, sys, time, anyio
 from pathlib import Path
-from adapters.local.process import LocalServer
-from adapters.local.settings import LocalServerSettings
+from adapters.providers.local.process import LocalServer
+from adapters.providers.local.settings import LocalServerSettings
 
 async def main():
     server = LocalServer(LocalServerSettings(Path(sys.argv[1]), context_tokens=512, slots=1))

@@ -9,13 +9,13 @@ import msgspec
 
 from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.http_adapter import WireCall
+from adapters.http.adapter import WireCall
 from adapters.images import ImageRequest
 from adapters.images.http import MakesImagesOverHttp
-from adapters.video import VideoRequest
-from adapters.video.http import MakesVideosOverHttp
+from adapters.videos import VideoRequest
+from adapters.videos.http import MakesVideosOverHttp
 from bus.clock import Clock
-from bus.json_types import Json
+from bus.values.json import Json
 
 from ...support.virtual_time import FakeClock
 

@@ -13,9 +13,9 @@ from adapters import AdapterError, CapabilityError, ImageBlock
 from adapters.images.contract import ImageRequest
 from adapters.images.sizes import read_ratio, size_of_ratio
 from adapters.images.wire import fit
-from adapters.multipart import FormPart, write_form
+from adapters.transport.multipart import FormPart, write_form
 from bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownError
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from ...support.media_server import png
 from .making import form, image_request, maker, reply

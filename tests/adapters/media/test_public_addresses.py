@@ -10,10 +10,10 @@ import httpcore
 import pytest
 
 from adapters import AdapterConfig, create_adapter
-from adapters.public_addresses import PublicSockets, is_public
-from adapters.transport import HttpRequest, HttpxTransport
-from adapters.video import VideoJob
-from adapters.video.http import MakesVideosOverHttp
+from adapters.transport.public_addresses import PublicSockets, is_public
+from adapters.transport.transport import HttpRequest, HttpxTransport
+from adapters.videos import VideoJob
+from adapters.videos.http import MakesVideosOverHttp
 from bus.errors import StreamError
 
 from ...support.scripted_server import Connection, serving

@@ -7,10 +7,10 @@ import pytest
 
 from adapters import CapabilityError, ImageBlock
 from adapters.conformance.fake_http import FakeReply
-from adapters.video import VideoJob, VideoTerms
-from adapters.video.usage import video_usage
+from adapters.videos import VideoJob, VideoTerms
+from adapters.videos.usage import video_usage
 from bus.errors import AuthError, ContentFilterError, InvalidRequestError, NotFoundError, StreamError
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 
 from ...support.media_server import png
 from .making import form, maker, reply, video_request

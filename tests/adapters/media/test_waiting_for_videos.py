@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters import AdapterError
-from adapters.video import PollPolicy, VideoJob, wait_for_video
-from adapters.video.mp4 import is_whole_mp4
+from adapters.videos import PollPolicy, VideoJob, wait_for_video
+from adapters.videos.mp4 import is_whole_mp4
 from bus.errors import AuthError, NetworkError, NotFoundError, RateLimitError, ServerError
 
 from ...support.media_server import mp4

@@ -8,10 +8,9 @@ import pytest
 
 from adapters import create_adapter
 from adapters.contract import AdapterConfig, RetryPolicy
-from adapters.ollama import OllamaAdapter
-from adapters.patience import SLOW_MACHINE_SECONDS
-from adapters.transport import HttpReply, HttpRequest
-from bus.content import TextBlock, ToolUseBlock
+from adapters.http.patience import SLOW_MACHINE_SECONDS
+from adapters.providers.ollama import OllamaAdapter
+from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -29,9 +28,10 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice
-from bus.usage import StopReason, UsageSource
+from bus.values.content import TextBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream

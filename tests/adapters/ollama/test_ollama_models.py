@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.ollama.models import (
+from adapters.providers.ollama.models import (
     ASK_AGAIN_SECONDS,
     MAX_MODELS,
     Catalogue,
@@ -16,7 +16,7 @@ from adapters.ollama.models import (
     read_show,
     read_tags,
 )
-from bus.json_types import Json
+from bus.values.json import Json
 
 SHOWN: Json = {
     "modelfile": "FROM x",

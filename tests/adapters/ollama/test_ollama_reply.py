@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.estimate import TokenRates, estimate_tokens
-from bus.content import ToolUseBlock
+from adapters.usage.estimate import TokenRates, estimate_tokens
 from bus.errors import (
     AdapterError,
     CapabilityError,
@@ -19,9 +18,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import Json, JsonObject
-from bus.stream_events import ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import ThinkingDelta, ToolUseEnd, ToolUseInputDelta, ToolUseStart
+from bus.values.content import ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from .wire_lines import METRICS, ask, body, call, last, line, read, read_pieces, read_reply
 

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.estimate import at_most
-from adapters.http_adapter import WireCall
-from adapters.ollama.models import UNKNOWN, ModelFacts
-from adapters.ollama.request import write_request
-from adapters.ollama.window import Windows, window_size
-from bus.content import (
+from adapters.http.adapter import WireCall
+from adapters.providers.ollama.models import UNKNOWN, ModelFacts
+from adapters.providers.ollama.request import write_request
+from adapters.providers.ollama.window import Windows, window_size
+from adapters.usage.estimate import at_most
+from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
+from bus.values.content import (
     AudioBlock,
     ImageBlock,
     OpaqueBlock,
@@ -28,9 +29,8 @@ from bus.content import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.judges import ollama_faults
 from .wire_lines import ask, call, last, read_reply

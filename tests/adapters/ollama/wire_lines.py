@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
-from adapters.estimate import TokenRates
-from adapters.ollama.response import read_whole
-from adapters.ollama.stream import ChatNormaliser
-from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.ollama.response import read_whole
+from adapters.providers.ollama.stream import ChatNormaliser
+from adapters.replies.assembler import Assembler
+from adapters.usage.estimate import TokenRates
 from bus.errors import AdapterError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent
-from bus.usage import TokenUsage, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent
+from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.openai import OpenAIAdapter
-from adapters.openai.quirks import COMPATIBLE, OPENAI
-from bus.content import TextBlock, ThinkingBlock
+from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai.quirks import COMPATIBLE, OPENAI
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -24,9 +23,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import JsonObject
-from bus.messages import Message
-from bus.usage import StopReason
+from bus.values.content import TextBlock, ThinkingBlock
+from bus.values.json import JsonObject
+from bus.values.messages import Message
+from bus.values.usage import StopReason
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream

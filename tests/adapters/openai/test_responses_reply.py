@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from adapters.openai.quirks import COMPATIBLE, QUIRKS
-from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai.quirks import COMPATIBLE, QUIRKS
 from bus.errors import AdapterError, ContextOverflowError, QuotaExceededError, ServerError, StreamError
-from bus.json_types import Json, JsonObject
-from bus.messages import ToolDefinition
-from bus.usage import StopReason
+from bus.values.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import ToolDefinition
+from bus.values.usage import StopReason
 
 from ...support.json_values import json_objects
 from ...support.readings import without_raw

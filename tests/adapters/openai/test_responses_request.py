@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
-from adapters.openai.request import BuiltRequest, build_request
-from bus.content import (
+from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
+from adapters.providers.openai.request import BuiltRequest, build_request
+from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
+from bus.values.content import (
     ContentBlock,
     DocumentBlock,
     ImageBlock,
@@ -20,9 +21,8 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.judges import responses_faults
 from .wire_events import call, message, read_whole, reasoning, request

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.openai.data import find_model
-from adapters.openai.quirks import COMPATIBLE, OPENAI, Quirks
-from adapters.openai.request import BuiltRequest, build_request
-from bus.json_types import JsonObject
-from bus.messages import Message
+from adapters.providers.openai.data import find_model
+from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
+from adapters.providers.openai.request import BuiltRequest, build_request
+from bus.values.json import JsonObject
+from bus.values.messages import Message
 
 from ...support.judges import responses_faults
 from .wire_events import request

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.openai.quirks import QUIRKS
-from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai.quirks import QUIRKS
 from bus.errors import (
     AdapterError,
     ContextOverflowError,
@@ -19,9 +18,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import JsonObject
-from bus.stream_events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import MessageStart, TextDelta, ThinkingDelta, ToolUseInputDelta
+from bus.values.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.strict_schema import NotStrict, to_strict, without_added_nulls
-from bus.json_types import Json, JsonObject
+from adapters.schemas.strict import NotStrict, to_strict, without_added_nulls
+from bus.values.json import Json, JsonObject
 
 
 def an_object(properties: JsonObject, *required: str, **fields: Json) -> JsonObject:

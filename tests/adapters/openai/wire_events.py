@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
-from adapters.openai.quirks import OPENAI, Quirks
-from adapters.openai.response import read_reply
-from adapters.openai.stream import ResponsesNormaliser
-from adapters.strict_mode import input_cleaner
-from bus.content import ToolUseBlock
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.usage import TokenUsage, UsageSource
+from adapters.providers.openai.quirks import OPENAI, Quirks
+from adapters.providers.openai.response import read_reply
+from adapters.providers.openai.stream import ResponsesNormaliser
+from adapters.replies.assembler import Assembler
+from adapters.schemas.strict_mode import input_cleaner
+from bus.values.content import ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support import readings
 from ...support.readings import feed_all, read_every_way, read_refusable

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import msgspec
 
 from adapters.contract import CanonicalRequest
-from bus.content import ProviderRaw, ThinkingBlock, ToolUseBlock
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolDefinition
+from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolDefinition
 
 from .wire_chunks import DONE, ask, body, chunk, tool, tools
 

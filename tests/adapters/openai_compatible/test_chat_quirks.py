@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.openai_compatible import QUIRKS, OpenAICompatibleAdapter
-from adapters.openai_compatible.quirks import HOSTS, choose_quirks, quirks_name
+from adapters.providers.openai_compatible import QUIRKS, OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.quirks.servers import HOSTS, choose_quirks, quirks_name
 from bus.errors import ConfigurationError
-from bus.json_types import Json
+from bus.values.json import Json
 
 from ...support.fake_http import FakeTransport
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.openai_compatible.usage import read_usage
-from bus.content import TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai_compatible.usage import read_usage
 from bus.errors import AdapterError, ServerError, StreamError
-from bus.json_types import Json, JsonObject
-from bus.usage import StopReason, TokenUsage, UsageSource
+from bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, TokenUsage, UsageSource
 
 from .wire_chunks import USAGE, chunk, read, read_body, reply, tool
 

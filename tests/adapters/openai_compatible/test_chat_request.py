@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.encoding import encode_json
-from adapters.openai_compatible.quirks import QUIRKS, Quirks
-from adapters.openai_compatible.request import ChatBody, build_body, schema_name
-from adapters.strict_mode import input_cleaner
-from bus.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
+from adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
+from adapters.requests.encoding import encode_json
+from adapters.schemas.strict_mode import input_cleaner
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
+from bus.values.content import ImageBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.json_values import json_objects
 from .wire_chunks import DEFAULT, ask, read_body, reply

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.openai_compatible.quirks import QUIRKS, Quirks
-from adapters.openai_compatible.think_tags import ThinkTags
-from bus.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
+from adapters.providers.openai_compatible.think_tags import ThinkTags
 from bus.errors import (
     AdapterError,
     ContextOverflowError,
@@ -17,9 +16,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import Json, JsonObject
-from bus.stream_events import TextDelta, ToolUseInputDelta
-from bus.usage import StopReason, UsageSource
+from bus.streams.events import TextDelta, ToolUseInputDelta
+from bus.values.content import OpaqueBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import pieces
 from .wire_chunks import DONE, STOP, USAGE, body, chunk, more, read, read_pieces, tool, tools

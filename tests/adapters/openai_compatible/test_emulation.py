@@ -7,10 +7,12 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse
-from adapters.emulation import call_schema, emulate, read_decision, read_response
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.whole_stream import whole_events
-from bus.content import (
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.replies.whole import whole_events
+from adapters.requests.emulation import call_schema, emulate, read_decision, read_response
+from bus.errors import AdapterError, InvalidRequestError, ServerError
+from bus.streams.events import StreamEvent
+from bus.values.content import (
     ContentBlock,
     ImageBlock,
     OpaqueBlock,
@@ -20,12 +22,10 @@ from bus.content import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from bus.errors import AdapterError, InvalidRequestError, ServerError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason, TokenUsage
-from bus.whole_calls import ended_well
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason, TokenUsage
+from bus.values.whole_calls import ended_well
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream

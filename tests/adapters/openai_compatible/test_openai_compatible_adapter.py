@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalResponse, RateLimitInfo
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.rate_limits import read_rate_limit
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.refusals.rate_limits import read_rate_limit
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -22,10 +22,10 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import JsonObject
-from bus.messages import ToolDefinition
-from bus.stream_events import StreamEvent
-from bus.usage import StopReason
+from bus.streams.events import StreamEvent
+from bus.values.json import JsonObject
+from bus.values.messages import ToolDefinition
+from bus.values.usage import StopReason
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream

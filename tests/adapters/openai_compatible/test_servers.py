@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalResponse
-from adapters.openai_compatible import QUIRKS, OpenAICompatibleAdapter
-from bus.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
+from adapters.providers.openai_compatible import QUIRKS, OpenAICompatibleAdapter
 from bus.errors import CapabilityError
-from bus.json_types import JsonObject
-from bus.messages import Message
-from bus.usage import StopReason, TokenUsage
+from bus.values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
+from bus.values.json import JsonObject
+from bus.values.messages import Message
+from bus.values.usage import StopReason, TokenUsage
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream

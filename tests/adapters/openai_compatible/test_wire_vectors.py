@@ -12,10 +12,10 @@ from email.utils import formatdate
 import msgspec
 import pytest
 
-from adapters.classify import build_error, read_error
 from adapters.contract import AdapterConfig
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.openai_compatible.quirks import QUIRKS
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.quirks.servers import QUIRKS
+from adapters.refusals.classify import build_error, read_error
 from bus.errors import (
     AdapterError,
     ContextOverflowError,
@@ -26,7 +26,7 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.virtual_time import FakeClock

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
-from adapters.openai_compatible.quirks import QUIRKS, Quirks
-from adapters.openai_compatible.response import read_whole
-from adapters.openai_compatible.stream import ChatNormaliser
-from adapters.openai_compatible.wire import decode_reply
-from bus.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
+from adapters.providers.openai_compatible.response import read_whole
+from adapters.providers.openai_compatible.stream import ChatNormaliser
+from adapters.providers.openai_compatible.wire import decode_reply
+from adapters.replies.assembler import Assembler
 from bus.errors import AdapterError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent
-from bus.usage import TokenUsage, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent
+from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

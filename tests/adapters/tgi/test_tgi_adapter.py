@@ -8,9 +8,8 @@ import pytest
 
 from adapters import create_adapter
 from adapters.contract import AdapterConfig, CanonicalResponse, RetryPolicy
-from adapters.openai_compatible import OpenAICompatibleAdapter
-from adapters.tgi import TGIAdapter
-from bus.content import TextBlock, ToolUseBlock
+from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.tgi import TGIAdapter
 from bus.errors import (
     AccessDeniedError,
     AdapterError,
@@ -24,9 +23,10 @@ from bus.errors import (
     RateLimitError,
     ServerError,
 )
-from bus.json_types import Json, JsonObject
-from bus.messages import Message, ToolChoice, ToolDefinition
-from bus.usage import StopReason, UsageSource
+from bus.values.content import TextBlock, ToolUseBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason, UsageSource
 
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.tgi.prompt import TEMPLATES
-from adapters.tgi.stops import StopTrimmer
+from adapters.providers.tgi.prompt import TEMPLATES
+from adapters.providers.tgi.stops import StopTrimmer
 from bus.errors import (
     AdapterError,
     ContextOverflowError,
@@ -16,8 +16,8 @@ from bus.errors import (
     ServerError,
     StreamError,
 )
-from bus.json_types import Json
-from bus.usage import StopReason, UsageSource
+from bus.values.json import Json
+from bus.values.usage import StopReason, UsageSource
 
 from .wire_tokens import ask, body, details, end, read, read_reply, token
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.http_adapter import WireCall
-from adapters.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
-from adapters.tgi.request import write_request
-from bus.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
+from adapters.http.adapter import WireCall
+from adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
+from adapters.providers.tgi.request import write_request
 from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
+from bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
 
 from .wire_tokens import PLAIN, ask, details, end, read, token
 

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import msgspec
 
-from adapters.assembler import Assembler
 from adapters.contract import CanonicalRequest
-from adapters.estimate import TokenRates
-from adapters.tgi.prompt import TEMPLATES, PromptTemplate
-from adapters.tgi.request import stop_sequences
-from adapters.tgi.response import ReplyReader, read_whole
-from adapters.tgi.stream import TokenNormaliser
-from bus.content import TextBlock
+from adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate
+from adapters.providers.tgi.request import stop_sequences
+from adapters.providers.tgi.response import ReplyReader, read_whole
+from adapters.providers.tgi.stream import TokenNormaliser
+from adapters.replies.assembler import Assembler
+from adapters.usage.estimate import TokenRates
 from bus.errors import AdapterError
-from bus.json_types import Json, JsonObject
-from bus.messages import Message
-from bus.stream_events import MessageComplete, StreamEvent
-from bus.usage import TokenUsage, UsageSource
+from bus.streams.events import MessageComplete, StreamEvent
+from bus.values.content import TextBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.usage import TokenUsage, UsageSource
 
 from ...support.fake_http import pieces
 from ...support.invariants import check_stream

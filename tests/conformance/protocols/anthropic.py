@@ -8,7 +8,7 @@ import msgspec
 
 from adapters import AnthropicAdapter
 from adapters.conformance import CALLS, arguments, halves
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 from ...support.judges import messages_faults
 from ...support.wire_history import history_faults

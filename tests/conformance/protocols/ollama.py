@@ -8,8 +8,8 @@ import msgspec
 
 from adapters import OllamaAdapter
 from adapters.conformance import CALLS, halves
-from bus.json_types import Json, JsonObject
-from bus.usage import TokenUsage
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage
 
 from ...support.judges import ollama_faults
 from .wire import Wire

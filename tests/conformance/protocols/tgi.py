@@ -9,8 +9,8 @@ import msgspec
 from adapters import TGIAdapter
 from adapters.conformance import NotShown, halves
 from adapters.contract import AdapterCapabilities
-from bus.json_types import Json, JsonObject
-from bus.usage import TokenUsage
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage
 
 from .wire import Wire
 

@@ -10,10 +10,10 @@ import msgspec
 
 from adapters.conformance import CALLS, FakeReply, HttpKit
 from adapters.contract import ProviderAdapter
-from adapters.http_adapter import HttpAdapter
-from adapters.transport import HttpReply, HttpRequest, Transport
+from adapters.http.adapter import HttpAdapter
+from adapters.transport.transport import HttpReply, HttpRequest, Transport
 from bus.clock import Clock
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 
 
 class Wire(HttpKit):

@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel
 
 from adapters import AdapterCapabilities, AdapterConfig, CanonicalRequest, StopReason
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.middleware import MiddlewareLike
 from tests.support.scripted import CAPABILITIES, Say, ScriptedAdapter, scripted_type

@@ -8,8 +8,7 @@ import pytest
 
 from adapters import CanonicalResponse, Message, Role, StopReason, StreamEvent, TextBlock
 from bus import CallboardError, StreamReset
-from bus.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
-from bus.stream_events import (
+from bus.streams.events import (
     MessageComplete,
     MessageStart,
     ProviderBlock,
@@ -17,11 +16,12 @@ from bus.stream_events import (
     ThinkingDelta,
     ToolUseStart,
 )
-from bus.stream_fold import fold
-from bus.usage import TokenUsage
+from bus.streams.fold import fold
+from bus.values.content import OpaqueBlock, ProviderRaw, RedactedThinkingBlock, ThinkingBlock, ToolUseBlock
+from bus.values.usage import TokenUsage
 from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
 from engine import StreamAccumulator
-from engine.accumulator import whole_reply_events
+from engine.calls.accumulator import whole_reply_events
 
 from ...support.virtual_time import Backend, backend
 

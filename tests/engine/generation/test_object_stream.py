@@ -11,10 +11,10 @@ import pytest
 
 from adapters import AdapterCapabilities, NetworkError, StopReason
 from bus.errors import CancelledError
-from bus.json_types import Json
-from engine.generation.object_reply import NoObjectGeneratedError
-from engine.generation.object_stream import ObjectStream
+from bus.values.json import Json
 from engine.middleware import Cache
+from engine.objects.reply import NoObjectGeneratedError
+from engine.objects.stream import ObjectStream
 from tests.support.scripted import CAPABILITIES, Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running

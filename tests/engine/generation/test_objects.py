@@ -10,9 +10,9 @@ import pytest
 
 from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
 from bus import CallboardError, CapabilityError, RequestTimeoutError
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine import Tool
-from engine.generation.object_reply import NoObjectGeneratedError
+from engine.objects.reply import NoObjectGeneratedError
 from engine.type_schema import SchemaError
 from tests.support.scripted import Say
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.json_types import Json, JsonObject
-from engine.generation.object_reply import repair
-from engine.generation.partial_json import PartialJson
+from bus.values.json import Json, JsonObject
+from engine.objects.partial_json import PartialJson
+from engine.objects.reply import repair
 
 SCALARS = st.one_of(
     st.none(),

@@ -24,7 +24,7 @@ from engine import (
     ViewEvent,
     stream,
 )
-from engine.call import CallOutcome
+from engine.calls.call import CallOutcome
 from engine.generation.streaming import DELTAS_PER_ESTIMATE
 from tests.support.scripted import Say
 from tracestore import PriceTable

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bus import CallboardError, Cost, CostSource, StreamReset, ToolFinished, ToolStarted
-from bus.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
 from bus.errors import CancelledError
-from bus.stream_events import (
+from bus.streams.events import (
     CallWarning,
     MessageComplete,
     MessageStart,
@@ -25,8 +24,9 @@ from bus.stream_events import (
     TurnComplete,
     TurnEvent,
 )
-from bus.stream_fold import fold
-from bus.usage import StopReason, TokenUsage
+from bus.streams.fold import fold
+from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.usage import StopReason, TokenUsage
 from engine import Finish, ProviderEvent, StreamFailed, TextEnd, TextStart, ThinkingEnd, ThinkingStart, ViewEvent
 from engine.generation.view import TurnView
 

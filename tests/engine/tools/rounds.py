@@ -8,7 +8,7 @@ from typing import Any
 from adapters import ToolResultBlock, ToolUseBlock
 from bus import ToolFinished, ToolProgress, ToolStarted
 from bus.clock import SYSTEM_CLOCK
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import Tool
 from engine.tools import ToolRound, ToolScene, run_tools
 

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from adapters import ToolDefinition, ToolUseBlock
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import InvalidToolCallError, Tool, ToolDefinitionError, tool
 
 from ...definition_of_done.rows import row

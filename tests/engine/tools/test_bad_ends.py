@@ -15,12 +15,12 @@ from adapters import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from adapters.history import NOT_EXECUTED
+from adapters.requests.history import NOT_EXECUTED
 from bus import Cost, CostSource
-from bus.usage import TokenUsage
-from bus.whole_calls import ended_well, with_whole_calls
+from bus.values.usage import TokenUsage
+from bus.values.whole_calls import ended_well, with_whole_calls
 from engine import Tool, tool
-from engine.call import CallOutcome
+from engine.calls.call import CallOutcome
 from engine.middleware import Next
 from engine.tools import open_calls
 from tests.support.scripted import Say

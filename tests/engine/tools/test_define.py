@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from adapters import Message, ToolAnnotations
-from bus.json_types import JsonObject
+from bus.values.json import JsonObject
 from engine import AbortSignal, FunctionTool, ToolContext, ToolDefinitionError, tool
 from engine.type_schema import SchemaError
 

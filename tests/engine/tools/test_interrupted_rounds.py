@@ -10,10 +10,10 @@ import anyio
 import pytest
 
 from adapters import Message, RequestTimeoutError, Role, ToolDefinition, ToolResultBlock
-from adapters.history import NOT_EXECUTED
+from adapters.requests.history import NOT_EXECUTED
 from bus import CallboardError, CancelledError, StreamError, ToolFinished, ToolStarted, TurnComplete
-from bus.json_types import JsonObject
-from bus.stream_events import TurnEvent
+from bus.streams.events import TurnEvent
+from bus.values.json import JsonObject
 from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from engine.tools.running import INTERRUPTED
 from tests.support.scripted import Say

@@ -23,7 +23,7 @@ import pytest
 from adapters import ImageBlock, Message, TextBlock, ToolDefinition
 from bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
 from engine import AbortSignal, Tool, ToolContext, ToolError, tool
-from engine.tools import threads
+from engine.tools.function import threads
 
 from .rounds import Told, call, result_of, run
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import Draft202012Validator
 
-from bus.json_types import Json, JsonObject
+from bus.values.json import Json, JsonObject
 from engine.type_schema import SchemaError, check
 from engine.type_schema.accepting import accepting
 

@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from pydantic import BaseModel, ConfigDict
 
-from adapters.anthropic.schema import fit_schema as fit_for_anthropic
-from adapters.gemini.schema import fit_schema
-from adapters.schema_sanitizer import normalise_schema
-from adapters.strict_schema import NotStrict, to_strict
-from bus.json_types import Json, JsonObject
+from adapters.providers.anthropic.schema import fit_schema as fit_for_anthropic
+from adapters.providers.gemini.schema import fit_schema
+from adapters.schemas.sanitizer import normalise_schema
+from adapters.schemas.strict import NotStrict, to_strict
+from bus.values.json import Json, JsonObject
 from engine.type_schema import SchemaError, check, convert, json_schema
 
 from .sample_types import (

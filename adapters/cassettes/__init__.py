@@ -1,0 +1,1 @@
+"""Recording and replaying what goes over HTTP to a provider."""

@@ -1,0 +1,54 @@
+"""An adapter of any type over HTTP whose provider is a cassette: for tests and demos that models.yaml sets up."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import ConfigurationError
+from bus.values.json import Json
+
+from ..contract import AdapterConfig, ProviderAdapter
+from ..registry import create_adapter
+from ..requests.settings import read_options
+from ..transport.transport import HttpxTransport, Transport
+from .cassette import CassetteTransport, RecordingTransport
+
+
+class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`AdapterConfig.options` of type ``cassette``.
+
+    type: of the adapter that was, or is to be, recorded. file: the cassette, from the working directory. record:
+    ask the real provider, and write the file when the adapter is closed. options: that adapter's own.
+    """
+
+    type: str
+    file: str
+    record: bool = False
+    options: dict[str, Json] = {}
+
+
+def cassette_adapter(config: AdapterConfig, *, name: str, clock: Clock = SYSTEM_CLOCK) -> ProviderAdapter:
+    """The adapter of ``options.type`` that plays, or records, ``options.file``. Raises ConfigurationError."""
+    options = read_options(config.options, CassetteOptions, name=name, type_name="cassette")
+    secrets = [config.api_key] if config.api_key else []
+    transport: Transport
+    if options.record:
+        transport = RecordingTransport(HttpxTransport(), options.file, scenario=name, secrets=secrets)
+    else:
+        try:
+            transport = CassetteTransport(options.file)
+        except OSError as error:
+            raise ConfigurationError(
+                f"adapters.{name}.options.file: {options.file!r} can't be read: {error.strerror}; "
+                "with `record: true` it is made"
+            ) from error
+    inner = msgspec.structs.replace(config, options=options.options)
+    try:
+        return create_adapter(options.type, inner, name=name, clock=clock, transport=transport)
+    except TypeError as error:
+        if "transport" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"adapters.{name}: an adapter of type {options.type!r} goes over no HTTP that could be recorded"
+        ) from error

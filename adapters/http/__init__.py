@@ -1,0 +1,1 @@
+"""Driving one call over HTTP: attempts, time limits, retries, streams."""

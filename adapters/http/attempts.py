@@ -1,0 +1,254 @@
+"""The attempts of one request over HTTP: their time limits, and the scope that `cancel()` reaches.
+
+attempt → (wait → attempt)* → end. Each wait for the network, and each backoff, runs under a cancel scope of its
+own; none is held across a `yield`, so a reader may leave at any point. What is sent, and what a reply means, is
+none of its business: `http_call` adds that for conversations, `embeddings.http` for vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+
+import anyio
+
+from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
+from bus.values.usage import TokenUsage, UsageSource
+
+from ..contract import (
+    AttemptFailed,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptReport,
+    AttemptResent,
+    AttemptStarted,
+    RetryPolicy,
+)
+from ..transport.key_masking import masked
+from ..usage.unfinished import NOTHING_USED, usage_of_failure
+from .retry import retry_delay, tell_retry
+
+if TYPE_CHECKING:
+    from .adapter import HttpAdapter
+
+T = TypeVar("T")
+
+_ESTIMATED = UsageSource.ESTIMATED
+
+
+class Limit(NamedTuple):
+    """Of one wait. of: seconds in all, of which this wait may be the last part."""
+
+    seconds: float
+    of: float
+
+
+class AttemptTerms(Protocol):
+    """What a request of any kind says of its attempts; None leaves it to the adapter's configuration."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def max_retries(self) -> int | None: ...
+    @property
+    def retry(self) -> RetryPolicy | None: ...
+    @property
+    def timeout_seconds(self) -> float | None: ...
+
+
+class HttpAttempts:
+    """One request over all its attempts. ended: nothing will be waited for again. sent: the request of the current
+    attempt has left, or is about to.
+
+    on_cancel: closes the reply when the request is cancelled while nothing is waited for. draining: it is being
+    read on after its cancelling; what is waited for then ends at the drain's own time limit. repaired: how many
+    attempts followed a repair; they don't count as retries. estimate_input: the tokens that are sent, for the
+    usage of an attempt that ends early.
+    """
+
+    def __init__(
+        self,
+        adapter: HttpAdapter,
+        terms: AttemptTerms,
+        on_attempt: AttemptObserver | None,
+        estimate_input: Callable[[], int] | None = None,
+    ) -> None:
+        self.adapter = adapter
+        self._estimate_input = estimate_input
+        self.attempt = 0
+        self.cancelled = False
+        self.ended = False
+        self.draining = False
+        self.repaired = 0
+        self.sent = False
+        self.on_cancel: Callable[[], Awaitable[None]] | None = None
+        self.timeout_seconds = given(terms.timeout_seconds, adapter.config.timeout_seconds)
+        self._terms = terms
+        self._on_attempt = on_attempt
+        self._scope: anyio.CancelScope | None = None
+        self._deadline: float | None = None
+        self._limit: Limit | None = None
+        self._limit_ends = math.inf
+        self._started_ns = adapter.clock.monotonic_ns()
+        self._first_event_told = False
+        self._next_reason: Literal["first", "retry", "repair"] = "first"
+
+    def report(self, report: AttemptReport) -> None:
+        if self._on_attempt is not None:
+            self._on_attempt(report)
+
+    def elapsed_ms(self) -> int:
+        return (self.adapter.clock.monotonic_ns() - self._started_ns) // 1_000_000
+
+    def begin_attempt(self) -> None:
+        if self.attempt == 0:
+            running = self.adapter.running.get(self._terms.request_id)
+            if running is not None and not running.ended:
+                raise InvalidRequestError(f"request_id {self._terms.request_id!r} is already running")
+            self.adapter.running[self._terms.request_id] = self
+            self._deadline = anyio.current_time() + self.timeout_seconds
+        if self.cancelled:
+            raise self._cancelled_error()
+        self.attempt += 1
+        self.sent = False
+        self._first_event_told = False
+        self.prepare_attempt()
+        self.report(AttemptStarted(self.attempt, self._next_reason))
+
+    def resend_observer(self) -> Callable[[], object] | None:
+        """Who is told that the current attempt's request is sent once more; it keeps nothing of the call alive."""
+        observer, report = self._on_attempt, AttemptResent(self.attempt)
+        return None if observer is None else lambda: observer(report)
+
+    def prepare_attempt(self) -> None:
+        """Forget what an earlier attempt had begun to read."""
+
+    def first_event(self) -> None:
+        if not self._first_event_told:
+            self._first_event_told = True
+            self.report(AttemptFirstEvent(self.attempt))
+
+    async def wait(self, step: Callable[[], Awaitable[T]], limit: Limit | float | None = None, *, what: str) -> T:
+        """Wait for the network, at most `limit` seconds and never beyond the call's own time.
+
+        Raises CancelledError after `cancel()`, RequestTimeoutError when time is up.
+        """
+        assert self._deadline is not None
+        if self.cancelled and not self.draining:
+            raise self._cancelled_error()
+        now = anyio.current_time()
+        self._limit = limit if isinstance(limit, Limit) or limit is None else Limit(limit, limit)
+        self._limit_ends = now + self._limit.seconds if self._limit is not None else self._deadline
+        if now >= self._deadline:  # a step that needn't wait would never be told
+            raise self._out_of_time_error()
+        with anyio.CancelScope(deadline=min(self._limit_ends, self._deadline)) as scope:
+            self._scope = scope
+            try:
+                return await step()
+            finally:
+                self._scope = None
+        if self._limit is not None and self._limit_ends < self._deadline and not self.cancelled:
+            what = what.removeprefix("the ")
+            raise RequestTimeoutError(f"{self.adapter.name}: no {what} within {self._limit.of:g} s")
+        raise self._out_of_time_error()
+
+    def move_on(self, now: float, limit: Limit) -> None:
+        """What is being waited for comes in parts, and one came: `limit` counts anew.
+
+        Raises as `wait` does, for a part that is there already waits for nothing.
+        """
+        if self._scope is not None and self._deadline is not None:
+            if now >= self._deadline:
+                raise self._out_of_time_error()
+            self._limit, self._limit_ends = limit, now + limit.seconds
+            self._scope.deadline = min(self._limit_ends, self._deadline)
+
+    async def back_off_or_raise(self, error: AdapterError) -> None:
+        """Wait before another attempt, or raise the error, complete with ids and without the key.
+
+        A request that can be mended is tried again at once.
+        """
+        self.identify(error)
+        if self.cancelled:
+            raise self._cancelled_error() from error
+        if self.mend(error):
+            self.repaired += 1
+            self._next_reason = "repair"
+            self._failed(error, 0.0)
+            return
+        config, terms = self.adapter.config, self._terms
+        budget = terms.max_retries if terms.max_retries is not None else config.max_retries
+        policy = terms.retry or config.retry
+        retries = self.attempt - 1 - self.repaired
+        delay = retry_delay(error, retries, budget, policy, self.adapter.clock.random())
+        if delay is None or self.out_of_time(delay):
+            raise error
+        self._next_reason = "retry"
+        self._failed(error, delay)
+        tell_retry(policy, error, self.attempt, delay)
+        await self.wait(lambda: anyio.sleep(delay), what="another attempt")
+
+    def _failed(self, error: AdapterError, delay: float) -> None:
+        self.sent = False
+        self.report(AttemptFailed(self.attempt, error, delay))
+
+    def mend(self, error: AdapterError) -> bool:
+        """Change what the next attempt sends, if the error says how; whether it did."""
+        return False
+
+    def out_of_time(self, seconds: float = 0.0) -> bool:
+        """Whether the time of the whole request is up in so many seconds."""
+        return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
+
+    def identify(self, error: AdapterError) -> None:
+        """Put ids and usage on an error, and take keys out of it: some providers repeat them."""
+        error.request_id = self._terms.request_id
+        error.provider = self.adapter.name
+        if error.usage is None:
+            error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
+        hidden = self.adapter.secrets
+        error.args = (masked(str(error), hidden),)
+        for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
+            said = getattr(error, field)
+            if said:
+                setattr(error, field, masked(said, hidden))
+
+    def _out_of_time_error(self) -> AdapterError:
+        """The end of the whole call; of one that was cancelled, also the end of its drain."""
+        if self.cancelled:
+            return self._cancelled_error()
+        said = f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s"
+        return RequestTimeoutError(said, retryable=False)
+
+    def _cancelled_error(self) -> CancelledError:
+        error = CancelledError("the call was cancelled", request_id=self._terms.request_id)
+        error.usage = self.usage_so_far()
+        return error
+
+    @property
+    def heard(self) -> bool:
+        """Whether anything of a reply has come in this attempt."""
+        return False
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+        return self._count_used() if self.sent else NOTHING_USED
+
+    def _count_used(self) -> TokenUsage | None:
+        """The same, of an attempt whose request was sent."""
+        return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the request. at_once: even if it may, or does, read on for its usage."""
+        self.cancelled = True
+        self.draining = False
+        if self._scope is not None:
+            self._scope.cancel()
+        elif self.on_cancel is not None:
+            await self.on_cancel()
+
+
+def given(own: float | None, default: float) -> float:
+    """What a request says, or else the configuration."""
+    return default if own is None else own

@@ -1,0 +1,112 @@
+"""When an adapter tries again, and how long it waits: pure functions of the error and the clock's randomness."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC
+
+from bus.errors import AdapterError
+from bus.log import Log
+
+from ..contract import RetryPolicy
+
+_log = Log("adapters.retry")
+
+_PART = re.compile(
+    r"[\s,]*([\d.]+)\s*(h|ms|m|s|us|µs|μs|ns|hours?|minutes?|min|milliseconds?|seconds?|sec)(?![a-z])",
+    re.IGNORECASE,
+)
+_IN_TEXT = re.compile(r"\b(?:try again|retry|retrying|wait)(?: in| after| for)? (?=[\d.])", re.IGNORECASE)
+_UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "ns": 1e-9}
+
+
+def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
+    """Seconds before the retry of that number (from 0). random: in [0, 1)."""
+    jitter = 1.0 + 0.5 * random if policy.jitter else 1.0
+    try:
+        return min(policy.base_delay * policy.backoff_multiplier**retry * jitter, policy.max_delay)
+    except OverflowError:  # the power of a very late retry
+        return policy.max_delay
+
+
+def retry_delay(
+    error: AdapterError, retry: int, max_retries: int, policy: RetryPolicy, random: float
+) -> float | None:
+    """Seconds to wait before trying again after this error, or None if it must be raised."""
+    if not error.retryable or retry >= max_retries:
+        return None
+    hint = error.retry_after_seconds
+    if hint is None:
+        return backoff_delay(retry, policy, random)
+    if hint > policy.max_delay and policy.raise_on_long_hint:
+        return None
+    return min(hint, policy.max_delay)
+
+
+def tell_retry(policy: RetryPolicy, error: AdapterError, attempt: int, delay: float) -> None:
+    """Tell the policy's observer, whose own failure is no business of the call."""
+    if policy.on_retry is None:
+        return
+    try:
+        policy.on_retry(error, attempt, delay)
+    except Exception as failure:
+        _log.warning("on_retry_failed", failure, error=repr(failure))
+
+
+def retry_after_seconds(headers: Mapping[str, str], message: str, now_us: int) -> float | None:
+    """The provider's hint: `retry-after-ms`, `retry-after` in seconds, as a duration or as a date, or words in the
+    message.
+
+    headers: with lower-case names. now_us: microseconds since the epoch, for dates. Nonsense is no hint.
+    """
+    milliseconds = number_of(headers.get("retry-after-ms"))
+    if milliseconds is not None:
+        return milliseconds / 1000
+    value = headers.get("retry-after")
+    if value is not None:
+        for read in (number_of, duration_seconds):
+            seconds = read(value)
+            if seconds is not None:
+                return seconds
+        from email.utils import parsedate_to_datetime  # `email` is much to import for what hardly anybody sends
+
+        try:
+            when = parsedate_to_datetime(value)
+            when = when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+            return max(0.0, when.timestamp() - now_us / 1e6)
+        except (ValueError, TypeError, OverflowError):
+            pass
+    found = _IN_TEXT.search(message)
+    return duration_seconds(message[found.end() :]) if found else None
+
+
+def duration_seconds(text: str) -> float | None:
+    """Seconds of a duration that the text begins with: Go's, such as ``1h2m3s``, ``2m59.56s`` or ``120ms``, or one
+    in words, such as ``1 hour 20 minutes``."""
+    seconds, at = 0.0, 0
+    while (part := _PART.match(text, at)) is not None:
+        try:
+            seconds += float(part[1]) * _unit_seconds(part[2].lower())
+        except ValueError:
+            return None
+        at = part.end()
+    return seconds if at and math.isfinite(seconds) else None
+
+
+def _unit_seconds(unit: str) -> float:
+    if unit in ("µs", "μs"):
+        return 1e-6
+    if unit.startswith("milli"):
+        return 0.001
+    return _UNIT_SECONDS[unit if unit in _UNIT_SECONDS else unit[0]]
+
+
+def number_of(text: str | None) -> float | None:
+    """A finite number that isn't negative; None for anything else."""
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,287 @@
+"""A streamed reply over HTTP, as the iterator that its reader pulls.
+
+There is no task behind it: `__anext__` reads inline. An attempt that fails before its first event leaves no trace
+and is repeated; after it, what came stands, the message is completed as an error, and then the exception comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import anyio
+
+from bus.errors import AdapterError, CancelledError, StreamError
+from bus.streams.events import StreamEvent
+from bus.values.usage import StopReason
+
+from ..contract import CanonicalResponse
+from ..refusals.strange_replies import EXCERPT_BYTES, is_page
+from ..replies.assembler import Assembler
+from ..replies.normaliser import StreamNormaliser
+from ..transport.reply_size import MAX_REPLY_BYTES, too_large
+from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
+from .event_wait import EventWait
+
+if TYPE_CHECKING:
+    from .adapter import HttpAdapter, WireCall
+    from .call import HttpCall
+
+DRAIN_SECONDS = 0.25
+"""How long a finished stream may take to end its body, so that its connection can be used again."""
+
+
+class HttpStream:
+    """A streamed reply; see `adapters.contract.AdapterStream` for what it promises."""
+
+    def __init__(self, adapter: HttpAdapter, call: HttpCall) -> None:
+        self._adapter = adapter
+        self._call = call
+        self._ready: deque[StreamEvent] = deque()
+        self._failure: AdapterError | None = None
+        self._reply: HttpReply | None = None
+        self._wire: WireCall | None = None
+        self._normaliser: StreamNormaliser | None = None
+        self._size = 0
+        self._head = b""  # of the body, for what has to be said of one that can't be read
+        self._event_wait = EventWait(0.0)
+        self._delivered = False
+        self._response: CanonicalResponse | None = None
+        self._kept: Assembler | None = None  # the reply up to the cancel, while it is read on for its usage
+        self._sink: Callable[[Sequence[StreamEvent]], object] | None = None  # of the pump that runs
+        self._drained: anyio.Event | None = None  # while a task other than the reader's reads on
+        call.on_cancel = self._close_reply
+
+    @property
+    def response(self) -> CanonicalResponse | None:
+        return self._response
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamEvent:
+        if not self._ready and not await self._fill():
+            raise StopAsyncIteration
+        return self._ready.popleft()
+
+    async def pump(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        """Read to the end; see `adapters.contract.PumpedStream`."""
+        self._sink = sink
+        try:
+            while self._ready or await self._fill():
+                self._flush(sink)
+        finally:
+            self._sink = None
+
+    def _flush(self, sink: Callable[[Sequence[StreamEvent]], object]) -> None:
+        if self._ready:
+            ready = list(self._ready)
+            self._ready.clear()
+            sink(ready)
+
+    async def _fill(self) -> bool:
+        """Read until there is an event; False at the end. Raises what the call failed with."""
+        try:
+            while not self._ready:
+                if self._drained is not None:
+                    await self._drained.wait()
+                    continue
+                if self._failure is not None:
+                    failure, self._failure = self._failure, None
+                    raise failure
+                if self._call.ended:
+                    await self._drain()
+                    return False
+                await self._advance()
+        except BaseException:
+            self._call.ended = True
+            await self._close_reply()
+            raise
+        return True
+
+    async def _advance(self) -> None:
+        """One step: an attempt begins, or a piece of the body is read."""
+        try:
+            if self._reply is None:
+                self._call.begin_attempt()
+                self._wire, self._reply = await self._adapter.send(self._call)
+                await self._open(self._reply)
+            else:
+                await self._read(self._reply)
+        except CancelledError:
+            self._end_early(StopReason.CANCELLED)
+            await self._close_reply()
+        except AdapterError as error:
+            await self._fail(error)
+
+    async def _open(self, reply: HttpReply) -> None:
+        """Choose how to read the body: some servers answer a streamed request with a whole reply."""
+        self._size, self._head = 0, b""
+        self._event_wait = EventWait(self._adapter.config.first_event_timeout)
+        if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
+            if is_page(reply.headers):
+                page = await self._call.wait(lambda: read_error_body(reply), what="the reply's body")
+                raise self._adapter.unreadable(page, reply.headers, "it is a page")
+            self._normaliser = self._adapter.normaliser(self._call.assembler)
+            self._call.on_drain = self._read_on
+            return
+        body = await self._call.wait(lambda: read_body(reply), what="the reply's body")
+        self._adapter.read_whole(body, self._call.assembler, reply)
+        self._deliver(self._call.assembler.take())
+        self._succeed()
+
+    async def _read(self, reply: HttpReply) -> None:
+        sink, limit, began = self._sink, self._event_wait.left(), anyio.current_time()
+        if sink is not None and self._delivered:
+            await self._call.wait(lambda: self._read_all(reply, began, sink), limit, what="the next event")
+        else:
+            self._take_in(await self._call.wait(reply.chunk, limit, what="the next event"))
+            self._note_wait(anyio.current_time() - began)
+
+    async def _read_all(
+        self, reply: HttpReply, began: float, sink: Callable[[Sequence[StreamEvent]], object]
+    ) -> None:
+        """Read to the end under one time limit that moves on with each piece, which costs less than one each."""
+        call = self._call
+        while True:
+            self._take_in(await reply.chunk())
+            if call.ended:
+                return
+            now = anyio.current_time()
+            self._note_wait(now - began)
+            call.move_on(now, self._event_wait.left())
+            began = now
+            self._flush(sink)
+
+    def _note_wait(self, seconds: float) -> None:
+        if self._ready or self._kept is not None:
+            self._event_wait.event()
+        else:
+            self._event_wait.sign_of_life(seconds)
+
+    def _take_in(self, chunk: bytes | None) -> None:
+        normaliser = self._normaliser
+        assert normaliser is not None
+        if chunk is not None:
+            self._head = self._head or chunk[:EXCERPT_BYTES]
+            self._size += len(chunk)
+            if self._size > MAX_REPLY_BYTES:
+                raise too_large()
+        events = normaliser.close() if chunk is None else normaliser.feed(chunk)
+        if self._kept is not None:
+            if normaliser.finished or normaliser.error is not None:
+                self._end_early(StopReason.CANCELLED)
+            return
+        self._deliver(events)
+        if normaliser.error is not None:
+            raise self._explained(normaliser.error)
+        if normaliser.finished:
+            self._succeed()
+
+    def _explained(self, error: AdapterError) -> AdapterError:
+        """The normaliser's error; of a body of which nothing could be read, with what it begins with."""
+        reply = self._reply
+        if self._delivered or reply is None or type(error) is not StreamError:
+            return error
+        return self._adapter.unreadable(self._head, reply.headers, error)
+
+    def _deliver(self, events: list[StreamEvent]) -> None:
+        if events:
+            if not self._delivered:
+                self._delivered = True
+                self._event_wait = EventWait(self._adapter.config.stream_read_timeout)
+                self._call.first_event()
+            self._ready.extend(events)
+
+    def _succeed(self) -> None:
+        assert self._wire is not None
+        self._response = self._adapter.response_of(self._call, self._wire, self._reply)
+        self._call.ended = True
+
+    async def _read_on(self, being_read: bool) -> None:
+        """The call was cancelled and its usage is wanted: read on, keeping apart what was delivered until now.
+
+        Whoever reads now goes on reading; if nobody does, that is done here, so that it ends in any case.
+        """
+        self._kept = self._call.assembler.fork()
+        if being_read:
+            return
+        self._drained = anyio.Event()
+        try:
+            while not self._call.ended:
+                await self._advance()
+        finally:
+            drained, self._drained = self._drained, None
+            if not self._call.ended:
+                self._end_early(StopReason.CANCELLED)
+            await self._close_reply()
+            drained.set()
+
+    async def _fail(self, error: AdapterError) -> None:
+        await self._close_reply()
+        if self._kept is not None:
+            self._end_early(StopReason.CANCELLED)
+            return
+        if not self._delivered:
+            try:
+                await self._call.back_off_or_raise(error)
+            except CancelledError:
+                self._end_early(StopReason.CANCELLED)
+            except AdapterError as final:
+                self._call.ended = True
+                self._failure = final
+            return
+        self._call.identify(error)
+        self._end_early(StopReason.ERROR)
+        error.content, error.usage = self._call.assembler.final_content, self._call.assembler.usage
+        self._failure = error
+
+    def _end_early(self, reason: StopReason) -> None:
+        """Close what is open in the stream, with whatever usage is known."""
+        call = self._call
+        call.ended = True
+        if call.attempt == 0:  # cancelled before anything was sent
+            call.assembler = call.new_assembler()
+        usage = call.usage_so_far()  # of all that came, also while it was read on
+        if self._kept is not None:
+            call.assembler = self._kept
+        call.assembler.abort(reason, usage)
+        self._ready.extend(call.assembler.take())
+        if self._wire is not None:
+            self._response = self._adapter.response_of(call, self._wire, self._reply)
+
+    async def _drain(self) -> None:
+        """Read what is left of a finished body, so that the connection can be used again; then close."""
+        reply, normaliser = self._reply, self._normaliser
+        if reply is not None and normaliser is not None and normaliser.finished and not self._call.cancelled:
+            with anyio.move_on_after(DRAIN_SECONDS) as scope:
+                try:
+                    while await reply.chunk() is not None and anyio.current_time() < scope.deadline:
+                        pass
+                except AdapterError:
+                    pass  # the reply is already whole
+        await self._close_reply()
+
+    async def _close_reply(self) -> None:
+        reply, self._reply = self._reply, None
+        self._call.on_drain = None
+        if reply is not None:
+            await close_reply(reply)
+
+    async def aclose(self) -> None:
+        """Close the socket; an unfinished call is cancelled. Idempotent."""
+        if not self._call.ended:
+            await self._call.cancel(at_once=True)  # also reaches a read that another task waits in
+            self._call.ended = True
+        self._ready.clear()
+        await self._close_reply()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()

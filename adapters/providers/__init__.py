@@ -1,0 +1,1 @@
+"""One folder for each provider's protocol; none imports another."""

@@ -1,0 +1,108 @@
+"""The Messages API as an adapter: which pure function serves which step. All that waits is in HttpAdapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import StreamNormaliser
+from adapters.requests.settings import SharedOptions
+
+from . import wire
+from .data import REPAIRS, find_model
+from .errors import ERROR_CODES
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES
+from .request import write_request
+from .response import read_reply
+from .stream import MessagesNormaliser
+
+
+class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``anthropic``.
+
+    beta_headers: names for the `anthropic-beta` header. auto_cache: false to place no breakpoints of the prompt
+    cache (see `caching`). cache_ttl: how long it keeps a prompt. errors_in_words: for servers that overlook
+    `is_error` (llama.cpp; LiteLLM mostly).
+    """
+
+    beta_headers: str | list[str] = ""
+    auto_cache: bool = True
+    cache_ttl: Literal["5m", "1h"] = "5m"
+    errors_in_words: bool = False
+
+
+class AnthropicAdapter(HttpAdapter):
+    """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
+
+    `config.options`: see `AnthropicOptions`. A request's ``provider_options["anthropic"]`` (or under the adapter's
+    own name) is merged into the body; its ``beta_headers`` join the header, and its ``auto_cache`` and
+    ``cache_ttl`` go first.
+    """
+
+    default_name = "anthropic"
+    options_type = AnthropicOptions
+    default_base_url = "https://api.anthropic.com"
+    error_codes = ERROR_CODES
+    repair_rules = REPAIRS
+    capabilities = AdapterCapabilities(
+        supports_images=True,
+        supports_documents=True,
+        supports_thinking=True,
+        supports_tools=True,
+        supports_structured_output=True,
+        supports_streaming_tool_calls=True,
+        supports_parallel_tool_calls=True,
+        supports_prompt_caching=True,
+        max_context_tokens=200_000,
+        max_output_tokens=64_000,
+        accepted_image_media_types=IMAGE_MEDIA_TYPES,
+        accepted_document_media_types=(PDF, *TEXT_MEDIA_TYPES),
+    )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        row = find_model(model)
+        if row is None:
+            return self.capabilities
+        return msgspec.structs.replace(
+            row.within(self.capabilities),
+            supports_tool_choice=row.forced_tools,
+        )
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        return write_request(request, provider=self.name, options=self.config.options, stream=stream)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        read_reply(body, assembler)
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        return MessagesNormaliser(assembler)
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {"x-api-key": self.config.api_key} if self.config.api_key else {}
+
+    def health_request(self) -> WireCall:
+        return WireCall("/v1/models", b"", {"anthropic-version": wire.VERSION})
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        """The requests' and tokens' limits; `reset_at` is the tokens' (RFC 3339), or else the requests'."""
+        prefix = "anthropic-ratelimit-"
+        if not any(name.startswith(prefix) for name in headers):
+            return None
+        tokens = "tokens" if f"{prefix}tokens-limit" in headers else "input-tokens"
+
+        def count(name: str) -> int | None:
+            text = headers.get(prefix + name, "")
+            return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+        return RateLimitInfo(
+            requests_limit=count("requests-limit"),
+            requests_remaining=count("requests-remaining"),
+            tokens_limit=count(f"{tokens}-limit"),
+            tokens_remaining=count(f"{tokens}-remaining"),
+            reset_at=headers.get(f"{prefix}{tokens}-reset") or headers.get(f"{prefix}requests-reset"),
+        )

@@ -1,0 +1,123 @@
+"""What Anthropic's models and servers take and say, as data: it changes monthly, and code must not.
+
+The models are in `models.json`; see `adapters.model_table`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+from adapters.model_table import ModelFile, ModelRow, ModelTable
+from adapters.refusals.repair import Refusal, RepairRules
+
+
+class Model(ModelRow, frozen=True, kw_only=True):
+    """What a model takes, besides what is known of any.
+
+    thinking: the kinds of it that can be asked for. thinks_unasked: it does without being asked. efforts: for
+    `output_config.effort`, weakest first. sampling: temperature and top_p, ``free``, ``one`` of them or ``none``.
+    forced_tools: a choice that demands a call works, if budgeted thinking is off. structured is its
+    `output_config.format`. cache_minimum: the least that is cached of a prompt, in tokens.
+    """
+
+    thinking: tuple[str, ...] = ()
+    thinks_unasked: bool = False
+    efforts: tuple[str, ...] = ()
+    sampling: Literal["free", "one", "none"]
+    forced_tools: bool = True
+    cache_minimum: int = 1024
+
+    @property
+    def reasons(self) -> bool:
+        return bool(self.thinking)
+
+
+TABLE = ModelTable(__file__, ModelFile[Model])
+
+BUDGETS: Mapping[str, int] = {
+    "minimal": 1_024,
+    "low": 4_096,
+    "medium": 10_000,
+    "high": 20_000,
+    "xhigh": 32_000,
+    "max": 48_000,
+}
+"""Thinking tokens for an effort, for models that have budgets and no efforts. Ours: Anthropic names none."""
+
+LEAST_BUDGET = 1_024
+
+_NAME = re.compile(
+    r"claude-(?:(?P<family>[a-z]+)-)?(?P<major>\d{1,2})(?:[-.](?P<minor>\d{1,2}))?(?!\d)(?:-(?P<after>[a-z]+))?"
+)
+
+
+@functools.lru_cache(maxsize=256)
+def find_model(name: str) -> Model | None:
+    """The row of a model by any of its names, dated or with a vendor's prefix; None for what is none of these.
+
+    A version that is not listed has the row of the newest before it, in its family.
+    """
+    parsed = _parse(name)
+    if parsed is None:
+        return None
+    family, version = parsed
+    rows = _by_version().get(family, {})
+    return next((rows[since] for since in sorted(rows, reverse=True) if since <= version), None)
+
+
+def _parse(name: str) -> tuple[str, tuple[int, int]] | None:
+    """Family and version, such as ``opus`` and (4, 5)."""
+    match = _NAME.search(name)
+    if match is None:
+        return None
+    return match["family"] or match["after"] or "", (int(match["major"]), int(match["minor"] or 0))
+
+
+@functools.cache
+def _by_version() -> Mapping[str, Mapping[tuple[int, int], Model]]:
+    rows: dict[str, dict[tuple[int, int], Model]] = {}
+    for row in TABLE.rows:
+        parsed = _parse(row.id)
+        if parsed is None:
+            raise ValueError(f"{TABLE.path}: {row.id} has no version in its name")
+        rows.setdefault(parsed[0], {})[parsed[1]] = row
+    return rows
+
+
+_PLACE = r"(?:The model returned the following errors: )?messages\.\d+"
+_AT = _PLACE + r"(?:\.content\.\d+)?(?:\.\w+)?: "
+
+REPAIRS = RepairRules(
+    # wire-facts 1.6, and issues of 2025 and 2026 that quote the replies
+    signatures=(
+        _AT + r"Invalid `?signature`? in `?thinking`? block\b.*",
+        _AT + r"Invalid `?data`? in `?redacted_thinking`? block\b.*",
+        _AT + r"`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified\..*",
+        _AT + r"each thinking block must contain thinking",
+        _PLACE + r"\.content\.\d+\.thinking\.signature(?:\.str)?: "
+        r"(?:Field required|Input should be a valid string)",
+        _AT + r"The block is bound to a different conversation\..*",
+    ),
+    parameters=(
+        Refusal(r"`?(?P<name>[a-z_.]+)`? is deprecated (?:for|in) this model\.?"),
+        Refusal(r"`?\"?(?P<name>[a-z_.]+)\"?`? is not supported (?:for|on|with|by) this model\b.{0,300}"),
+        Refusal(r"(?P<name>[A-Za-z_0-9.]+): Extra inputs are not permitted"),
+        Refusal(r"`temperature` and `top_p` cannot both be specified for this model\b.{0,100}", "top_p"),
+        Refusal(r"This model does not support effort level '\w+'\..{0,200}", "output_config.effort"),
+        Refusal(r"This model does not support the effort parameter\.?", "output_config.effort"),
+        Refusal(r"adaptive thinking is not supported on this model\.?", "thinking"),
+    ),
+    pairs=(
+        _AT
+        + r"`tool_use` ids were found without `tool_result` blocks immediately after: (?P<ids>[\w, -]+)\. Each .*",
+        _AT + r"unexpected `tool_use_id` found in `tool_result` blocks: (?P<ids>[\w-]+)\..*",
+    ),
+    essential=frozenset(
+        {"model", "max_tokens", "messages", "system", "tools", "tool_choice", "stream", "output_config.format"}
+    ),
+    whole=frozenset({"thinking", "metadata"}),
+    anywhere=frozenset({"cache_control", "strict", "citations", "caller"}),
+)

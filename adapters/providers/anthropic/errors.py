@@ -1,0 +1,27 @@
+"""What the Messages API calls its errors, where that differs from what everybody means by the word.
+
+The types that it shares with others (`rate_limit_error`, `overloaded_error`, `authentication_error`, ...) are in
+`adapters.refusals.classify.COMMON_CODES`; messages (an overlong prompt, spent credit) are recognised there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapters.refusals.classify import ErrorType
+from bus.errors import InvalidRequestError, QuotaExceededError, RateLimitError, ServerError
+
+ERROR_CODES: Mapping[str, ErrorType] = {
+    # error.type
+    "request_too_large": InvalidRequestError,  # 413 counts bytes, not tokens: no smaller history helps an image
+    "conflict_error": InvalidRequestError,
+    "timeout_error": ServerError,
+    # error.details.error_code, which goes before the type
+    "enforced_spend_limit_reached": QuotaExceededError,
+    "contract_spend_limit_reached": QuotaExceededError,
+    "ramp_limit_exceeded": RateLimitError,
+    "image_dimensions_too_large": InvalidRequestError,
+    "tool_name_conflict": InvalidRequestError,
+    "available_tools_limit_exceeded": InvalidRequestError,
+    "request_body_too_large_after_decoding": InvalidRequestError,
+}

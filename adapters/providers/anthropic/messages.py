@@ -1,0 +1,310 @@
+"""A fitted history as the messages of a Messages API request. Pure.
+
+The history is fitted by `adapters.requests.history` first. What remains are this wire's own rules:
+
+* Messages are `user` or `assistant`, in turns. Tool results stand in a user message, before
+  anything else in it; text after them joins that message.
+* Reasoning goes back word for word or not at all: without its signature it is worthless. What the reply showed of
+  it may be empty text; the signature carries it.
+  No message may end in it.
+* Calls of the provider's own tools come in pairs with their results, across messages; one without the other would
+  make every later request fail. Only the last turn may still be waiting for a result, and the container that it
+  waits in is named beside the messages.
+* Text may not be empty, a failed tool's result must be text, and media must be of a known kind.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Iterator
+from typing import assert_never
+
+from adapters.requests.fitted import FittedHistory, Loss, left_out
+from adapters.requests.history import FAILED_SILENTLY
+from adapters.requests.media import is_remote, media_bytes, media_type_of
+from adapters.requests.surrogates import mend_text
+from bus.errors import InvalidRequestError
+from bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role
+
+from .wire import CONTAINER
+
+IMAGE_MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+PDF = "application/pdf"
+TEXT_MEDIA_TYPES = (
+    "text/plain",
+    "text/markdown",
+    "text/csv",
+    "text/html",
+    "text/xml",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+)
+"""Documents that go as plain text; the wire has no other name for them."""
+
+_REASONING = ("thinking", "redacted_thinking")
+_MAX_TITLE = 500  # characters
+
+
+def write_messages(history: FittedHistory, *, errors_in_words: bool = False) -> tuple[list[Json], list[Loss]]:
+    """The messages, and what had to be left out of them. Raises InvalidRequestError if there is none to send.
+
+    errors_in_words: say before a failed tool's result that it is one, to servers that overlook `is_error`.
+    """
+    return _Writer(history, errors_in_words).write()
+
+
+def open_container(history: FittedHistory) -> str | None:
+    """The container in which tools of the last turn wait to go on: the request must name it.
+
+    None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
+    """
+    found: str | None = None
+    if not _opaque_blocks(history.messages):
+        return None
+    for message in history.messages:
+        if message.role is Role.USER:
+            found = None
+        for block in message.content:
+            if isinstance(block, OpaqueBlock) and block.kind == CONTAINER:
+                container_id = block.provider_raw.data.get("id")
+                found = container_id if isinstance(container_id, str) else found
+    return found
+
+
+class _Writer:
+    def __init__(self, history: FittedHistory, errors_in_words: bool) -> None:
+        self.history = history
+        self.error_words = "Error: " if errors_in_words else ""
+        self.provider = history.adapter
+        self.losses: list[Loss] = []
+        opaque = _opaque_blocks(history.messages)
+        self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
+        self.server_calls = {
+            block.provider_raw.data.get("id") for block in opaque if id(block) not in self.unpaired
+        }
+
+    def write(self) -> tuple[list[Json], list[Loss]]:
+        turns: list[tuple[str, list[Json]]] = []
+        for message in self.history.messages:
+            role = "assistant" if message.role is Role.ASSISTANT else "user"
+            blocks = self._content(message)
+            if not blocks:
+                continue
+            if turns and turns[-1][0] == role:
+                turns[-1][1].extend(blocks)
+            else:
+                turns.append((role, blocks))
+        if not turns:
+            raise InvalidRequestError(f"{self.provider}: the request has no message to send")
+        if turns[-1][0] == "assistant":
+            _trim_end(turns[-1][1])
+        return [{"role": role, "content": content} for role, content in turns], self.losses
+
+    def _content(self, message: Message) -> list[Json]:
+        if all(type(block) is TextBlock and block.provider_raw is None for block in message.content):
+            return [{"type": "text", "text": block.text} for block in message.content if type(block) is TextBlock]
+        written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
+        while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
+            self._lose(written.pop()[0], "what it led to was never said")
+        if not written and message.role is Role.USER:
+            return [{"type": "text", "text": text.text} for text in left_out(message.content)]
+        return [wire_block for _, wire_block in written]
+
+    def _block(self, block: ContentBlock) -> Iterator[JsonObject]:
+        match block:
+            case TextBlock():
+                yield {"type": "text", "text": block.text, **self._citations(block)}
+            case ImageBlock():
+                yield from self._image(block, block)
+            case DocumentBlock():
+                yield from self._document(block, block)
+            case AudioBlock():
+                self._lose(block, "this protocol takes no audio")
+            case ToolUseBlock():
+                yield self._tool_use(block)
+            case ToolResultBlock():
+                yield self._tool_result(block)
+            case ThinkingBlock(signature=None) | ThinkingBlock(signature=""):
+                self._lose(block, "it has no signature")
+            case ThinkingBlock():
+                yield {"type": "thinking", "thinking": block.text, "signature": block.signature}
+            case RedactedThinkingBlock():
+                yield {"type": "redacted_thinking", "data": block.data}
+            case OpaqueBlock() if block.kind == CONTAINER:
+                pass
+            case OpaqueBlock() if id(block) in self.unpaired:
+                reason = "a provider's tool call and its result can only be sent together"
+                self._lose(block, reason, kind=block.kind)
+            case OpaqueBlock():
+                yield _without_nulls(block.provider_raw.data)
+            case _:
+                assert_never(block)
+
+    def _citations(self, block: TextBlock) -> JsonObject:
+        given = self.history.own(block.provider_raw).get("citations")
+        if not isinstance(given, list) or not given:
+            return {}
+        kept = [
+            {name: value for name, value in citation.items() if name != "file_id"}  # replies have it, requests not
+            for citation in given
+            if isinstance(citation, dict)
+        ]
+        return {"citations": list(kept)}
+
+    def _tool_use(self, block: ToolUseBlock) -> JsonObject:
+        wire_block: JsonObject = {
+            "type": "tool_use",
+            "id": self.history.tool_ids[block.id],
+            "name": block.name,
+            "input": block.input,
+        }
+        own = self.history.own(block.provider_raw)
+        if self._is_sent(own.get("caller")):
+            wire_block["caller"] = own["caller"]
+        return wire_block
+
+    def _is_sent(self, caller: Json) -> bool:
+        """Whether a call's caller is there to be referred to: nobody in particular, or a tool's code."""
+        if not isinstance(caller, dict):
+            return False
+        return "tool_id" not in caller or caller["tool_id"] in self.server_calls
+
+    def _tool_result(self, block: ToolResultBlock) -> JsonObject:
+        result: JsonObject = {"type": "tool_result", "tool_use_id": self.history.tool_ids[block.tool_use_id]}
+        content: Json = self._result_content(block)
+        if not content and block.is_error:
+            content = FAILED_SILENTLY
+        if block.is_error and self.error_words:
+            if isinstance(content, str):
+                content = self.error_words + content
+            elif isinstance(content, list):
+                content = [{"type": "text", "text": self.error_words}, *content]
+        if content:
+            result["content"] = content
+        if block.is_error:
+            result["is_error"] = True
+        return result
+
+    def _result_content(self, block: ToolResultBlock) -> str | list[Json]:
+        if isinstance(block.content, str):
+            return block.content if block.content.strip() else ""
+        parts: list[Json] = []
+        for part in block.content:
+            match part:
+                case TextBlock():
+                    if part.text.strip():
+                        parts.append({"type": "text", "text": part.text})
+                case ImageBlock() | DocumentBlock() if block.is_error:
+                    kind = "image" if isinstance(part, ImageBlock) else "document"
+                    self._lose(block, "the result of a failed tool takes text only", kind=kind)
+                case ImageBlock():
+                    parts += self._image(part, block)
+                case DocumentBlock():
+                    parts += self._document(part, block)
+                case _:
+                    assert_never(part)
+        return parts
+
+    def _image(self, image: ImageBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        if is_remote(image.url):
+            yield {"type": "image", "source": {"type": "url", "url": image.url}}
+            return
+        found = media_bytes(image)
+        if found is None:
+            self._lose(home, "its url is neither http(s) nor a data url", kind="image")
+            return
+        data = found[1]
+        media_type = media_type_of(image)
+        encoded = b64encode(data).decode()
+        yield {"type": "image", "source": {"type": "base64", "media_type": media_type, "data": encoded}}
+
+    def _document(self, document: DocumentBlock, home: ContentBlock) -> Iterator[JsonObject]:
+        source = _document_source(document)
+        if isinstance(source, str):
+            self._lose(home, source, kind="document")
+            return
+        wire_block: JsonObject = {"type": "document", "source": source}
+        title = mend_text(document.name or "").strip()[:_MAX_TITLE]
+        if title:
+            wire_block["title"] = title
+        yield wire_block
+
+    def _lose(self, block: ContentBlock, reason: str, *, kind: str | None = None) -> None:
+        self.losses.append(self.history.loss(block, reason, kind=kind))
+
+
+def _document_source(document: DocumentBlock) -> JsonObject | str:
+    """Where the document is; or why it can't be sent."""
+    if is_remote(document.url):
+        if document.media_type not in (None, PDF):
+            return "only PDF files are taken by address"
+        return {"type": "url", "url": document.url}
+    found = media_bytes(document)
+    if found is None:
+        return "its url is neither http(s) nor a data url"
+    media_type, data = found
+    if media_type == PDF:
+        return {"type": "base64", "media_type": PDF, "data": b64encode(data).decode()}
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return "its text is not UTF-8"
+    return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
+
+
+def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
+    return [block for message in messages for block in message.content if isinstance(block, OpaqueBlock)]
+
+
+def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:
+    """Opaque tool calls without a result and results without a call, by identity.
+
+    A call in the last turn still waits for its result: the reply was paused, or a tool of ours has to run first.
+    """
+    waiting: dict[str, OpaqueBlock] = {}
+    unpaired: set[int] = set()
+    for message in messages:
+        if message.role is Role.USER:
+            unpaired.update(id(block) for block in waiting.values())
+            waiting.clear()
+        for block in message.content:
+            if isinstance(block, OpaqueBlock):
+                match block.provider_raw.data:
+                    case {"type": str(kind), "tool_use_id": str(call_id)} if kind.endswith("_result"):
+                        if waiting.pop(call_id, None) is None:
+                            unpaired.add(id(block))
+                    case {"type": "server_tool_use" | "mcp_tool_use", "id": str(call_id)}:
+                        waiting[call_id] = block
+                    case _:
+                        pass
+    return frozenset(unpaired)
+
+
+def _trim_end(content: list[Json]) -> None:
+    """A reply to be continued may not end in white space."""
+    last = content[-1]
+    if isinstance(last, dict) and last.get("type") == "text":
+        last["text"] = str(last["text"]).rstrip()
+
+
+def _without_nulls(data: JsonObject) -> JsonObject:
+    """A block of a reply as a request takes it: its optional fields may be absent there, but not null."""
+    return {
+        name: _without_nulls(value) if name == "content" and isinstance(value, dict) else value
+        for name, value in data.items()
+        if value is not None or name == "content"
+    }

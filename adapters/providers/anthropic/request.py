@@ -1,0 +1,220 @@
+"""From a canonical request to the body of a Messages API request. Pure.
+
+Here is what surrounds the messages: tools, the form of the reply, and the headers of beta features. `messages`
+writes the history, which `adapters.requests.history` has fitted first; `tuning` sampling and thinking; `caching`
+marks what the provider may keep of the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from adapters.contract import CallWarning, CanonicalRequest
+from adapters.http.adapter import WireCall
+from adapters.refusals.demands import check_demands
+from adapters.requests.encoding import encode_json
+from adapters.requests.history import Loss, Target, ToolIdRule, fit_history
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import check_tool_choice, own_options
+from adapters.schemas.sanitizer import instruction
+from bus.errors import InvalidRequestError
+from bus.values.content import OpaqueBlock
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Role, ToolDefinition
+
+from . import wire
+from .caching import TTLS, mark
+from .data import find_model
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
+from .schema import fit_schema
+from .tuning import Tuning, check_choice, output_limit
+
+TOOL_IDS = ToolIdRule(max_length=64, prefix="toolu_")
+BETA_HEADERS = "beta_headers"
+AUTO_CACHE = "auto_cache"
+CACHE_TTL = "cache_ttl"
+ERRORS_IN_WORDS = "errors_in_words"
+_CACHE_MINIMUM = 1024  # tokens, of a model that is not in the table
+_OPTIONS = "anthropic"
+"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+
+
+def write_request(
+    request: CanonicalRequest, *, provider: str, options: Mapping[str, Json], stream: bool
+) -> WireCall:
+    """The request on the wire. options: the adapter's configured ones.
+
+    Raises InvalidRequestError for a request without messages, UnsupportedToolChoiceError for a choice among no
+    tools, of one that isn't there, or that the model refuses, and CapabilityError for a schema that it refuses.
+    """
+    target = Target(
+        provider=provider,
+        model=request.wire_model,
+        tool_ids=TOOL_IDS,
+        accepts_documents=True,
+        image_types=IMAGE_MEDIA_TYPES,
+        document_types=(PDF, *TEXT_MEDIA_TYPES),
+        results_carry=("image", "document"),
+        replays_thinking=True,
+        adopts_signatures=True,
+        begins_with_user=True,
+    )
+    check_demands(request, request.capabilities, provider)
+    return _Writer(request, target, stream).write(options)
+
+
+class _Writer:
+    """Writes one request and notes what it had to leave out or change."""
+
+    def __init__(self, request: CanonicalRequest, target: Target, stream: bool) -> None:
+        self.request = request
+        self.model = find_model(request.wire_model)
+        self.target = target
+        self.stream = stream
+        self.history = fit_history(request, target)
+        schema = request.output_schema
+        self.held_to = None if schema is None else fit_schema(schema)
+        self.losses: list[Loss] = []
+        self.warnings: list[CallWarning] = []
+
+    def write(self, options: Mapping[str, Json]) -> WireCall:
+        extra = self._provider_options()
+        betas = _names(options.get(BETA_HEADERS)) + _names(extra.pop(BETA_HEADERS, None))
+        auto_cache = extra.pop(AUTO_CACHE, options.get(AUTO_CACHE))
+        ttl = extra.pop(CACHE_TTL, options.get(CACHE_TTL, TTLS[0]))
+        if ttl not in TTLS:
+            raise InvalidRequestError(f"{CACHE_TTL} {ttl!r} is none of {', '.join(TTLS)}")
+        body = self._body(extra, errors_in_words=options.get(ERRORS_IN_WORDS) is True)
+        can = self.request.capabilities
+        if auto_cache is not False and (can is None or can.supports_prompt_caching):
+            minimum = _CACHE_MINIMUM if self.model is None else self.model.cache_minimum
+            mark(
+                body,
+                minimum=minimum,
+                ttl=str(ttl),
+                conversation="messages" not in extra and self._goes_on(),
+                hosts=bool(self.request.provider_options) or self._replays_opaque(),
+            )
+        headers = {"anthropic-version": wire.VERSION}
+        if betas:
+            headers["anthropic-beta"] = ",".join(dict.fromkeys(betas))
+        history = msgspec.structs.replace(self.history, losses=self.history.losses + tuple(self.losses))
+        history.log()
+        warnings = history.warnings + tuple(self.warnings)
+        return WireCall(wire.PATH, encode_json(body), headers, warnings, history.tool_ids)
+
+    def _provider_options(self) -> JsonObject:
+        merged: JsonObject = {}
+        for own in own_options(self.request, _OPTIONS, self.target.provider):
+            merge_options(merged, own, protected=())
+        return merged
+
+    def _goes_on(self) -> bool:
+        """Whether the messages will likely be sent again; if not, to write them to the cache only costs more."""
+        request = self.request
+        return bool(request.session_id or request.tools) or any(
+            message.role is Role.ASSISTANT for message in request.messages
+        )
+
+    def _replays_opaque(self) -> bool:
+        messages = self.request.messages
+        return any(isinstance(block, OpaqueBlock) for message in messages for block in message.content)
+
+    def _body(self, extra: JsonObject, *, errors_in_words: bool) -> JsonObject:
+        """The body, in the order in which the provider's cache reads it: tools, system, messages."""
+        request = self.request
+        check_choice(request, self.model, extra.get("thinking"))
+        limit, warnings = output_limit(request, self.model, self.target.provider)
+        body: JsonObject = {"model": request.wire_model, "max_tokens": limit}
+        if request.tools:
+            body["tools"] = [_tool(tool) for tool in request.tools]
+        merge_options(body, {name: extra.pop(name) for name in ("tools",) if name in extra})
+        tools = body.get("tools")
+        choice = self._tool_choice(tools if isinstance(tools, list) else [])
+        if choice is not None:
+            body["tool_choice"] = choice
+        system = self._system()
+        if system is not None:
+            body["system"] = system
+        body["messages"], self.losses = write_messages(self.history, errors_in_words=errors_in_words)
+        container = open_container(self.history)
+        if container is not None:
+            body["container"] = container
+        tuning = Tuning(request, self.target.provider, self.model, extra)
+        tuning.write(body)
+        self.warnings += [*warnings, *tuning.warnings]
+        output = {**_object(body.pop("output_config", None)), **self._format()}
+        if output:
+            body["output_config"] = output
+        body["stream"] = self.stream
+        merge_options(body, extra)
+        return body
+
+    def _format(self) -> JsonObject:
+        if isinstance(self.held_to, dict):
+            return {"format": {"type": "json_schema", "schema": self.held_to}}
+        return {}
+
+    def _system(self) -> str | None:
+        """The system text, with the schema that the model can't be held to but can be told."""
+        schema = self.request.output_schema
+        if schema is None or isinstance(self.held_to, dict):
+            return self.history.system
+        why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
+        self.warnings.append(CallWarning("schema_as_instruction", f"{self.target.provider}: {why}"))
+        told = instruction(schema, with_tools=bool(self.request.tools))
+        return "\n\n".join(text for text in (self.history.system, told) if text)
+
+    def _tool_choice(self, tools: Sequence[Json]) -> JsonObject | None:
+        choice, parallel = self.request.tool_choice, self.request.parallel_tool_calls
+        check_tool_choice(choice, [tool.get("name") for tool in tools if isinstance(tool, dict)])
+        wire_choice: JsonObject
+        match choice.mode if choice is not None else None:
+            case None | "auto" | "none" if not tools:
+                return None
+            case None if parallel is not False:
+                return None
+            case "none":
+                return {"type": "none"}  # it knows nothing of parallel calls
+            case "required":
+                wire_choice = {"type": "any"}
+            case "named":
+                assert choice is not None
+                wire_choice = {"type": "tool", "name": choice.tool_name}
+            case _:
+                wire_choice = {"type": "auto"}
+        if parallel is False:
+            wire_choice["disable_parallel_tool_use"] = True
+        return wire_choice
+
+
+# -- pieces
+
+
+def _tool(tool: ToolDefinition) -> JsonObject:
+    fields: JsonObject = {"name": tool.name}
+    if tool.description:
+        fields["description"] = tool.description
+    fields["input_schema"] = _strict_schema(tool) if tool.strict else tool.input_schema
+    if tool.strict:
+        fields["strict"] = True
+    return fields
+
+
+def _strict_schema(tool: ToolDefinition) -> JsonObject:
+    fitted = fit_schema({"properties": {}, **tool.input_schema})  # without any, it takes no arguments
+    if isinstance(fitted, str):
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {fitted}; define it with strict=False")
+    return fitted
+
+
+def _object(value: Json) -> JsonObject:
+    return value if isinstance(value, dict) else {}
+
+
+def _names(value: Json) -> list[str]:
+    """Names from a list, or from one string with commas."""
+    given = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return [name.strip() for name in given if isinstance(name, str) and name.strip()]

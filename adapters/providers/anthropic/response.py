@@ -1,0 +1,263 @@
+"""From a reply's content blocks, stop reason and usage to the assembler; for whole and streamed replies alike.
+
+A block has a beginning, perhaps deltas, and an end. A whole reply is the special case without deltas, so
+`begin_block` and `end_block` are all that turns content into canonical blocks:
+
+* Text, visible reasoning and tool calls are opened at once, with whatever their beginning already holds.
+* Everything else (server tools and their results, kinds invented later) is collected and handed over word for
+  word at its end, to be sent back unchanged.
+
+Usage is reported twice in a stream. The later figures replace the earlier ones field by field, null never
+replaces anything, and nothing is ever added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from adapters.refusals.classify import error_without_status, read_error_value
+from adapters.replies.assembler import Assembler
+from adapters.replies.json_text import parse_object
+from adapters.requests.text import as_text
+from adapters.usage.contradictions import source_of
+from bus.errors import AdapterError
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+
+from . import wire
+from .errors import ERROR_CODES
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "end_turn": StopReason.END_TURN,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "tool_use": StopReason.TOOL_USE,
+    "pause_turn": StopReason.PAUSE_TURN,
+    "refusal": StopReason.REFUSAL,
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    # words of Chat Completions that servers in front of it let through
+    "stop": StopReason.END_TURN,
+    "length": StopReason.MAX_TOKENS,
+    "tool_calls": StopReason.TOOL_USE,
+    "content_filter": StopReason.CONTENT_FILTER,
+}
+
+
+@dataclass(slots=True)
+class WireBlock:
+    """A content block on its way in. key: the assembler's name for it. block: the wire's object, as it grows."""
+
+    key: int
+    kind: str
+    block: JsonObject
+    input_json: list[str] = field(default_factory=list)  # of a block that is kept word for word
+
+    @property
+    def kept_whole(self) -> bool:
+        """True if nothing of the block is shown before its end."""
+        return self.kind not in _STREAMED
+
+
+_STREAMED = frozenset({"text", "thinking", "tool_use", "redacted_thinking"})
+
+
+def wire_block(key: int, value: Json) -> WireBlock | None:
+    """The block of a JSON value; None if it is none."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str):
+        return None
+    return WireBlock(key, kind, value)
+
+
+def begin_block(assembler: Assembler, state: WireBlock) -> None:
+    """Open a block with what its beginning holds."""
+    key, block = state.key, state.block
+    match block:
+        case {"type": "text"}:
+            assembler.text(key, _text(block.get("text")), implicit_end=True)
+        case {"type": "thinking"}:
+            assembler.thinking(key, _text(block.get("thinking")), implicit_end=True)
+            add_signature(assembler, state, _text(block.get("signature")))
+        case {"type": "tool_use"}:
+            raw = {name: block[name] for name in ("id", "caller") if block.get(name)}
+            assembler.tool_start(key, _text(block.get("name")), raw=raw, implicit_end=True)
+        case {"type": "redacted_thinking"}:
+            assembler.redacted_thinking(key, _text(block.get("data")))
+        case _:
+            pass
+
+
+def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> None:
+    """Sign a reasoning block; an empty signature is none."""
+    if not signature:
+        return
+    if assembler.is_closed(state.key):
+        assembler.warn("late_signature", "a signature came after its reasoning had ended, and was dropped")
+    else:
+        assembler.signature(state.key, signature)
+
+
+def end_block(assembler: Assembler, state: WireBlock) -> None:
+    """Close a block, with what only its end makes certain."""
+    key, block = state.key, state.block
+    match state.kind:
+        case "text":
+            citations = block.get("citations")
+            if citations:
+                assembler.text(key, "", raw={"citations": citations})
+        case "tool_use":
+            _take_input(assembler, key, block.get("input"))
+        case "thinking" | "redacted_thinking":
+            pass
+        case kind:
+            text = "".join(state.input_json)
+            if text.strip():  # a call without arguments gets an empty fragment, if any
+                parsed = parse_object(text)
+                block["input"] = text if parsed is None else parsed
+            assembler.whole(key, kind, block)
+    assembler.end(key)
+
+
+def _take_input(assembler: Assembler, key: int, given: Json) -> None:
+    """Use the input that the block began with, unless its deltas brought one."""
+    if not given or assembler.block_text(key).strip():
+        return
+    if isinstance(given, dict):
+        assembler.tool_input(key, given)
+    else:  # text from servers that don't parse it; anything else is no input at all, and marked as such
+        assembler.tool_arguments(key, as_text(given))
+
+
+def read_reply(body: bytes, assembler: Assembler) -> None:
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is none.
+
+    Raises AdapterError for an error that came with HTTP 200, and msgspec's decoding errors.
+    """
+    reply = wire.decode_reply(body)
+    usage = read_usage(reply.usage)
+    if reply.error != wire.ABSENT:
+        raise error_in_reply(wire.decode_json(body), assembler.provider)
+    if reply.content is None and reply.stop_reason is None:
+        return
+    begin_message(assembler, reply)
+    for position, value in enumerate(reply.content or ()):
+        state = wire_block(position, value)
+        if state is None:
+            assembler.warn("unknown_content", f"content[{position}] is no block and was left out")
+        else:
+            begin_block(assembler, state)
+            end_block(assembler, state)
+    keep_container(assembler, reply.container, reply.stop_reason)
+    finish(assembler, reply.stop_reason, reply.stop_details, token_usage(usage, raw=reply.usage.copy()))
+
+
+def begin_message(assembler: Assembler, reply: wire.Reply) -> None:
+    """Take the reply's identity."""
+    if isinstance(reply.id, str):
+        assembler.response_id = reply.id
+    if isinstance(reply.model, str) and reply.model:
+        assembler.model = reply.model
+
+
+def keep_container(assembler: Assembler, container: Json, stop_reason: object) -> None:
+    """Note where the tools of a reply that is to be continued run; otherwise nothing has to go on there."""
+    if stop_reason in ("tool_use", "pause_turn") and isinstance(container, dict) and container.get("id"):
+        assembler.whole(wire.CONTAINER, wire.CONTAINER, {**container, "type": wire.CONTAINER})
+
+
+def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage: TokenUsage | None) -> None:
+    """End the reply. A stop reason that is missing or unknown is never taken for a regular end."""
+    raw = stop_reason if isinstance(stop_reason, str) else None
+    if raw is None:
+        assembler.end_unsaid()
+    reason = STOP_REASONS.get(raw or "", StopReason.PROVIDER_SPECIFIC)
+    if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
+        said = (stop_details.get(name) for name in ("category", "explanation"))
+        why = ": ".join(text for text in said if isinstance(text, str) and text)
+        assembler.warn("refusal", why or "the provider gave no reason")
+    assembler.finish(reason, raw, usage)
+
+
+def error_in_reply(value: Json, provider: str) -> AdapterError:
+    """The error of a body or event that came after HTTP 200, and so has no status of its own."""
+    return error_without_status(read_error_value(value), ERROR_CODES, provider)
+
+
+# -- usage
+
+
+def read_usage(raw: msgspec.Raw) -> JsonObject:
+    """A usage object's fields, those that are null left out; empty if there is none."""
+    value = wire.decode_json(raw)
+    return {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else {}
+
+
+def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: bool = True) -> TokenUsage | None:
+    """Counts from a usage object; None if it holds none.
+
+    The provider's input count already excludes cache reads and writes, and its output count includes reasoning.
+    Caches that are not mentioned were not used; input or output that is not mentioned is unknown, and makes the
+    figures partial, as does not being `final`. `iterations` stays in `raw`: the top level is what the response's
+    own model used.
+    """
+    fresh, output = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    read = _count(usage.get("cache_read_input_tokens"))
+    written, written_1h = _cache_writes(usage)
+    if fresh is None and output is None and read is None and written is None:
+        return None
+    details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
+    reasoning = _count(details.get("thinking_tokens")) if isinstance(details, dict) else None
+    kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
+    parts = ((reasoning, output), (sum(_split(usage) or (0,)), written))
+    source = source_of(*parts, raw=kept, whole=None not in (fresh, output))
+    return TokenUsage(
+        input_tokens=fresh or 0,
+        output_tokens=output or 0,
+        cached_input_tokens=read or 0,
+        cache_creation_input_tokens=written or 0,
+        cache_creation_1h_input_tokens=written_1h,
+        reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
+        source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
+        raw=kept,
+        details=details_of(web_search=_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0),
+        service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
+    )
+
+
+def _cache_writes(usage: JsonObject) -> tuple[int | None, int]:
+    """Tokens written to the cache, and the part of them for an hour.
+
+    A stream's final total comes without the split, which then is that of its beginning. What the total has grown
+    by is taken to be for an hour only if all that was split is.
+    """
+    total, split = _count(usage.get("cache_creation_input_tokens")), _split(usage)
+    if split is None:
+        return total, 0
+    short, hour = split
+    if total is None:
+        return short + hour, hour
+    return total, total if hour and not short else min(hour, total)
+
+
+def _split(usage: JsonObject) -> tuple[int, int] | None:
+    """Tokens written to the cache for 5 minutes and for an hour; None where they aren't told apart."""
+    split = usage.get("cache_creation")
+    if not isinstance(split, dict):
+        return None
+    short, hour = (_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
+    return short, hour
+
+
+def _count(value: Json) -> int | None:
+    """A token count. Some proxies send floats; nonsense is no count."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return max(0, int(value))
+
+
+def _text(value: Json) -> str:
+    return value if isinstance(value, str) else ""

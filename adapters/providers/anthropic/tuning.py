@@ -1,0 +1,185 @@
+"""What tunes a reply of the Messages API: sampling, effort and thinking, as far as the model takes them. Pure.
+
+What a model refuses is left out with a warning, by the table in `data`. Names that are not in it get what was
+asked for, word for word.
+"""
+
+from __future__ import annotations
+
+from adapters.contract import CallWarning, CanonicalRequest
+from adapters.requests.effort import nearest_effort
+from adapters.requests.settings import changed, dropped, short_id, write_settings
+from bus.errors import CapabilityError, UnsupportedToolChoiceError
+from bus.values.json import Json, JsonObject
+
+from .data import BUDGETS, LEAST_BUDGET, Model
+
+_WIRE_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_LONGEST_USER = 256
+_PATHS = {"temperature": "temperature", "top_p": "top_p", "user": "metadata.user_id"}
+
+
+class Tuning:
+    """Writes the tuning of one request into its body and notes what it had to leave out or change.
+
+    extra: the host's own fields of the body, which go before ours.
+    """
+
+    def __init__(self, request: CanonicalRequest, provider: str, model: Model | None, extra: JsonObject) -> None:
+        self.request = request
+        self.provider = provider
+        self.model = model
+        self.extra = extra
+        self.warnings: list[CallWarning] = []
+
+    def write(self, body: JsonObject) -> None:
+        """Raises CapabilityError for a schema, UnsupportedToolChoiceError for a demand, that the model refuses."""
+        self._stops(body)
+        effort = self._effort()
+        if effort is not None:
+            body["output_config"] = {"effort": effort}
+        thinking = self._thinking(body)
+        if thinking is not None:
+            body["thinking"] = thinking
+        self._sampling(body)
+        if self.request.output_schema is not None and self.model is not None and not self.model.structured:
+            raise CapabilityError(f"{self.request.wire_model} has no structured output")
+
+    def _stops(self, body: JsonObject) -> None:
+        stops = [stop for stop in self.request.stop_sequences if stop.strip()]
+        if len(stops) < len(self.request.stop_sequences):
+            self._warn("stop_sequence_dropped", "stop sequences of white space only are not accepted")
+        if stops:
+            body["stop_sequences"] = list(stops)
+
+    # -- reasoning
+
+    def _effort(self) -> str | None:
+        asked = self.request.reasoning_effort
+        if asked is None:
+            return None
+        if not self._may_reason():
+            if asked != "none":
+                self.warnings.append(
+                    dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
+                )
+            return None
+        known = _WIRE_EFFORTS if self.model is None else self.model.efforts
+        if not known or (asked == "none" and self._can_be_off()):
+            return None
+        effort = nearest_effort(asked, known)
+        if effort != asked:
+            self.warnings.append(changed("reasoning_effort", asked, effort, "the nearest that the model knows"))
+        return effort
+
+    def _may_reason(self) -> bool:
+        can = self.request.capabilities
+        return can is None or can.supports_thinking or self.model is not None
+
+    def _can_be_off(self) -> bool:
+        return self.model is not None and ("disabled" in self.model.thinking or not self.model.thinking)
+
+    def _thinking(self, body: JsonObject) -> JsonObject | None:
+        """What the effort asks for of thinking; None leaves it to the model, or to the host."""
+        asked, model = self.request.reasoning_effort, self.model
+        if model is None or asked is None or "thinking" in self.extra:
+            return None
+        if asked == "none":
+            return {"type": "disabled"} if model.thinks_unasked and self._can_be_off() else None
+        if "adaptive" in model.thinking:
+            return None if model.thinks_unasked else {"type": "adaptive"}
+        if "enabled" not in model.thinking:
+            self.warnings.append(
+                dropped("reasoning_effort", self.provider, f"{self.request.wire_model} can't reason")
+            )
+            return None
+        return self._budget(asked, body)
+
+    def _budget(self, asked: str, body: JsonObject) -> JsonObject | None:
+        """Thinking with a budget, at most half of what the reply may have."""
+        why = None
+        limit = self.request.max_output_tokens
+        choice = body.get("tool_choice")
+        if isinstance(choice, dict) and choice["type"] in ("any", "tool"):
+            why = "the model can't think while it is made to call a tool"
+        elif limit <= LEAST_BUDGET:
+            why = f"it takes more than {LEAST_BUDGET} output tokens"
+        elif _mid_loop_without_thinking(body["messages"]):
+            why = "the tool calls to be continued were made without the model's own thinking"
+        if why is not None:
+            self.warnings.append(dropped("reasoning_effort", self.provider, why))
+            return None
+        return {"type": "enabled", "budget_tokens": max(LEAST_BUDGET, min(BUDGETS[asked], limit // 2))}
+
+    # -- sampling
+
+    def _sampling(self, body: JsonObject) -> None:
+        asked = self.request
+        self.warnings += write_settings(body, asked, _PATHS, self.provider, refused=self._refused(body))
+        metadata = body.get("metadata")
+        if asked.user is not None and isinstance(metadata, dict):
+            metadata["user_id"] = short_id(asked.user, _LONGEST_USER)
+        if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
+            body["temperature"] = 1.0
+            self._warn("temperature_lowered", f"temperature {asked.temperature:g} was sent as the highest, 1")
+
+    def _refused(self, body: JsonObject) -> dict[str, str]:
+        if self.model is None or (self.request.temperature is None and self.request.top_p is None):
+            return {}
+        if self.model.sampling == "none":
+            return dict.fromkeys(("temperature", "top_p"), f"{self.request.wire_model} refuses it")
+        if _thinks(self.extra.get("thinking", body.get("thinking"))):
+            return dict.fromkeys(("temperature", "top_p"), f"{self.request.wire_model} refuses it while it thinks")
+        if self.model.sampling == "one" and self.request.temperature is not None:
+            return {"top_p": f"{self.request.wire_model} takes it or temperature, not both"}
+        return {}
+
+    def _warn(self, code: str, message: str) -> None:
+        self.warnings.append(CallWarning(code, message))
+
+
+def check_choice(request: CanonicalRequest, model: Model | None, thinking: Json) -> None:
+    """Raise UnsupportedToolChoiceError for a demanded tool call that the model refuses.
+
+    thinking: as the host asked for it.
+    """
+    if request.tool_choice is None or request.tool_choice.mode not in ("required", "named") or model is None:
+        return
+    if not model.forced_tools:
+        raise UnsupportedToolChoiceError(f"{request.wire_model} can't be made to call a tool")
+    if isinstance(thinking, dict) and thinking.get("type") == "enabled":
+        raise UnsupportedToolChoiceError(
+            f"{request.wire_model} can't be made to call a tool while it thinks with a budget"
+        )
+
+
+def output_limit(request: CanonicalRequest, model: Model | None, provider: str) -> tuple[int, list[CallWarning]]:
+    """The limit of output tokens as the model takes it, and the warning if it is another than was asked for."""
+    asked = request.max_output_tokens
+    limit = None if model is None else model.max_output
+    if limit is None or asked <= limit:
+        return asked, []
+    return limit, [changed("max_output_tokens", asked, limit, f"{provider} gives {request.wire_model} no more")]
+
+
+def _thinks(thinking: Json) -> bool:
+    return isinstance(thinking, dict) and thinking.get("type") in ("adaptive", "enabled", "between_tools")
+
+
+def _mid_loop_without_thinking(messages: Json) -> bool:
+    """Whether tool results are being answered to calls whose message doesn't begin with thinking."""
+    assert isinstance(messages, list)
+    if len(messages) < 2:
+        return False
+    called, answered = messages[-2:]
+    assert isinstance(called, dict)
+    assert isinstance(answered, dict)
+    return _kind(answered, 0) == "tool_result" and _kind(called, 0) not in ("thinking", "redacted_thinking")
+
+
+def _kind(message: JsonObject, position: int) -> Json:
+    content = message["content"]
+    assert isinstance(content, list)
+    block = content[position]
+    assert isinstance(block, dict)
+    return block.get("type")

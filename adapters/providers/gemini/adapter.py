@@ -1,0 +1,117 @@
+"""The Gemini API as an adapter: which pure function serves which step. All that waits is in HttpAdapter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import quote
+
+import msgspec
+
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.embeddings.gemini import GeminiEmbeddings
+from adapters.embeddings.http import EmbedsOverHttp
+from adapters.http.adapter import WireCall
+from adapters.images.http import MakesImagesOverHttp
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import StreamNormaliser
+from adapters.requests.encoding import encode_json
+from adapters.requests.settings import SharedOptions
+from adapters.videos.http import MakesVideosOverHttp
+
+from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
+from .data import REPAIRS, find_model
+from .errors import CODES
+from .media.images import GeminiImages
+from .media.videos import GeminiVideos
+from .request import build_request
+from .response import read_reply
+from .stream import GeminiNormaliser
+
+VERSION = "v1beta"
+
+
+class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``gemini``. api_version: in the address; None is ``v1beta``."""
+
+    api_version: str | None = None
+
+
+class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
+    """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
+
+    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
+    `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or
+    under the adapter's own name) is merged into the body.
+    """
+
+    default_name = "gemini"
+    options_type = GeminiOptions
+    default_base_url = "https://generativelanguage.googleapis.com"
+    error_codes = CODES
+    repair_rules = REPAIRS
+    capabilities = AdapterCapabilities(
+        supports_images=True,
+        supports_audio=True,
+        supports_documents=True,
+        supports_thinking=True,
+        supports_tools=True,
+        supports_structured_output=True,
+        supports_streaming_tool_calls=False,  # they come whole
+        supports_parallel_tool_calls=True,
+        supports_prompt_caching=True,
+        max_context_tokens=1_048_576,
+        max_output_tokens=65_536,
+        accepted_image_media_types=IMAGE_TYPES,
+        accepted_audio_media_types=AUDIO_TYPES,
+        accepted_document_media_types=DOCUMENT_TYPES,
+    )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        row = find_model(model.removeprefix(f"{self.name}:"))
+        if row is None:
+            return self.capabilities
+        return msgspec.structs.replace(
+            row.within(self.capabilities),
+            supports_audio=row.media,
+            supports_documents=row.media,
+            supports_system_prompt=row.system,
+        )
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {"x-goog-api-key": self.config.api_key} if self.config.api_key else {}
+
+    def health_request(self) -> WireCall:
+        return WireCall(f"/{self._version}/models?pageSize=1", b"")
+
+    @property
+    def _version(self) -> str:
+        given = self.config.options.get("api_version")
+        return given if isinstance(given, str) and given else VERSION
+
+    @property
+    def embedding_wire(self) -> GeminiEmbeddings:
+        return GeminiEmbeddings(self._version)
+
+    def image_wire(self, model: str) -> GeminiImages:
+        return GeminiImages(self._version)
+
+    @property
+    def video_wire(self) -> GeminiVideos:
+        return GeminiVideos(self._version)
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        built = build_request(request, provider=self.name)
+        built.history.log()
+        path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
+        return WireCall(path, encode_json(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        read_reply(body, assembler)
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        return GeminiNormaliser(assembler)
+
+
+def _method(model: str, *, stream: bool) -> str:
+    name = quote(model if "/" in model else f"models/{model}", safe="/-._~@")
+    return f"{name}:streamGenerateContent?alt=sse" if stream else f"{name}:generateContent"

@@ -1,0 +1,42 @@
+"""Google's reasons and canonical statuses, beside those that mean the same everywhere, and errors inside a reply.
+
+What a waiting caller needs is in the body's details, see `adapters.refusals.details`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from adapters.refusals.classify import ErrorType, error_without_status, read_error_value
+from bus.errors import (
+    AccessDeniedError,
+    AdapterError,
+    AuthError,
+    InvalidRequestError,
+    QuotaExceededError,
+    ServerError,
+)
+from bus.values.json import Json
+
+CODES: Mapping[str, ErrorType] = {
+    # reasons in an ErrorInfo, which go before the status
+    "ACCESS_TOKEN_EXPIRED": AuthError,
+    "ACCESS_TOKEN_TYPE_UNSUPPORTED": AuthError,
+    "CREDENTIALS_MISSING": AuthError,
+    "API_KEY_SERVICE_BLOCKED": AccessDeniedError,
+    "SERVICE_DISABLED": AccessDeniedError,
+    "CONSUMER_SUSPENDED": AccessDeniedError,
+    "BILLING_DISABLED": QuotaExceededError,
+    # error.status
+    "OUT_OF_RANGE": InvalidRequestError,
+    "UNIMPLEMENTED": InvalidRequestError,
+    "CANCELLED": ServerError,  # by the provider: what we cancel gets no answer
+    "ABORTED": ServerError,
+    "UNKNOWN": ServerError,
+    "DATA_LOSS": ServerError,
+}
+
+
+def error_in_reply(value: Json, provider: str) -> AdapterError:
+    """What an error means that came with status 200, as an event, a reply or a list of them."""
+    return error_without_status(read_error_value(value), CODES, provider)

@@ -1,0 +1,1 @@
+"""Gemini's models for images and videos."""

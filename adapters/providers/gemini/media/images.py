@@ -1,0 +1,164 @@
+"""Gemini's image models: generateContent with ``responseModalities: [IMAGE]``, the images among the reply's parts.
+
+A model draws one image a request, and edits by being shown images; a mask it doesn't know. Sizes are words
+(``1K``, ``2K``, ``4K``), beside an aspect ratio; the ratios are those of Google's own package and pages
+(google-genai 3.4.0 for the fields of `imageConfig`; ai.google.dev, image generation). Which of them a model has
+that isn't in the table is not known, so nothing is refused. Formats and qualities can't be chosen on this API.
+
+Usage counts thoughts and images apart, as a conversation's does.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from urllib.parse import quote
+
+import msgspec
+
+from adapters.http.adapter import WireCall
+from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
+from adapters.images.wire import ImageReply, from_base64, input_bytes
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from bus.errors import ContentFilterError
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason
+
+from ..contents import IMAGE_TYPES
+from ..errors import error_in_reply
+from ..response import STOP_REASONS
+from ..usage import UsageCounts
+from ..wire import ABSENT, Usage, decode_json
+
+_RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
+
+_COMMON = ImageCapabilities(
+    operations=("generate", "edit", "composite"),
+    max_images=1,
+    qualities=(),
+    backgrounds=(),
+    output_formats=(),
+    input_media_types=IMAGE_TYPES,
+)
+_MODELS: tuple[tuple[str, ImageCapabilities], ...] = (
+    (r"gemini-2\.5-flash-image", msgspec.structs.replace(_COMMON, sizes=(), aspect_ratios=_RATIOS)),
+    (
+        r"gemini-3-pro-image",
+        msgspec.structs.replace(_COMMON, sizes=("1K", "2K", "4K"), aspect_ratios=_RATIOS, max_input_images=14),
+    ),
+)
+
+
+class _Blob(msgspec.Struct, gc=False):
+    data: str | None = None
+    mimeType: str | None = None
+
+
+class _Part(msgspec.Struct, gc=False):
+    """thought: a draft, drawn while thinking."""
+
+    text: str | None = None
+    inlineData: _Blob | None = None
+    thought: bool | None = None
+
+
+class _Content(msgspec.Struct, gc=False):
+    parts: list[_Part] | None = None
+
+
+class _Candidate(msgspec.Struct, gc=False):
+    content: _Content | None = None
+    finishReason: str | None = None
+    finishMessage: str | None = None
+
+
+class _Feedback(msgspec.Struct, gc=False):
+    blockReason: str | None = None
+    blockReasonMessage: str | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    candidates: list[_Candidate] | None = None
+    promptFeedback: _Feedback | None = None
+    usageMetadata: Usage | None = None
+    modelVersion: str | None = None
+    responseId: str | None = None
+    error: msgspec.Raw = ABSENT
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class GeminiImages(msgspec.Struct, frozen=True):
+    """version: of the API, as it stands in the path."""
+
+    version: str = "v1beta"
+
+    def capabilities(self, model: str) -> ImageCapabilities:
+        name = model.rpartition("/")[2]
+        return next((row for pattern, row in _MODELS if re.match(pattern, name)), _COMMON)
+
+    def write(self, request: ImageRequest, provider: str) -> WireCall:
+        parts: list[Json] = [{"text": request.prompt}]
+        for block in request.images:
+            media_type, data = input_bytes(block)
+            parts.append({"inlineData": {"mimeType": media_type, "data": b64encode(data).decode()}})
+        config: JsonObject = {"responseModalities": ["IMAGE"]}
+        image: JsonObject = {}
+        if request.aspect_ratio is not None:
+            image["aspectRatio"] = request.aspect_ratio
+        if request.size is not None:
+            image["imageSize"] = request.size
+        if image:
+            config["imageConfig"] = image
+        body: JsonObject = {"contents": [{"role": "user", "parts": parts}], "generationConfig": config}
+        for options in own_options(request, "gemini", provider):
+            more = options.pop("generationConfig", {})
+            if isinstance(more, dict):
+                config.update(more)
+            merge_options(body, options)
+        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
+        path = f"/{self.version}/{quote(name, safe='/-._~@')}:generateContent"
+        return WireCall(path, encode_json(body), once=True)
+
+    def read(self, body: bytes, request: ImageRequest) -> ImageReply:
+        reply = _decode(body)
+        if reply.error != ABSENT:
+            raise error_in_reply(decode_json(body), "")
+        images: list[GeneratedImage] = []
+        said: list[str] = []
+        reasons: list[tuple[str, str]] = []
+        for candidate in reply.candidates or ():
+            for part in (candidate.content.parts if candidate.content is not None else None) or ():
+                if part.thought:
+                    continue
+                if part.inlineData is not None and part.inlineData.data:
+                    images.append(from_base64(part.inlineData.data, part.inlineData.mimeType or "image/png"))
+                elif part.text:
+                    said.append(part.text)
+            if candidate.finishReason is not None:
+                reasons.append((candidate.finishReason, candidate.finishMessage or ""))
+        counts = UsageCounts()
+        if reply.usageMetadata is not None:
+            counts.add(reply.usageMetadata, body)
+        usage = counts.total(final=True)
+        if not images:
+            refusal = _refusal(reply.promptFeedback, reasons)
+            if refusal is not None:
+                refusal.usage = usage
+                raise refusal
+        return ImageReply(images, usage, reply.modelVersion, reply.responseId, said="".join(said))
+
+
+def _refusal(feedback: _Feedback | None, reasons: list[tuple[str, str]]) -> ContentFilterError | None:
+    """Why there is no image, if it is for what it would show."""
+    if feedback is not None and feedback.blockReason:
+        reasons = [(feedback.blockReason, feedback.blockReasonMessage or "")]
+    for reason, message in reasons:
+        blocked = feedback is not None and feedback.blockReason
+        if blocked or STOP_REASONS.get(reason) is StopReason.CONTENT_FILTER:
+            words = f"{reason}: {message}" if message else reason
+            return ContentFilterError(f"no image was made: {words}", provider_code=reason, provider_message=words)
+    return None

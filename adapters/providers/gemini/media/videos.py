@@ -1,0 +1,182 @@
+"""Videos as Google's long-running operations: ``predictLongRunning``, ``operations``, and a file to download.
+
+The shape is that of the Gemini API's Veo models, as google-genai (3.4.0) reads its operations: a job's id is the
+operation's name, and a completed one has the address of a file, which wants the key as well. What Veo offers
+(4, 6 or 8 seconds, 5 to 8 before Veo 3; 16:9 and 9:16; sound always since Veo 3) is from public pages about
+it. According to Google's notice of deprecations the Gemini API's Veo models ended on 2026-10-22; gateways speak
+the protocol on. An operation tells neither its progress nor a video's length, which is known only from the
+request; whether one can be stopped is not known, so `delete` gives no way. For how long files are kept isn't told.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from adapters.http.adapter import WireCall
+from adapters.images.sizes import ratio_of, read_size
+from adapters.images.wire import input_bytes
+from adapters.refusals.classify import error_without_status, read_error_value
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from adapters.videos.contract import (
+    VideoCapabilities,
+    VideoJob,
+    VideoRequest,
+    VideoStatus,
+    VideoTerms,
+    VideoVariant,
+)
+from adapters.videos.usage import video_usage
+from adapters.videos.wire import known_terms
+from bus.errors import AdapterError, CapabilityError, ContentFilterError
+from bus.values.json import Json, JsonObject
+
+from ..errors import CODES
+
+_SIZES = ("1280x720", "720x1280", "1920x1080", "1080x1920")
+_VEO_3 = VideoCapabilities(seconds=(4, 6, 8), default_seconds=8, sizes=_SIZES, audio="always")
+_VEO_3_1 = msgspec.structs.replace(_VEO_3, sizes=(*_SIZES, "3840x2160", "2160x3840"))
+_VEO_2 = msgspec.structs.replace(_VEO_3, seconds=(5, 6, 7, 8), sizes=_SIZES[:2], audio="never")
+
+_MODELS: tuple[tuple[str, VideoCapabilities], ...] = (
+    (r"veo-2\.", _VEO_2),
+    (r"veo-3\.1-", _VEO_3_1),
+    (r"veo-3\.0-", _VEO_3),
+)
+_UNKNOWN = VideoCapabilities()
+_RESOLUTIONS = {720: "720p", 1080: "1080p", 2160: "4k"}
+
+
+class _File(msgspec.Struct, gc=False):
+    uri: str | None = None
+    encodedVideo: str | None = None
+    bytesBase64Encoded: str | None = None
+    encoding: str | None = None
+
+
+class _Sample(msgspec.Struct, gc=False):
+    video: _File | None = None
+
+
+class _Videos(msgspec.Struct, gc=False):
+    generatedSamples: list[_Sample] | None = None
+    raiMediaFilteredReasons: list[str] | None = None
+
+
+class _Response(msgspec.Struct, gc=False):
+    generateVideoResponse: _Videos | None = None
+
+
+class _Operation(msgspec.Struct, gc=False):
+    name: str
+    done: bool | None = None
+    error: Json = None
+    response: _Response | None = None
+
+
+_decode = msgspec.json.Decoder(_Operation).decode
+
+
+class GeminiVideos(msgspec.Struct, frozen=True):
+    """version: of the API, as it stands in the path."""
+
+    version: str = "v1beta"
+
+    def capabilities(self, model: str) -> VideoCapabilities:
+        name = model.rpartition("/")[2]
+        return next((row for pattern, row in _MODELS if re.match(pattern, name)), _UNKNOWN)
+
+    def create(self, request: VideoRequest, provider: str) -> WireCall:
+        instance: JsonObject = {"prompt": request.prompt}
+        if request.first_frame is not None:
+            media_type, data = input_bytes(request.first_frame)
+            instance["image"] = {"mimeType": media_type, "bytesBase64Encoded": b64encode(data).decode()}
+        parameters: JsonObject = {}
+        if request.seconds is not None:
+            parameters["durationSeconds"] = request.seconds
+        if request.size is not None:
+            parameters.update(_size(request.size))
+        if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
+            parameters["generateAudio"] = request.audio
+        for options in own_options(request, "gemini", provider):
+            merge_options(parameters, options)
+        body: JsonObject = {"instances": [instance], "parameters": parameters}
+        name = request.wire_model if "/" in request.wire_model else f"models/{request.wire_model}"
+        path = f"/{self.version}/{quote(name, safe='/-._~@')}:predictLongRunning"
+        return WireCall(path, encode_json(body), once=True)
+
+    def retrieve(self, job_id: str) -> WireCall:
+        return WireCall(f"/{self.version}/{quote(job_id, safe='/-._~@')}", b"", method="GET")
+
+    def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
+        operation = _decode(body)
+        made = known_terms(terms, self.capabilities(model))
+        status: VideoStatus = "in_progress"
+        error: AdapterError | None = None
+        addresses: dict[str, str] = {}
+        if operation.done:
+            video, error = _outcome(operation, provider)
+            status = "failed" if error is not None else "completed"
+            addresses = {} if video is None else {"video": video}
+        return VideoJob(
+            id=operation.name,
+            model=f"{provider}:{model}",
+            provider=provider,
+            status=status,
+            progress=1.0 if status == "completed" else None,
+            error=error,
+            terms=made,
+            usage=video_usage(made) if status == "completed" else None,
+            addresses=addresses,
+        )
+
+    def content(self, job: VideoJob, variant: VideoVariant) -> str:
+        address = job.addresses.get(variant)
+        if address is None:
+            raise CapabilityError(f"{job.id} has no {variant} to download")
+        return address
+
+    def delete(self, job_id: str) -> WireCall | None:
+        return None
+
+    def latest(self) -> WireCall | None:
+        return None
+
+    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
+        return ()
+
+
+def _size(size: str) -> JsonObject:
+    """A size as this wire has it: a ratio, and the shorter side's name. Raises CapabilityError."""
+    found = read_size(size)
+    resolution = None if found is None else _RESOLUTIONS.get(min(found))
+    if found is None or resolution is None:
+        raise CapabilityError(f"the size {size!r} has no name here: write 1280x720, 1920x1080 or 3840x2160")
+    return {"aspectRatio": ratio_of(*found), "resolution": resolution}
+
+
+def _outcome(operation: _Operation, provider: str) -> tuple[str | None, AdapterError | None]:
+    """Where the video is, or why there is none."""
+    if operation.error:
+        error = error_without_status(read_error_value({"error": operation.error}), CODES, provider)
+        error.retryable = False  # the job is over, and asking for it again makes nothing of it
+        return None, error
+    response = operation.response or _Response()
+    videos = response.generateVideoResponse or _Videos()
+    for sample in videos.generatedSamples or ():
+        file = sample.video or _File()
+        inline = file.encodedVideo or file.bytesBase64Encoded
+        if file.uri and urlsplit(file.uri).scheme in ("http", "https"):
+            return file.uri, None
+        if inline:
+            return f"data:{file.encoding or 'video/mp4'};base64,{inline}", None
+    if videos.raiMediaFilteredReasons:
+        words = "; ".join(videos.raiMediaFilteredReasons)
+        return None, ContentFilterError(f"no video was made: {words}", provider_message=words)
+    return None, AdapterError(f"{provider}: the operation is done and holds neither a video nor an error")

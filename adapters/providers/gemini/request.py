@@ -1,0 +1,250 @@
+"""From a canonical request to the body of a generateContent call. Pure.
+
+Here is what surrounds the contents: tools, the form of the reply, thinking, sampling. What only tunes the reply
+and isn't taken is left out with a warning. A request's ``provider_options["gemini"]`` is merged into the body,
+object by object, and goes first: safety settings, cached content, the provider's own tools, whatever is to come.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.contract import CallWarning, CanonicalRequest
+from adapters.refusals.demands import check_demands
+from adapters.requests.effort import nearest_effort
+from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import changed, check_tool_choice, dropped, own_options, write_settings
+from adapters.schemas.sanitizer import instruction
+from bus.errors import CapabilityError
+from bus.values.json import Json, JsonObject
+from bus.values.messages import ToolDefinition
+
+from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
+from .data import BUDGETS, UNLISTED, find_model
+from .schema import fit_schema, takes_nothing
+
+OPTIONS = "gemini"
+"""Under this name, or the adapter's own, a request carries what only this protocol knows."""
+
+MAX_STOP_SEQUENCES = 5
+TOOL_IDS = ToolIdRule(max_length=64)
+
+SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "topP",
+    "frequency_penalty": "frequencyPenalty",
+    "presence_penalty": "presencePenalty",
+    "seed": "seed",
+}
+"""Where the portable settings stand in the generationConfig."""
+
+_MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY", "named": "ANY"}
+
+
+class BuiltRequest(msgspec.Struct, frozen=True):
+    """The body to send, the history in it, and what the caller should know."""
+
+    body: JsonObject
+    history: FittedHistory
+    warnings: tuple[CallWarning, ...]
+
+
+def build_request(request: CanonicalRequest, *, provider: str) -> BuiltRequest:
+    """The request on the wire. provider: the adapter's name. Raises CapabilityError or InvalidRequestError."""
+    return _Builder(request, provider).build()
+
+
+class _Builder:
+    def __init__(self, request: CanonicalRequest, provider: str) -> None:
+        self.request = request
+        self.provider = provider
+        self.row = find_model(request.wire_model) or UNLISTED
+        self.options = self._options()
+        self.warnings: list[CallWarning] = []
+
+    def build(self) -> BuiltRequest:
+        check_demands(self.request, self.request.capabilities, self.provider)
+        history = fit_history(self.request, self._target())
+        contents, losses, added = write_contents(history, self.request.wire_model, self.row)
+        history = msgspec.structs.replace(history, losses=history.losses + tuple(losses))
+        self.warnings += added
+        body: JsonObject = {}
+        config: JsonObject = {"maxOutputTokens": self.request.max_output_tokens}
+        instruction = self._format(config)
+        system = "\n\n".join(text for text in (history.system, instruction) if text)
+        if system and self.row.system:
+            body["systemInstruction"] = {"parts": [{"text": system}]}
+        elif system:
+            _say_first(contents, system)
+        body["contents"] = list[Json](contents)
+        self._tools(body)
+        self._thinking(config)
+        self._sampling(config)
+        _give_way(config, self.options)
+        body["generationConfig"] = config
+        merge_options(body, self.options)
+        self._use_cached(body)
+        return BuiltRequest(body, history, (*history.warnings, *self.warnings))
+
+    def _warn(self, code: str, message: str) -> None:
+        self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
+
+    def _left_out(self, parameter: str, why: str) -> None:
+        self.warnings.append(dropped(parameter, self.provider, why))
+
+    def _target(self) -> Target:
+        return Target(
+            provider=self.provider,
+            model=self.request.wire_model,
+            tool_ids=TOOL_IDS,
+            accepts_images=True,
+            accepts_audio=self.row.media,
+            accepts_documents=self.row.media,
+            image_types=IMAGE_TYPES,
+            audio_types=AUDIO_TYPES,
+            document_types=DOCUMENT_TYPES,
+            fetches=SCHEMES,
+            results_carry=("image", "document"),
+            replays_thinking=True,
+            begins_with_user=True,
+            keeps_own_blanks=True,
+        )
+
+    def _options(self) -> JsonObject:
+        options: JsonObject = {}
+        for own in own_options(self.request, OPTIONS, self.provider):
+            merge_options(options, own, protected=())
+        return options
+
+    def _use_cached(self, body: JsonObject) -> None:
+        """Cached content has the system text and the tools in it, and takes no others."""
+        if not body.get("cachedContent"):
+            return
+        for name in ("systemInstruction", "tools", "toolConfig"):
+            if body.pop(name, None) is not None:
+                self._left_out(name, "cachedContent has its own")
+
+    # -- tools
+
+    def _tools(self, body: JsonObject) -> None:
+        request = self.request
+        if request.tools and not self.row.tools:
+            raise CapabilityError(f"{self.provider}: {request.wire_model} takes no tools")
+        theirs = self.options.get("tools")
+        if request.tools:
+            body["tools"] = [{"functionDeclarations": [_declaration(tool) for tool in request.tools]}]
+            if request.parallel_tool_calls is False:
+                self._left_out("parallel_tool_calls", "the protocol can't turn them off")
+        mode = self._mode()
+        config: JsonObject = {}
+        if mode is not None:
+            config["functionCallingConfig"] = mode
+        if request.tools and self.row.modern and isinstance(theirs, list) and _has_built_in(theirs):
+            config["includeServerSideToolInvocations"] = True
+        if config:
+            body["toolConfig"] = config
+
+    def _mode(self) -> JsonObject | None:
+        choice, tools = self.request.tool_choice, self.request.tools
+        check_tool_choice(choice, [tool.name for tool in tools])
+        if not tools:
+            return None  # without declarations, the mode is refused
+        if choice is None or choice.mode == "auto":
+            if self.row.modern and any(tool.strict for tool in tools):
+                return {"mode": "VALIDATED"}  # as AUTO, with arguments that follow the schema
+            return None if choice is None else {"mode": "AUTO"}
+        mode: JsonObject = {"mode": _MODES[choice.mode]}
+        if choice.tool_name is not None:
+            mode["allowedFunctionNames"] = [choice.tool_name]
+        return mode
+
+    # -- the reply's form
+
+    def _format(self, config: JsonObject) -> str | None:
+        """Ask for JSON; returns an instruction where the model takes no schema beside tools."""
+        schema = self.request.output_schema
+        if schema is None:
+            return None
+        if self.request.tools and not self.row.modern:
+            self._warn("schema_as_instruction", f"{self.request.wire_model} takes no output schema beside tools")
+            return instruction(schema, with_tools=True)
+        config["responseMimeType"] = "application/json"
+        if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":
+            config["responseJsonSchema"] = fit_schema(schema)
+        return None
+
+    # -- tuning
+
+    def _thinking(self, config: JsonObject) -> None:
+        asked = self.request.reasoning_effort
+        if asked is None:
+            return
+        can = self.request.capabilities
+        if not self.row.reasons or (can is not None and not can.supports_thinking):
+            if asked != "none":
+                self._left_out("reasoning_effort", f"{self.request.wire_model} does not reason")
+            return
+        if self.row.levels:
+            level = nearest_effort(asked, self.row.levels)
+            config["thinkingConfig"] = {"thinkingLevel": level.upper(), "includeThoughts": True}
+            if level != asked:
+                self.warnings.append(changed("reasoning_effort", asked, level, "the nearest that the model knows"))
+            return
+        assert self.row.budget is not None
+        least, most = self.row.budget
+        budget = BUDGETS[asked]
+        if not (budget == 0 and self.row.stops_thinking):
+            budget = min(max(budget, least), most)
+        if asked == "none" and budget:
+            why = f"{self.request.wire_model} can't but reason"
+            self.warnings.append(changed("reasoning_effort", asked, f"{budget} tokens", why))
+        config["thinkingConfig"] = {"thinkingBudget": budget, **({"includeThoughts": True} if budget else {})}
+
+    def _sampling(self, config: JsonObject) -> None:
+        request = self.request
+        ignored = () if self.row.sampling else ("temperature", "top_p")
+        refused = dict.fromkeys(ignored, f"{request.wire_model} ignores it")
+        if request.seed is not None and not -(2**31) <= request.seed < 2**31:
+            refused["seed"] = "it must fit into 32 bits"
+        self.warnings += write_settings(config, request, SETTINGS, self.provider, refused=refused)
+        stops = [stop for stop in request.stop_sequences if stop]
+        if stops:
+            config["stopSequences"] = list[Json](stops[:MAX_STOP_SEQUENCES])
+        if len(stops) > MAX_STOP_SEQUENCES:
+            self._left_out("part of stop_sequences", f"the model takes {MAX_STOP_SEQUENCES} at most")
+
+
+# -- pieces
+
+
+def _declaration(tool: ToolDefinition) -> JsonObject:
+    fields: JsonObject = {"name": tool.name}
+    if tool.description:
+        fields["description"] = tool.description
+    if not takes_nothing(tool.input_schema):
+        fields["parametersJsonSchema"] = fit_schema(tool.input_schema)
+    return fields
+
+
+def _has_built_in(tools: list[Json]) -> bool:
+    return any(isinstance(tool, dict) and tool.keys() - {"functionDeclarations"} for tool in tools)
+
+
+def _say_first(contents: list[JsonObject], text: str) -> None:
+    """Put the system text before what the user says first, for models that have no place for it."""
+    parts = contents[0]["parts"]
+    assert isinstance(parts, list)
+    if isinstance(parts[0], dict) and "functionResponse" in parts[0]:
+        contents.insert(0, {"role": "user", "parts": [{"text": text}]})
+    else:
+        parts.insert(0, {"text": text})
+
+
+def _give_way(config: JsonObject, options: JsonObject) -> None:
+    """Take our budget or level of thinking back where the host names one of them: both at once are refused."""
+    theirs = options.get("generationConfig")
+    asked = theirs.get("thinkingConfig") if isinstance(theirs, dict) else None
+    ours = config.get("thinkingConfig")
+    if isinstance(asked, dict) and isinstance(ours, dict) and asked.keys() & {"thinkingBudget", "thinkingLevel"}:
+        config["thinkingConfig"] = {key: kept for key, kept in ours.items() if key == "includeThoughts"}

@@ -1,0 +1,346 @@
+"""From a reply's parts, finish reason and usage to the assembler; for whole and streamed replies alike.
+
+A whole reply is a stream of one chunk. A chunk's parts are increments: text follows text in one block, whatever
+the cuts. What makes that delicate are thought signatures, which are only good in the very part they came in:
+
+* Of a call, the signature stands in the block's `provider_raw`.
+* Of text, `provider_raw` says which piece of the block's text was signed, be it empty, so that the same parts can
+  be sent again.
+* Of reasoning, it is the block's signature, and ends the block; `provider_raw` says where the signed part starts.
+* A signature in a part with nothing else, and no text before it, is kept as that part.
+
+Parts of other kinds (code that was run, images, the provider's own tools) are kept word for word, and so is what
+comes with the reply as a whole (grounding, citations), as its last blocks.
+
+Only the first candidate is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.broken_json import mend_body
+from adapters.replies.json_text import parse_object
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason
+
+from . import wire
+from .errors import error_in_reply
+from .grounding import grounding_fees
+from .partial_args import PartialArguments
+from .usage import UsageCounts
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "STOP": StopReason.END_TURN,
+    "FUNCTION_CALL": StopReason.END_TURN,  # of servers that imitate Gemini; with a call it is tool_use, as STOP is
+    "MAX_TOKENS": StopReason.MAX_TOKENS,
+    "SAFETY": StopReason.CONTENT_FILTER,
+    "RECITATION": StopReason.CONTENT_FILTER,
+    "BLOCKLIST": StopReason.CONTENT_FILTER,
+    "PROHIBITED_CONTENT": StopReason.CONTENT_FILTER,
+    "SPII": StopReason.CONTENT_FILTER,
+    "MODEL_ARMOR": StopReason.CONTENT_FILTER,
+    "IMAGE_SAFETY": StopReason.CONTENT_FILTER,
+    "IMAGE_PROHIBITED_CONTENT": StopReason.CONTENT_FILTER,
+    "IMAGE_RECITATION": StopReason.CONTENT_FILTER,
+    "IMAGE_OTHER": StopReason.CONTENT_FILTER,
+}
+"""All others (LANGUAGE, OTHER, MALFORMED_FUNCTION_CALL, UNEXPECTED_TOOL_CALL, CONTINUATION, what is to come) are
+provider_specific: the reply did not end well, and not for a reason that other providers have, too. They are no
+errors, for the model spoke, was paid for it, and may speak the same again."""
+
+_UNSPECIFIED = "FINISH_REASON_UNSPECIFIED"
+
+REPLY_KINDS = ("citationMetadata", "groundingMetadata", "urlContextMetadata", "logprobsResult")
+"""Opaque blocks that are no parts: about the whole reply, and never sent back."""
+
+SIGNATURE_KIND = "thoughtSignature"
+"""The kind of an opaque block whose part holds a signature alone."""
+
+_SIBLINGS = frozenset(
+    {"text", "thought", "thoughtSignature", "videoMetadata", "mediaResolution", "partMetadata", "functionCall"}
+)
+"""A part's fields that don't say of what kind it is."""
+
+
+def read_reply(body: bytes, assembler: Assembler) -> None:
+    """Feed a whole reply and finish it; leave the assembler incomplete if the body is none.
+
+    A list of chunks is what a stream without ``alt=sse`` is. Raises AdapterError for an error that came with HTTP
+    200, and msgspec's decoding errors.
+    """
+    reader = ReplyReader(assembler)
+    chunks = [bytes(chunk) for chunk in wire.decode_chunks(body)] if body.lstrip()[:1] == b"[" else [body]
+    for chunk in chunks:
+        reader.add(wire.decode_chunk(chunk), chunk)
+    if reader.ended or (reader.saw_candidate and len(chunks) == 1):
+        reader.finish()
+
+
+class ReplyReader:
+    """Reads one reply, chunk by chunk. ended: the provider said why the reply is over.
+
+    More may follow that: older models say it in every chunk.
+    """
+
+    def __init__(self, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self.saw_candidate = False
+        self._begun = False
+        self._finish_reason: str | None = None
+        self._finish_message = ""
+        self._block_reason: str | None = None
+        self._key = 0  # of the block that the next fragment of its kind joins
+        self._kind = ""  # of that block: text, thinking, or anything else for none
+        self._signed: list[Json] = []  # pieces of that block
+        self._partial: PartialArguments | None = None  # of a call whose arguments still come
+        self._about: dict[str, Json] = {}
+        self._usage = UsageCounts()
+        self._warned: set[str] = set()
+
+    @property
+    def ended(self) -> bool:
+        return self._finish_reason is not None or self._block_reason is not None
+
+    def add(self, chunk: wire.Chunk, data: bytes) -> None:
+        """Take a chunk in. data: its JSON. Raises AdapterError if it is an error; then it has taken in nothing."""
+        if chunk.error != wire.ABSENT:
+            raise error_in_reply(wire.decode_json(data), self.assembler.provider)
+        candidate: wire.Candidate | None = None
+        parts: list[wire.Part] | None = None
+        raw_parts: Sequence[Json] = ()
+        if chunk.candidates:
+            candidate = chunk.candidates[0]
+            if candidate.index or len(chunk.candidates) > 1:
+                candidate = self._first(chunk.candidates)
+            if candidate is not None and candidate.content is not None:
+                parts = candidate.content.parts
+                if parts and _has_others(parts):
+                    raw_parts = _raw_parts(data)
+        if not self._begun:
+            self._begin(chunk)
+        if chunk.usageMetadata is not None:
+            self._usage.add(chunk.usageMetadata, data)
+        if parts:
+            for position, part in enumerate(parts):
+                if part.functionCall is not None:
+                    self._call(part, part.functionCall)
+                elif part.text is not None:
+                    self._text(part, part.text)
+                else:
+                    self._other(raw_parts[position] if position < len(raw_parts) else None)
+        if candidate is not None:
+            self.saw_candidate = True
+            if candidate.finishReason is not None:
+                self._end(candidate)
+            self._note(candidate)
+        if chunk.promptFeedback is not None:
+            self._block(chunk.promptFeedback)
+
+    def finish(self) -> None:
+        """The reply is whole."""
+        assembler = self.assembler
+        self._end_partial()
+        for kind, value in self._about.items():
+            assembler.whole(kind, kind, {kind: value})
+        raw = self._finish_reason or self._block_reason
+        if self._finish_reason is not None:
+            reason = STOP_REASONS.get(self._finish_reason, StopReason.PROVIDER_SPECIFIC)
+            if reason is StopReason.END_TURN and assembler.has_tool_use:
+                reason = StopReason.TOOL_USE
+        elif raw is not None:
+            reason = StopReason.CONTENT_FILTER
+        else:
+            reason = StopReason.PROVIDER_SPECIFIC
+            assembler.end_unsaid()
+        if self._finish_message and reason in (StopReason.CONTENT_FILTER, StopReason.PROVIDER_SPECIFIC):
+            assembler.warn("finish_message", f"{raw}: {self._finish_message[:1000]}")
+        assembler.finish(reason, raw, self._usage.total(final=True))
+
+    # -- the reply
+
+    def _first(self, candidates: Sequence[wire.Candidate]) -> wire.Candidate | None:
+        self._warn_once("extra_candidates", "the reply has several candidates, of which only the first is read")
+        return next((one for one in candidates if one.index in (None, 0)), None)
+
+    def _begin(self, chunk: wire.Chunk) -> None:
+        self._begun = True
+        self.assembler.usage_from(self._usage.total)
+        if isinstance(chunk.modelVersion, str) and chunk.modelVersion:
+            self.assembler.model = chunk.modelVersion
+        if isinstance(chunk.responseId, str):
+            self.assembler.response_id = chunk.responseId
+
+    def _end(self, candidate: wire.Candidate) -> None:
+        if isinstance(candidate.finishReason, str) and candidate.finishReason not in ("", _UNSPECIFIED):
+            self._finish_reason = self.assembler.raw_stop_reason = candidate.finishReason
+        if isinstance(candidate.finishMessage, str):
+            self._finish_message = candidate.finishMessage
+
+    def _note(self, candidate: wire.Candidate) -> None:
+        if candidate.groundingMetadata is not wire.ABSENT:
+            self._note_one("groundingMetadata", candidate.groundingMetadata)
+        if candidate.citationMetadata is not wire.ABSENT:
+            self._note_one("citationMetadata", candidate.citationMetadata)
+        if candidate.urlContextMetadata is not wire.ABSENT:
+            self._note_one("urlContextMetadata", candidate.urlContextMetadata)
+        if candidate.logprobsResult is not wire.ABSENT:
+            self._note_one("logprobsResult", candidate.logprobsResult)
+
+    def _note_one(self, kind: str, raw: msgspec.Raw) -> None:
+        value = wire.decode_json(raw)
+        if not value:
+            return
+        before = self._about.get(kind)
+        if kind == "logprobsResult" and isinstance(before, dict) and isinstance(value, dict):
+            value = _extended(before, value)  # of each chunk's own tokens; the others stand for all so far
+        self._about[kind] = value
+        if kind == "groundingMetadata":
+            self._usage.fees = grounding_fees(value, self.assembler.model)
+
+    def _block(self, feedback: wire.PromptFeedback) -> None:
+        if isinstance(feedback.blockReason, str) and feedback.blockReason:
+            self._block_reason = self.assembler.raw_stop_reason = feedback.blockReason
+            if isinstance(feedback.blockReasonMessage, str):
+                self._finish_message = feedback.blockReasonMessage
+
+    # -- its parts
+
+    def _next(self, kind: str) -> int:
+        self._key += 1
+        self._kind = kind
+        return self._key
+
+    def _text(self, part: wire.Part, text: str) -> None:
+        if part.thought:
+            self._thinking(text, part.thoughtSignature)
+        elif part.thoughtSignature:
+            self._signed_text(text, part.thoughtSignature)
+        elif text:
+            if self._kind != "text":
+                self._begin_text()
+            self.assembler.text(self._key, text, implicit_end=True)
+
+    def _begin_text(self) -> None:
+        self._next("text")
+        self._signed = []
+
+    def _thinking(self, text: str, signature: str | None) -> None:
+        if not text and not signature:
+            return
+        key = self._key if self._kind == "thinking" else self._next("thinking")
+        if not signature:
+            self.assembler.thinking(key, text, implicit_end=True)
+            return
+        start = len(self.assembler.block_text(key))
+        self.assembler.thinking(key, text, implicit_end=True)
+        self.assembler.signature(key, signature, raw={"start": start} if start else None)
+        self._kind = ""
+
+    def _signed_text(self, text: str, signature: str) -> None:
+        if self._kind != "text":
+            if not text:
+                self._opaque(SIGNATURE_KIND, {"text": "", "thoughtSignature": signature})
+                return
+            self._begin_text()
+        start = len(self.assembler.block_text(self._key))
+        self._signed.append({"start": start, "end": start + len(text), "signature": signature})
+        self.assembler.text(self._key, text, implicit_end=True, raw={"signatures": self._signed})
+
+    def _other(self, raw: Json) -> None:
+        if not isinstance(raw, dict):
+            return
+        kind = next((name for name in raw if name not in _SIBLINGS), None)
+        if kind is not None:
+            self._opaque(kind, raw)
+        elif isinstance(signature := raw.get("thoughtSignature"), str) and signature:
+            self._signed_text("", signature)
+        else:
+            self._warn_once("unknown_content", "a part of the reply has nothing in it")
+
+    def _opaque(self, kind: str, raw: JsonObject) -> None:
+        self.assembler.whole(self._next("whole"), kind, raw)
+
+    # -- calls
+
+    def _call(self, part: wire.Part, call: wire.FunctionCall) -> None:
+        name = call.name if isinstance(call.name, str) else ""
+        if self._partial is not None and not name:
+            self._continue(self._partial, call)
+            return
+        self._end_partial()
+        if not name and call.args == wire.ABSENT and not call.partialArgs:
+            return  # the end of a call that has ended
+        raw: JsonObject = {}
+        if isinstance(call.id, str) and call.id:
+            raw["id"] = call.id
+        if part.thoughtSignature:
+            raw["thoughtSignature"] = part.thoughtSignature
+        key = self._next("call")
+        self.assembler.tool_start(key, name, raw=raw)
+        if call.willContinue or call.partialArgs:
+            self._partial = PartialArguments(key)
+            self._continue(self._partial, call, started=True)
+            return
+        if call.args != wire.ABSENT:
+            self.assembler.tool_arguments(key, self._text_of(call.args))
+        self.assembler.end(key)
+
+    def _continue(self, partial: PartialArguments, call: wire.FunctionCall, *, started: bool = False) -> None:
+        for piece in call.partialArgs or ():
+            partial.add(piece)
+        if call.args != wire.ABSENT:
+            partial.value.update(parse_object(self._text_of(call.args)) or {})
+        if not call.willContinue and not (started and call.partialArgs):
+            self._end_partial()
+
+    def _text_of(self, raw: msgspec.Raw) -> str:
+        """JSON as text; decoding the chunk has not looked at its bytes."""
+        try:
+            return bytes(raw).decode()
+        except UnicodeDecodeError:
+            mended = mend_body(bytes(raw))
+            assert mended is not None
+            self.assembler.replaced(mended.replaced)
+            return mended.text.decode()
+
+    def _end_partial(self) -> None:
+        partial, self._partial = self._partial, None
+        if partial is not None:
+            self.assembler.tool_arguments(partial.key, msgspec.json.encode(partial.value).decode())
+            self.assembler.end(partial.key, incomplete=partial.broken)
+
+    def _warn_once(self, code: str, message: str) -> None:
+        if code not in self._warned:
+            self._warned.add(code)
+            self.assembler.warn(code, message)
+
+
+def _has_others(parts: Sequence[wire.Part]) -> bool:
+    """Whether a part is neither text nor a call."""
+    for part in parts:  # noqa: SIM110  (a generator costs more than the loop, and this is done for every delta)
+        if part.text is None and part.functionCall is None:
+            return True
+    return False
+
+
+def _raw_parts(data: bytes) -> Sequence[Json]:
+    """The first candidate's parts as plain JSON."""
+    value = wire.decode_json(data)
+    candidates = value.get("candidates") if isinstance(value, dict) else None
+    for one in candidates if isinstance(candidates, list) else ():
+        if isinstance(one, dict) and one.get("index") in (None, 0) and isinstance(one.get("content"), dict):
+            parts = one["content"].get("parts")
+            return parts if isinstance(parts, list) else ()
+    return ()
+
+
+def _extended(before: JsonObject, more: JsonObject) -> JsonObject:
+    joined = dict(before)
+    for name, value in more.items():
+        former = joined.get(name)
+        joined[name] = [*former, *value] if isinstance(former, list) and isinstance(value, list) else value
+    return joined

@@ -1,0 +1,55 @@
+"""A stream of generateContent's replies, each the next piece of one reply.
+
+Nothing marks the end but the end of the body: a finish reason is not the last word, for usage, grounding and even
+text may follow it. A body that ends without one was cut off.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import EventNormaliser
+from adapters.replies.sse import SseDecoder
+from bus.errors import AdapterError, StreamError
+
+from . import wire
+from .errors import error_in_reply
+from .response import ReplyReader
+
+
+class GeminiNormaliser(EventNormaliser):
+    """Reads one streamed reply; see the module's text."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self._lines = SseDecoder()
+        super().__init__(assembler, self._lines)
+        self._reader = ReplyReader(assembler)
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        try:
+            chunk = wire.decode_chunk(data)
+        except msgspec.DecodeError:
+            if data.strip() == b"[DONE]":
+                return  # of another protocol, sent by a proxy
+            raise
+        self._reader.add(chunk, data)
+
+    def on_end(self) -> None:
+        if not self._reader.ended:
+            raise self._bare_error() or StreamError(
+                f"{self.assembler.provider}: the stream ended before the reply was complete"
+            )
+        self._reader.finish()
+        self.finished = True
+
+    def _bare_error(self) -> AdapterError | None:
+        """An error that came as plain JSON, without being made an event."""
+        try:
+            value = wire.decode_json(self._lines.stray)
+        except msgspec.DecodeError:
+            return None
+        first = value[0] if isinstance(value, list) and value else value
+        if not isinstance(first, dict) or "error" not in first:
+            return None
+        return error_in_reply(first, self.assembler.provider)

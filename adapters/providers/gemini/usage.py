@@ -1,0 +1,103 @@
+"""A reply's usage, from the counts that its chunks report."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from adapters.usage.contradictions import source_of
+from bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
+
+from . import wire
+
+
+class UsageCounts:
+    """A reply's counts. Each chunk reports all so far, now and then without some: the last of each counts.
+
+    fees: what is billed besides tokens, by the names of the rates; it is told outside of the usage.
+    """
+
+    def __init__(self) -> None:
+        self.fees: dict[str, int] = {}
+        self._last = wire.Usage()
+        self._chunk = b""  # the last that had counts
+
+    def add(self, usage: wire.Usage, data: bytes) -> None:
+        """Take in what a chunk reports. data: the chunk's JSON."""
+        last = self._last
+        if usage.promptTokenCount is not None:
+            self._chunk = data
+        for name in usage.__struct_fields__:
+            if getattr(usage, name) is None:
+                setattr(usage, name, getattr(last, name))
+        self._last = usage
+
+    def total(self, *, final: bool = False) -> TokenUsage | None:
+        """The counts in disjoint buckets; None if there are none.
+
+        The prompt includes what was read from a cache, and not what the provider's own tools put in; candidates
+        don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
+        """
+        last = self._last
+        prompt, cached = _count(last.promptTokenCount), _count(last.cachedContentTokenCount)
+        candidates, thoughts = _count(last.candidatesTokenCount), _count(last.thoughtsTokenCount)
+        tool_use = _count(last.toolUsePromptTokenCount)
+        if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
+            return None
+        heard, heard_before = _of(last.promptTokensDetails, "AUDIO"), _of(last.cacheTokensDetails, "AUDIO")
+        seen, seen_before = _of(last.promptTokensDetails, "IMAGE"), _of(last.cacheTokensDetails, "IMAGE")
+        spoken, drawn = (_of(last.candidatesTokensDetails, kind) for kind in ("AUDIO", "IMAGE"))
+        raw = wire.decode_usage(self._chunk).usageMetadata if self._chunk else msgspec.Raw()
+        source = UsageSource.PARTIAL
+        if final:
+            source = source_of(
+                *((cached, prompt), (heard + seen, prompt)),
+                *((heard_before + seen_before, cached), (spoken + drawn, candidates)),
+                raw=raw,
+                whole=prompt is not None,
+            )
+        fresh = max(0, (prompt or 0) - (cached or 0))
+        audio = min(fresh, max(0, heard - heard_before))
+        spoken = min(candidates or 0, spoken)
+        return TokenUsage(
+            input_tokens=fresh + (tool_use or 0),
+            output_tokens=(candidates or 0) + (thoughts or 0),
+            cached_input_tokens=cached or 0,
+            reasoning_tokens=thoughts,
+            source=source,
+            details=details_of(
+                audio_input=audio,
+                image_input=min(fresh - audio, max(0, seen - seen_before)),
+                audio_cache_read=min(cached or 0, heard_before),
+                image_cache_read=min(max(0, (cached or 0) - heard_before), seen_before),
+                audio_output=spoken,
+                image_output=min((candidates or 0) - spoken, drawn),
+                **self.fees,
+            ),
+            service_tier=unusual_tier(last.serviceTier),
+            raw=_with_fees(raw, self.fees) if self._chunk else None,
+        )
+
+
+def _with_fees(raw: msgspec.Raw, fees: dict[str, int]) -> msgspec.Raw:
+    """The usage as it came, with the counts that were found elsewhere beside it."""
+    if not any(fees.values()):
+        return raw.copy()
+    return msgspec.Raw(msgspec.json.encode({**wire.decode_fields(raw), "grounding": fees}))
+
+
+def _of(details: object, modality: str) -> int:
+    """The tokens of one modality in a list of them."""
+    parts = details if isinstance(details, list) else []
+    named = [part for part in parts if isinstance(part, dict) and part.get("modality") == modality]
+    return sum(_count(part.get("tokenCount")) or 0 for part in named)
+
+
+def _count(value: object) -> int | None:
+    """A token count. Some proxies send floats; nonsense is no count."""
+    if type(value) is int:
+        return max(0, value)
+    if isinstance(value, float) and math.isfinite(value):
+        return max(0, int(value))
+    return None

@@ -1,0 +1,109 @@
+"""What we read of generateContent: as little as possible, and that leniently.
+
+Every field is optional and may be null. A reply, and each event of a stream, is one Chunk, decoded once; parts
+that are neither text nor calls of ours are open-ended in kind, and are looked up again, as plain JSON.
+
+Version v1beta of the API. The names are the wire's own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.json import Json
+
+ABSENT = msgspec.Raw(b"null")
+"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+
+
+class PartialArg(msgspec.Struct, gc=False):
+    """A piece of a call's arguments: a value, or more of a string, at a JSONPath. nullValue: UNSET if not sent."""
+
+    jsonPath: str | None = None
+    stringValue: str | None = None
+    numberValue: int | float | None = None
+    boolValue: bool | None = None
+    nullValue: object = msgspec.UNSET
+
+
+class FunctionCall(msgspec.Struct, gc=False):
+    """A call, usually whole. With `willContinue`, `partialArgs` here and in later parts make up its arguments."""
+
+    id: object = None
+    name: object = None
+    args: msgspec.Raw = ABSENT
+    partialArgs: list[PartialArg] | None = None
+    willContinue: object = None
+
+
+class Part(msgspec.Struct, gc=False):
+    """A part; of any other kind if it has neither text nor a functionCall. thought: the text is reasoning."""
+
+    text: str | None = None
+    functionCall: FunctionCall | None = None
+    thought: object = None
+    thoughtSignature: str | None = None
+
+
+class Content(msgspec.Struct, gc=False):
+    """What a candidate says."""
+
+    parts: list[Part] | None = None
+
+
+class Candidate(msgspec.Struct, gc=False):
+    """One reply. index: absent for the first. The raw fields are about the reply as a whole."""
+
+    content: Content | None = None
+    finishReason: object = None
+    finishMessage: object = None
+    index: object = None
+    citationMetadata: msgspec.Raw = ABSENT
+    groundingMetadata: msgspec.Raw = ABSENT
+    urlContextMetadata: msgspec.Raw = ABSENT
+    logprobsResult: msgspec.Raw = ABSENT
+
+
+class Usage(msgspec.Struct, gc=False):
+    """Token counts, in a stream all those so far. Counts of zero are usually left out."""
+
+    promptTokenCount: object = None
+    cachedContentTokenCount: object = None
+    candidatesTokenCount: object = None
+    thoughtsTokenCount: object = None
+    toolUsePromptTokenCount: object = None
+    promptTokensDetails: object = None
+    cacheTokensDetails: object = None
+    candidatesTokensDetails: object = None
+    serviceTier: object = None
+
+
+class PromptFeedback(msgspec.Struct, gc=False):
+    """Why a prompt got no reply."""
+
+    blockReason: object = None
+    blockReasonMessage: object = None
+
+
+class Chunk(msgspec.Struct, gc=False):
+    """A whole reply, or the next piece of a streamed one; or an error, which may come with status 200."""
+
+    candidates: list[Candidate] | None = None
+    usageMetadata: Usage | None = None
+    promptFeedback: PromptFeedback | None = None
+    modelVersion: object = None
+    responseId: object = None
+    error: msgspec.Raw = ABSENT
+
+
+class RawUsage(msgspec.Struct, gc=False):
+    """A chunk's usage as it came."""
+
+    usageMetadata: msgspec.Raw = ABSENT
+
+
+decode_chunk = msgspec.json.Decoder(Chunk).decode
+decode_chunks = msgspec.json.Decoder(list[msgspec.Raw]).decode
+decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_usage = msgspec.json.Decoder(RawUsage).decode
+decode_json = msgspec.json.Decoder(Json).decode

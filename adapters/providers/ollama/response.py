@@ -1,0 +1,125 @@
+"""From lines to content: one reader for whole replies and for streams, because a whole reply is a stream of one.
+
+* Reasoning comes in a field of its own; text and reasoning may close each other.
+* Tool calls come whole, arguments and all, and a reply with calls stops for them although it says ``stop``.
+* A missing reason, from older servers, is the limit if all tokens that were asked for were generated.
+* Counts that are zero are left out. Zero input tokens can't be, so a missing count of them (older servers, when
+  the whole prompt was in their cache) is replaced by an estimate, and the usage says that it is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.ndjson import NdjsonDecoder
+from adapters.usage.partial import fill_usage, positive_count
+from adapters.usage.rates import TokenRates
+from bus.errors import StreamError
+from bus.values.json import Json
+from bus.values.usage import StopReason, TokenUsage
+
+from .errors import error_in_reply
+from .wire import METRICS, WireReply, WireToolCall, decode_reply
+
+STOP_REASONS: Mapping[str, StopReason] = {"stop": StopReason.END_TURN, "length": StopReason.MAX_TOKENS}
+"""By `done_reason`; any other is ``provider_specific``, such as ``load`` and ``unload``, after which nothing was
+said: they answer an empty request."""
+
+_TEXT = "text"
+_THINKING = "thinking"
+
+
+class ReplyReader:
+    """Reads one reply into an assembler, line by line."""
+
+    def __init__(self, assembler: Assembler, rates: TokenRates) -> None:
+        self.assembler = assembler
+        self.rates = rates
+        self._calls = 0
+
+    def line(self, reply: WireReply) -> bool:
+        """One line, or a whole reply; True if it is the last. Raises AdapterError for an error that it carries."""
+        assembler = self.assembler
+        if reply.error:
+            raise error_in_reply(reply.error, assembler.provider)
+        if isinstance(reply.model, str) and reply.model:
+            assembler.model = reply.model
+        message = reply.message
+        if message is not None:
+            calls = [(call, _arguments(call)) for call in message.tool_calls or ()]  # which may raise, so first
+            if message.thinking:
+                assembler.thinking(_THINKING, message.thinking, implicit_end=True)
+            if message.content:
+                assembler.text(_TEXT, message.content, implicit_end=True)
+            for call, arguments in calls:
+                self._call(call, arguments)
+        if not reply.done:
+            return False
+        reason = reply.done_reason if isinstance(reply.done_reason, str) and reply.done_reason else None
+        assembler.finish(self._stop_reason(reason, reply), reason, self._usage(reply))
+        return True
+
+    def _call(self, call: WireToolCall | None, arguments: str) -> None:
+        if call is None:
+            return
+        function = call.function
+        if function is None or not function.name:
+            self.assembler.warn("nameless_tool_call", "a tool call without a name was dropped")
+            return
+        self._calls += 1
+        key = ("call", self._calls)
+        raw: dict[str, Json] = {"id": call.id} if isinstance(call.id, str) and call.id else {}
+        self.assembler.tool_start(key, function.name, raw=raw)
+        self.assembler.tool_arguments(key, arguments)
+        self.assembler.end(key)
+
+    def _stop_reason(self, reason: str | None, reply: WireReply) -> StopReason:
+        if reason is None:
+            stop = StopReason.MAX_TOKENS if self._reached_limit(reply) else StopReason.END_TURN
+        else:
+            stop = STOP_REASONS.get(reason, StopReason.PROVIDER_SPECIFIC)
+        return StopReason.TOOL_USE if stop is StopReason.END_TURN and self.assembler.has_tool_use else stop
+
+    def _reached_limit(self, reply: WireReply) -> bool:
+        request, generated = self.assembler.request, positive_count(reply.eval_count)
+        return request is not None and generated is not None and generated >= request.max_output_tokens
+
+    def _usage(self, reply: WireReply) -> TokenUsage | None:
+        metrics = {name: value for name in METRICS if (value := getattr(reply, name)) is not None}
+        return fill_usage(
+            self.assembler,
+            positive_count(reply.prompt_eval_count),
+            positive_count(reply.eval_count),
+            self.rates,
+            msgspec.json.encode(metrics),
+        )
+
+
+def read_whole(body: bytes, assembler: Assembler, rates: TokenRates) -> None:
+    """Feed a whole reply to the assembler and finish it; also one that was streamed without having been asked.
+
+    Raises AdapterError, or msgspec's decoding errors.
+    """
+    reader = ReplyReader(assembler, rates)
+    try:
+        lines = [decode_reply(body)]
+    except msgspec.DecodeError:
+        decoder = NdjsonDecoder()
+        lines = [decode_reply(line) for _, line in decoder.feed(body) + decoder.close()]
+    for line in lines:
+        if reader.line(line):
+            return
+    raise StreamError(f"{assembler.provider}: the reply is not done")
+
+
+def _arguments(call: WireToolCall | None) -> str:
+    """A call's arguments as text. Raises UnicodeDecodeError, which decoding the line does not."""
+    if call is None or call.function is None:
+        return ""
+    text = bytes(call.function.arguments)
+    if text == b"null":
+        return ""
+    return str(msgspec.json.decode(text)) if text.startswith(b'"') else text.decode()

@@ -1,0 +1,69 @@
+"""What we read of Ollama's `/api/chat`: as little as possible, and that leniently.
+
+A streamed reply is such an object on every line, the last of them with `done`; a whole reply is one of them. Go's
+`omitempty` leaves out every zero, so a missing count may mean none.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.json import Json
+
+CHAT_PATH = "/api/chat"
+TAGS_PATH = "/api/tags"
+SHOW_PATH = "/api/show"
+
+NDJSON = "application/x-ndjson"
+
+ABSENT = msgspec.Raw(b"null")
+"""Stands for a raw field that was not sent; the same as one that was sent as null."""
+
+
+class WireFunction(msgspec.Struct, gc=False):
+    """arguments: an object; text that holds one, from some implementations."""
+
+    name: str | None = None
+    arguments: msgspec.Raw = ABSENT
+
+
+class WireToolCall(msgspec.Struct, gc=False):
+    """id: newer servers only."""
+
+    id: Json = None
+    function: WireFunction | None = None
+
+
+class WireMessage(msgspec.Struct, gc=False):
+    content: str | None = None
+    thinking: str | None = None
+    tool_calls: list[WireToolCall | None] | None = None
+
+
+class WireReply(msgspec.Struct, gc=False):
+    """A whole reply, or a line of a streamed one. Durations are in nanoseconds. error: stands alone."""
+
+    model: Json = None
+    message: WireMessage | None = None
+    done: bool | None = None
+    done_reason: Json = None
+    error: Json = None
+    total_duration: Json = None
+    load_duration: Json = None
+    prompt_eval_count: Json = None
+    prompt_eval_duration: Json = None
+    eval_count: Json = None
+    eval_duration: Json = None
+
+
+METRICS = (
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+)
+"""The fields that say what a reply took."""
+
+decode_reply = msgspec.json.Decoder(WireReply).decode

@@ -1,0 +1,119 @@
+"""What OpenAI's models accept, as data: it changes monthly, and code must not.
+
+Effort decides the rest: a model that can't reason takes no reasoning options and no reasoning items, and one that
+is reasoning refuses sampling parameters. Models that are like no row get everything that was asked for. The models
+are in `models.json`; see `adapters.model_table`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from adapters.model_table import ModelFile, ModelRow, ModelTable
+from adapters.refusals.repair import Refusal, RepairRules
+from adapters.requests.fitted import ToolIdRule
+
+
+class Model(ModelRow, frozen=True, kw_only=True):
+    """What a model takes, besides what is known of any.
+
+    efforts: weakest first; none at all if it can't reason. default_effort: what it does unasked, None if that
+    isn't known. verbosity: it takes `text.verbosity`.
+    """
+
+    efforts: tuple[str, ...] = ()
+    default_effort: str | None = None
+    verbosity: bool = True
+
+    @property
+    def reasons(self) -> bool:
+        return bool(self.efforts)
+
+
+TABLE = ModelTable(__file__, ModelFile[Model])
+
+
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+TOOL_IDS = ToolIdRule(max_length=64)
+
+DOCUMENT_TYPES = (
+    "application/pdf",
+    "text/plain",
+    "text/markdown",
+    "text/csv",
+    "text/tab-separated-values",
+    "text/html",
+    "text/xml",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+    "application/rtf",
+    "application/msword",
+    "application/vnd.ms-excel",
+    "application/vnd.ms-powerpoint",
+    "application/vnd.oasis.opendocument.text",
+    f"{_OFFICE}wordprocessingml.document",
+    f"{_OFFICE}spreadsheetml.sheet",
+    f"{_OFFICE}presentationml.presentation",
+)
+"""Files that are read; pictures in them only where they are PDF."""
+
+
+@functools.lru_cache(maxsize=256)
+def find_model(name: str) -> Model | None:
+    """The row of a model, with or without a vendor's prefix; None if it is like none of them.
+
+    A fine-tuned one (``ft:gpt-4o-mini:acme::7p4l``) takes what its base takes.
+    """
+    own = name.rpartition("/")[2].removeprefix("openai.")
+    return TABLE.resembling(own.split(":")[1] if own.startswith("ft:") else own)
+
+
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+"""What is to be included in a reply so that its reasoning can go back."""
+
+REPAIRS = RepairRules(
+    # wire-facts 2.5, 2.6, 3.6, and issues of 2025 and 2026 that quote the replies
+    signature_codes=frozenset({"invalid_encrypted_content"}),
+    signatures=(
+        r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
+        r"Item with id 'rs_\w+' not found\. Items are not persisted when `store` is set to false\..{0,200}",
+        r"Item 'rs_\w+' of type 'reasoning' was provided without its required following item\.?",
+        r"Item '\w+' of type '\w+' was provided without its required 'reasoning' item: 'rs_\w+'\.?",
+    ),
+    parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
+    parameters=(
+        Refusal(r"Unsupported (?:parameter|value): '(?P<name>[\w.]+)' .{0,300}"),
+        Refusal(r"Unknown parameter: '(?P<name>[\w.]+)'\.?.{0,100}"),
+        Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
+        Refusal(
+            r"Encrypted content is not supported with this model\.?",
+            "include",
+            entry=ENCRYPTED_REASONING,
+        ),
+        Refusal(
+            r"Your organization must be verified to generate reasoning summaries\..{0,400}", "reasoning.summary"
+        ),
+    ),
+    pairs=(
+        r"No tool output found for (?:\w+ )*call (?P<ids>[\w.:-]+)",
+        r"No tool call found for (?:\w+ )*call output with call_id (?P<ids>[\w.:-]+)",
+    ),
+    essential=frozenset(
+        {
+            "model",
+            "input",
+            "instructions",
+            "tools",
+            "tool_choice",
+            "text.format",
+            "stream",
+            "store",
+            "max_output_tokens",
+        }
+    ),
+    whole=frozenset({"stream_options", "metadata"}),
+    anywhere=frozenset({"strict", "phase", "namespace"}),
+)

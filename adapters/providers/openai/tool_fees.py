@@ -1,0 +1,96 @@
+"""What the Responses API's own tools are billed by, apart from the tokens of the model that called them.
+
+A reply says it in `tool_usage`; where that is missing, its items say it. The names are those of the rates in a
+price table. What an image was drawn with is another model's, and counted apart; see `images`.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from adapters.images.openai import read_usage
+from bus.values.json import Json
+from bus.values.usage import details_of
+
+from .wire import Item, is_present, read_value
+
+
+class ToolFees:
+    """Counts the items of one reply that are billed."""
+
+    def __init__(self) -> None:
+        self._searches = 0
+        self._file_searches = 0
+        self._images = 0
+        self._containers: set[str | None] = set()
+
+    def note(self, kind: str, item: Item) -> None:
+        """An item is whole. Opening a page, or looking for something in it, is no search."""
+        match kind:
+            case "web_search_call":
+                action = read_value(item.action)
+                what = action.get("type") if isinstance(action, dict) else None
+                self._searches += what in (None, "search")
+            case "file_search_call":
+                self._file_searches += 1
+            case "code_interpreter_call":
+                self._containers.add(item.container_id)
+            case "image_generation_call":
+                self._images += 1
+            case _:
+                pass
+
+    def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
+        """By the names of the rates. tool_usage, usage: of the reply; xAI names its tools in the latter."""
+        told = _object(read_value(tool_usage))
+        searches = _count(_object(told.get("web_search")).get("num_requests"))
+        drawn = drawn_with(tool_usage) or details_of(image_tool=self._images)
+        counts = details_of(
+            web_search=max(searches, self._searches),
+            file_search=self._file_searches,
+            code_interpreter=len(self._containers),
+        )
+        own = _object(_object(read_value(usage)).get(_NAMED)) if _NAMED.encode() in bytes(usage) else {}
+        named = {name.removesuffix("_calls"): _count(count) for name, count in own.items() if name not in _FREE}
+        more = {name: count for name, count in named.items() if count and name.isidentifier()}
+        return {**(counts or {}), **(drawn or {}), **more}
+
+
+_NAMED = "server_side_tool_usage_details"
+_FREE = frozenset({"mcp_calls"})
+
+
+def drawn_with(tool_usage: msgspec.Raw) -> dict[str, int] | None:
+    """The tokens of the model that drew images, as pieces; None where the reply tells none."""
+    if not is_present(tool_usage):
+        return None
+    drawn = read_usage(msgspec.json.encode(_object(read_value(tool_usage)).get("image_gen")))
+    if drawn is None:
+        return None
+    pictured = (drawn.details or {}).get("image_input", 0)
+    return details_of(
+        image_tool_input=drawn.input_tokens - pictured,
+        image_tool_image_input=pictured,
+        image_tool_cached=drawn.cached_input_tokens,
+        image_tool_output=drawn.output_tokens,
+    )
+
+
+def with_tool_usage(usage: msgspec.Raw, tool_usage: msgspec.Raw) -> msgspec.Raw:
+    """The usage as it came, with the tools' beside it if they used anything."""
+    if not is_present(tool_usage) or not _used(read_value(tool_usage)):
+        return msgspec.Raw(bytes(usage))
+    fields = msgspec.json.decode(usage, type=dict[str, msgspec.Raw])
+    return msgspec.Raw(msgspec.json.encode({**fields, "tool_usage": tool_usage}))
+
+
+def _used(value: Json) -> bool:
+    return any(map(_used, value.values())) if isinstance(value, dict) else bool(value)
+
+
+def _object(value: Json) -> dict[str, Json]:
+    return value if isinstance(value, dict) else {}
+
+
+def _count(value: Json) -> int:
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0

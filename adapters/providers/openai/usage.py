@@ -1,0 +1,54 @@
+"""The Responses API's usage, in our disjoint buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from bus.values.usage import TokenUsage, UsageSource, unusual_tier
+
+from ...usage.contradictions import source_of
+from ...usage.stated_cost import only_written, reported_cost
+from .tool_fees import with_tool_usage
+from .wire import EMPTY, Usage, UsageDetails, read_or_default
+
+
+def read_usage(
+    data: msgspec.Raw,
+    service_tier: str | None = None,
+    *,
+    fees: Mapping[str, int] | None = None,
+    tool_usage: msgspec.Raw = EMPTY,
+) -> TokenUsage | None:
+    """Usage in disjoint buckets; None if nothing was reported. service_tier: as served.
+
+    fees: what is billed besides tokens. tool_usage: of the reply, which is kept beside its usage.
+    """
+    usage = read_or_default(Usage, data)
+    if usage.input_tokens is None and usage.output_tokens is None:
+        return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None
+    read_in = read_or_default(UsageDetails, usage.input_tokens_details)
+    total, cached = _count(usage.input_tokens), _count(read_in.cached_tokens)
+    written = only_written(cached, _count(read_in.cache_write_tokens), total)
+    output = _count(usage.output_tokens)
+    reasoning = read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens
+    thought = None if reasoning is None else _count(reasoning)
+    stated = reported_cost(usage.cost, usage.is_byok, usage.cost_details)
+    return TokenUsage(
+        input_tokens=max(0, total - cached - written),
+        output_tokens=output,
+        cached_input_tokens=cached,
+        cache_creation_input_tokens=written,
+        reasoning_tokens=None if thought is None else min(thought, output),
+        source=source_of((cached + written, total), (thought, output), raw=data),
+        reported_cost_nano_usd=stated.total,
+        upstream_cost_nano_usd=stated.upstream,
+        details=dict(fees) if fees else None,
+        raw=with_tool_usage(data, tool_usage),
+        service_tier=unusual_tier(service_tier),
+    )
+
+
+def _count(number: float | None) -> int:
+    return max(0, int(number or 0))

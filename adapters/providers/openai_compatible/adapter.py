@@ -1,0 +1,200 @@
+"""The adapter itself: the protocol's pure parts put together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AdapterStream,
+    AttemptObserver,
+    CanonicalRequest,
+    RateLimitInfo,
+)
+from adapters.embeddings.http import EmbedsOverHttp
+from adapters.embeddings.openai import OpenAIEmbeddings
+from adapters.http.adapter import WireCall, bearer
+from adapters.http.emulating import EmulatingAdapter
+from adapters.images.http import MakesImagesOverHttp
+from adapters.images.openai import OpenAIImages
+from adapters.refusals.rate_limits import read_rate_limit
+from adapters.replies.assembler import Assembler
+from adapters.replies.sse import SseDecoder
+from adapters.replies.whole import WholeStream
+from adapters.requests.encoding import encode_json
+from adapters.requests.settings import SharedOptions
+from adapters.schemas.strict_mode import input_cleaner
+from adapters.transport.transport import HttpReply, Transport
+from adapters.videos.http import MakesVideosOverHttp
+from adapters.videos.openai import OpenAIVideos
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import AdapterError, ContextOverflowError
+from bus.values.json import Json
+
+from .data import REPAIRS
+from .errors import ERROR_CODES, error_in_body
+from .media import AUDIO_FORMATS, document_types, hears
+from .quirks.servers import choose_quirks, endpoint_path
+from .request import build_body
+from .response import read_whole
+from .stream import ChatNormaliser
+from .wire import decode_reply
+
+
+class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
+    """`AdapterConfig.options` of type ``openai_compatible``.
+
+    quirks: a name of `quirks.QUIRKS`, or an object of single fields; None lets the address decide. tools:
+    ``emulate`` for models that can't call tools. path: of the endpoint, where it is unusual. api_version: of
+    Azure's older addresses.
+    """
+
+    quirks: str | dict[str, Json] | None = None
+    tools: str | None = None
+    path: str | None = None
+    api_version: str | None = None
+
+
+class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp, EmulatingAdapter):
+    """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
+
+    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for options that it doesn't
+    understand, and for a key without a `base_url`, unless the key's variable is OpenAI's own.
+    """
+
+    default_name = "openai_compatible"
+    options_type = OpenAICompatibleOptions
+    protocol_of_many = True
+    default_base_url = "https://api.openai.com"
+    error_codes = ERROR_CODES
+    repair_rules = REPAIRS
+
+    def __init__(
+        self,
+        config: AdapterConfig,
+        *,
+        name: str | None = None,
+        transport: Transport | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(config, name=name, transport=transport, clock=clock)
+        self.quirks = choose_quirks(config.options, self.base_url)
+        self._path = endpoint_path(self.quirks, config.base_url, self.base_url, config.options)
+        self.emulates_tools = self.quirks.tools == "emulate"
+        native = not self.emulates_tools
+        self.capabilities = AdapterCapabilities(
+            supports_images=True,
+            supports_documents=True,
+            accepted_audio_media_types=tuple(AUDIO_FORMATS),
+            accepted_document_media_types=document_types(self.quirks),
+            supports_thinking=True,
+            supports_tools=True,
+            supports_structured_output=self.quirks.structured != "none",
+            supports_streaming=self.quirks.streams != "never",
+            supports_streaming_tool_calls=native and self.quirks.streams == "always",
+            supports_parallel_tool_calls=native,
+            supports_prompt_caching=True,
+        )
+
+    def get_capabilities(self, model: str) -> AdapterCapabilities:
+        if not hears(self.quirks, model.partition(":")[2] or model):
+            return self.capabilities
+        return msgspec.structs.replace(self.capabilities, supports_audio=True)
+
+    # -- what goes over the wire
+
+    def auth_headers(self) -> Mapping[str, str]:
+        key = self.config.api_key
+        return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
+
+    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        capabilities = request.capabilities or self.get_capabilities(request.model)
+        chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
+        chat.history.log()
+        return WireCall(self._path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
+            self._read_events(body, assembler)
+            return
+        reply = decode_reply(body)
+        if reply.object == "error" and not reply.choices:
+            raise error_in_body(body, self.name)
+        self._prepare(assembler)
+        read_whole(reply, assembler, self.quirks)
+
+    def _read_events(self, body: bytes, assembler: Assembler) -> None:
+        decoder, normaliser = SseDecoder(), self.normaliser(assembler)
+        for name, data in decoder.feed(body) + decoder.close():
+            normaliser.on_event(name, data)
+            if normaliser.finished:
+                return
+        normaliser.on_end()
+
+    def normaliser(self, assembler: Assembler) -> ChatNormaliser:
+        self._prepare(assembler)
+        return ChatNormaliser(assembler, self.quirks)
+
+    def _prepare(self, assembler: Assembler) -> None:
+        if assembler.request is not None and self.quirks.strict:
+            assembler.clean_input = input_cleaner(assembler.request.tools, by_default=True)
+
+    def health_request(self) -> WireCall:
+        """The models are listed beside the endpoint, wherever that is."""
+        return WireCall(self._beside("/models"), b"")
+
+    @property
+    def embedding_wire(self) -> OpenAIEmbeddings:
+        return OpenAIEmbeddings(
+            path=self._beside("/embeddings"),
+            dimensions_field=self.quirks.dimensions_field,
+            base64=self.quirks.base64_vectors,
+            protocol="openai_compatible",
+        )
+
+    def image_wire(self, model: str) -> OpenAIImages:
+        path, mark, query = self._beside("/images").partition("?")
+        return OpenAIImages(path, mark + query, protocol="openai_compatible")
+
+    @property
+    def video_wire(self) -> OpenAIVideos:
+        path = self._beside("/videos").partition("?")[0]
+        return OpenAIVideos(path, protocol="openai_compatible", codes=ERROR_CODES)
+
+    def _beside(self, endpoint: str) -> str:
+        path, mark, query = self._path.partition("?")
+        return path.removesuffix("/chat/completions") + endpoint + mark + query
+
+    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
+        return read_rate_limit(headers)
+
+    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
+        error = super()._error(body, reply, request_id)
+        if self.quirks.empty_error_is_overflow and reply.status in (400, 413) and not body.strip():
+            return ContextOverflowError(
+                f"{self.name} answered {reply.status} without a word, as it does when the prompt is too long",
+                provider=self.name,
+                provider_status=reply.status,
+                request_id=request_id,
+                provider_request_id=error.provider_request_id,
+            )
+        return error
+
+    # -- what the server can't stream
+
+    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
+        if self._can_stream(request):
+            return super().stream(request, on_attempt=on_attempt)
+        return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+    def _can_stream(self, request: CanonicalRequest) -> bool:
+        match self.quirks.streams:
+            case "always":
+                return True
+            case "without tools":
+                return not request.tools
+            case "never":
+                return False

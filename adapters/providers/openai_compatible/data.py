@@ -1,0 +1,76 @@
+"""What servers of the Chat Completions protocol say of requests that can be mended, as data."""
+
+from __future__ import annotations
+
+from adapters.refusals.repair import Refusal, RepairRules
+
+REPAIRS = RepairRules(
+    # wire-facts 3.1, 3.2, 3.6, 3.7, and issues of 2024 to 2026 that quote the replies
+    signatures=(
+        r"(?:messages\.\d+(?:\.content\.\d+)?: )?Invalid `?signature`? in `?thinking`? block\b.*",
+        r"(?:messages\.\d+(?:\.content\.\d+)?: )?`thinking` or `redacted_thinking` blocks in the latest assistant "
+        r"message cannot be modified\..*",
+        # Gemini, behind its own endpoint or a gateway
+        r"(?:Corrupted|Invalid) thought signature\.?",
+        r"(?:Unable to submit request because )?[Tt]hought signature is not valid\b.{0,300}",
+        # OpenAI, behind a gateway
+        r"The encrypted content .{1,200} could not be (?:verified|decrypted)\b.{0,300}",
+    ),
+    parameter_codes=frozenset({"unsupported_parameter", "unsupported_value", "unknown_parameter"}),
+    parameters=(
+        # OpenAI, and who quotes it. Models that reason unless told not to take tools elsewhere only.
+        Refusal(
+            r"Function tools with reasoning_effort are not supported for \S{1,100} in \S{1,50}\. .{0,200}",
+            "reasoning_effort",
+            "none",
+        ),
+        Refusal(r"Unsupported (?:parameter|value): '(?P<name>[\w.]+)' .{0,300}"),
+        Refusal(r"Unknown parameter: '(?P<name>[\w.]+)'\.?.{0,100}"),
+        Refusal(r"Unrecognized request arguments? supplied: (?P<name>\w+)"),
+        # Groq, Cerebras
+        Refusal(r"(?:'\w+' ?: ?)?property '(?P<name>\w+)' is unsupported(?:, did you mean '\w+'\?)?"),
+        Refusal(r"`?(?P<name>[a-z_]+)`? is not supported (?:for|with|by) this model\.?"),
+        # xAI
+        Refusal(r"Argument not supported on this model: (?P<name>\w+)"),
+        Refusal(r"Model \S{1,100} does not support parameter (?P<name>\w+)\.?"),
+        # Mistral, vLLM and other servers that check with pydantic; Fireworks
+        Refusal(r'(?:\{"detail":)?\[\{"type":"extra_forbidden","loc":\["body","(?P<name>\w+)"\].*'),
+        Refusal(r"Extra inputs are not permitted, field: '(?P<name>\w+)'.{0,200}"),
+        # Gemini
+        Refusal(r"Penalty is not enabled for .{1,150}", "frequency_penalty", also=("presence_penalty",)),
+        Refusal(
+            r"(?:Unable to submit request because )?[Tt]hinking[_ ]level (?:\w+ )?is not supported "
+            r"(?:for|by) this model\..{0,300}",
+            "reasoning_effort",
+            also=("reasoning",),
+        ),
+        # Ollama
+        Refusal(r'"[^"]{1,100}" does not support thinking', "reasoning_effort"),
+    ),
+    pairs=(
+        r"An assistant message with 'tool_calls' must be followed by tool messages responding to each "
+        r"'tool_call_id'\. The following tool_call_ids did not have response messages: (?P<ids>[\w, .:-]+)",
+        r"(?:Invalid parameter: )?messages with role 'tool' must be a response to a prece+ding message with "
+        r"'tool_calls'\.?",
+        r"Function call is missing a thought_signature in functionCall parts\..{0,800}",
+        r"Not the same number of function calls and responses",
+        r"No tool (?:output|call) found for function call (?:output with call_id )?(?P<ids>[\w.:-]+)",
+    ),
+    essential=frozenset(
+        {
+            "model",
+            "messages",
+            "tools",
+            "tool_choice",
+            "response_format",
+            "stream",
+            "store",
+            "max_tokens",
+            "max_completion_tokens",
+            "modalities",
+        }
+    ),
+    whole=frozenset({"thinking", "reasoning", "stream_options"}),
+    renames={"max_tokens": "max_completion_tokens", "max_completion_tokens": "max_tokens"},
+    anywhere=frozenset({"strict", "reasoning_content", "cache_control"}),
+)

@@ -1,0 +1,1 @@
+"""How servers of Chat Completions differ, as data."""

@@ -1,0 +1,136 @@
+"""What can differ between servers that speak Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from adapters.requests.effort import EFFORTS
+
+
+def settings(*names: str, **renamed: str) -> dict[str, str]:
+    """Settings that go by their own names, and others with the wire's name for each."""
+    return {**{name: name for name in names}, **renamed}
+
+
+_SAMPLING = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+COMMON_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed", "user")
+OPENAI_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed", "user", "verbosity")
+ANONYMOUS_SETTINGS: Mapping[str, str] = settings(*_SAMPLING, "seed")
+
+EffortStyle: TypeAlias = Literal["field", "openrouter", "thinking", "none"]
+
+
+class Quirks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One server's differences. The defaults are for a server that nothing is known about."""
+
+    path: str = "/v1/chat/completions"
+    """Of the endpoint, from the host on; what the base URL already has of it is not repeated."""
+
+    auth: Literal["bearer", "api-key"] = "bearer"
+    """The header that carries the key."""
+
+    system_role: Literal["system", "developer", "user"] = "system"
+    """The role of the first message, which holds all system text."""
+
+    developer_role: bool = False
+    """DEVELOPER messages stay where they are; elsewhere they are merged into the system text."""
+
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """How the limit of output tokens is called; many servers ignore the newer name."""
+
+    needs_max_tokens: bool = False
+    """Without a limit of output tokens the server would give a very short reply."""
+
+    max_stop: int = 4
+    """How many stop sequences are accepted; the rest is left out with a warning."""
+
+    tool_id_length: int = 40
+    """The longest tool-call id that is accepted."""
+
+    tool_id_alphanumeric: bool = False
+    """Tool-call ids have letters and digits only, and exactly `tool_id_length` of them."""
+
+    tool_choices: tuple[str, ...] = ("auto", "none", "required", "named")
+    """The modes of tool choice that the server honours. Without ``none``, the tools are left out instead."""
+
+    required_word: str = "required"
+    """The wire's word for "some tool must be called"."""
+
+    parallel_tool_calls: bool = True
+    """The parameter of that name is known."""
+
+    strict: bool = False
+    """`strict` is known; it is then always sent, and set where a schema already fulfils its rules."""
+
+    tool_result_name: bool = False
+    """A tool's result carries the tool's name as well."""
+
+    null_content: bool = True
+    """An assistant message that only calls tools has content null; otherwise an empty string."""
+
+    image_urls: bool = True
+    """Images may be given by http address; otherwise as data only."""
+
+    structured: Literal["json_schema", "json_object", "json_value", "none"] = "json_schema"
+    """What the server enforces of an output schema. With ``json_object`` the schema is in the system text; with
+    ``json_value`` it is the format's `value`."""
+
+    finish_reasons: bool = True
+    """The server says why a reply ended. If it never does, a whole body and `[DONE]` are regular ends, unless the
+    limit of output tokens was reached."""
+
+    stream_usage: bool = True
+    """`stream_options.include_usage` is known; the others report usage unasked, or never."""
+
+    streams: Literal["always", "without tools", "never"] = "always"
+    """When the server can stream. A reply that it can't stream is asked for whole, and comes in whole pieces."""
+
+    effort: EffortStyle = "field"
+    """How effort is asked for: `reasoning_effort`, OpenRouter's object, or thinking switched on and off."""
+
+    efforts: tuple[str, ...] = EFFORTS
+    """The efforts that are known; another one becomes the nearest, with a warning."""
+
+    replays: Literal["nothing", "tool_loop", "reasoning_details", "extra_content"] = "nothing"
+    """Which reasoning goes back: `reasoning_content` of the running tool loop, or the opaque fields, always."""
+
+    think_tags: Literal["off", "paired", "open"] = "off"
+    """Reasoning stands in the text, between <think> tags. ``open``: the first tag may be missing, so the reply
+    begins as reasoning."""
+
+    settings: Mapping[str, str] = msgspec.field(default_factory=lambda: COMMON_SETTINGS)
+    """The portable settings that the server knows, and the wire's names for them."""
+
+    fixed_sampling: str = ""
+    """A regular expression: models that refuse `fixed_settings` while they reason."""
+
+    fixed_settings: tuple[str, ...] = ("temperature", "top_p", "frequency_penalty", "presence_penalty", "stop")
+    """What such models refuse: portable settings, and ``stop``."""
+
+    forced_while_thinking: bool = True
+    """A model may be made to call a tool while it reasons."""
+
+    audio_models: str = ""
+    """A regular expression: models that hear. Empty for none."""
+
+    documents: Literal["text", "file", "document_url"] = "text"
+    """The part that carries a PDF, as data; with ``text``, only documents of plain text are taken. Those go as
+    text everywhere."""
+
+    document_urls: bool = False
+    """PDFs may be given by http address as well."""
+
+    empty_error_is_overflow: bool = False
+    """A 400 or 413 without a body means that the prompt is too long."""
+
+    base64_vectors: bool = False
+    """Embeddings can be had as base64."""
+
+    dimensions_field: str = "dimensions"
+    """What the dimensions of an embedding are called."""
+
+    tools: Literal["native", "emulate"] = "native"
+    """How tools are called; ``emulate`` is for models that can't, see `adapters.requests.emulation`."""

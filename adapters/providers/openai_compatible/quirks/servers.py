@@ -1,0 +1,241 @@
+"""How the servers that speak Chat Completions differ, as data.
+
+Only requests depend on a server's name, and the few rules of reading that the wire itself can't tell. Reading is
+otherwise tolerant of every server's habits at once, because gateways change what stands behind an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bus.errors import ConfigurationError
+from bus.values.json import Json
+
+from .fields import ANONYMOUS_SETTINGS, OPENAI_SETTINGS, Quirks, settings
+
+__all__ = ["HOSTS", "QUIRKS", "Quirks", "choose_quirks", "endpoint_path", "quirks_name"]
+
+_OPENAI_REASONING = r"o\d|gpt-5(?!.*chat)"
+
+_OPENAI = Quirks(
+    developer_role=True,
+    max_tokens_field="max_completion_tokens",
+    strict=True,
+    settings=OPENAI_SETTINGS,
+    fixed_sampling=_OPENAI_REASONING,
+    audio_models=r"^gpt-(?:4o-(?:mini-)?)?audio",
+    documents="file",
+    base64_vectors=True,
+)
+
+QUIRKS: Mapping[str, Quirks] = {
+    "default": Quirks(),
+    "openai": _OPENAI,
+    "azure": msgspec.structs.replace(_OPENAI, path="/openai/v1/chat/completions", auth="api-key"),
+    "llama.cpp": Quirks(settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "vllm": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS, base64_vectors=True),
+    "sglang": Quirks(null_content=False, settings=ANONYMOUS_SETTINGS),
+    "ollama": Quirks(
+        tool_choices=("auto",),
+        parallel_tool_calls=False,
+        image_urls=False,
+        settings=ANONYMOUS_SETTINGS,
+    ),
+    "lmstudio": Quirks(
+        tool_choices=("auto", "none", "required"),
+        parallel_tool_calls=False,
+        image_urls=False,
+        settings=ANONYMOUS_SETTINGS,
+    ),
+    "tgi": Quirks(  # one call a reply; temperature 0 is refused by some builds, so leave it out there
+        needs_max_tokens=True,
+        parallel_tool_calls=False,
+        structured="json_value",
+        effort="none",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed"),
+    ),
+    "groq": Quirks(
+        path="/openai/v1/chat/completions",
+        think_tags="paired",
+        settings=settings("temperature", "top_p", "seed", "user"),
+    ),
+    "together": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
+    "huggingface": Quirks(think_tags="paired", settings=ANONYMOUS_SETTINGS),
+    "deepseek": Quirks(
+        max_stop=16,
+        parallel_tool_calls=False,
+        null_content=False,
+        structured="json_object",
+        effort="thinking",
+        replays="tool_loop",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+        forced_while_thinking=False,
+    ),
+    "mistral": Quirks(
+        tool_id_length=9,
+        tool_id_alphanumeric=True,
+        required_word="any",
+        tool_result_name=True,
+        null_content=False,
+        stream_usage=False,
+        efforts=("none", "high"),
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty", seed="random_seed"),
+        audio_models=r"voxtral",
+        documents="document_url",
+        document_urls=True,
+        dimensions_field="output_dimension",
+    ),
+    "moonshot": Quirks(
+        tool_choices=("auto", "none"),
+        parallel_tool_calls=False,
+        null_content=False,
+        image_urls=False,
+        effort="none",
+        replays="tool_loop",
+        settings=settings("temperature", "top_p", "frequency_penalty", "presence_penalty"),
+    ),
+    "xai": Quirks(
+        efforts=("none", "low", "medium", "high"),
+        fixed_sampling=r"grok-(?!.*non-reasoning)(?:3-mini|[4-9]|code)",
+        fixed_settings=("frequency_penalty", "presence_penalty", "stop"),
+    ),
+    "openrouter": Quirks(
+        path="/api/v1/chat/completions",
+        effort="openrouter",
+        replays="reasoning_details",
+        settings=OPENAI_SETTINGS,
+        audio_models=r"audio|gemini|voxtral",
+        documents="file",
+        document_urls=True,
+    ),
+    "zai": Quirks(
+        path="/api/paas/v4/chat/completions",
+        max_stop=1,
+        tool_choices=("auto",),
+        parallel_tool_calls=False,
+        structured="json_object",
+        effort="thinking",
+        settings=settings("temperature", "top_p", user="user_id"),
+    ),
+    "cerebras": Quirks(
+        max_tokens_field="max_completion_tokens",
+        stream_usage=False,
+        efforts=("none", "low", "medium", "high"),
+        empty_error_is_overflow=True,
+        settings=settings("temperature", "top_p", "seed", "user"),
+    ),
+    "snowflake": Quirks(path="/api/v2/cortex/v1/chat/completions", effort="openrouter", finish_reasons=False),
+    "gemini": Quirks(
+        path="/v1beta/openai/chat/completions",
+        parallel_tool_calls=False,
+        tool_result_name=True,
+        image_urls=False,
+        efforts=("none", "minimal", "low", "medium", "high"),
+        replays="extra_content",
+        settings=settings("temperature", "top_p"),
+        audio_models=r"gemini",
+    ),
+}
+"""Quirks by name. A configuration chooses with ``options: {quirks: NAME}``; otherwise the address does."""
+
+HOSTS: Mapping[str, str] = {
+    "api.openai.com": "openai",
+    "openai.azure.com": "azure",
+    "services.ai.azure.com": "azure",
+    "api.groq.com": "groq",
+    "api.together.xyz": "together",
+    "api.together.ai": "together",
+    "api.deepseek.com": "deepseek",
+    "api.mistral.ai": "mistral",
+    "api.x.ai": "xai",
+    "api.moonshot.ai": "moonshot",
+    "api.moonshot.cn": "moonshot",
+    "openrouter.ai": "openrouter",
+    "api.z.ai": "zai",
+    "open.bigmodel.cn": "zai",
+    "api.cerebras.ai": "cerebras",
+    "router.huggingface.co": "huggingface",
+    "snowflakecomputing.com": "snowflake",
+    "generativelanguage.googleapis.com": "gemini",
+    "localhost:11434": "ollama",
+    "127.0.0.1:11434": "ollama",
+    "localhost:1234": "lmstudio",
+    "127.0.0.1:1234": "lmstudio",
+}
+"""Which server an address belongs to: a host, any host below it, or a host with its port."""
+
+_VERSION = re.compile(r"/v\d\w*$|/openai$")
+"""Where a base URL ends if only the endpoint's own name is to follow it."""
+
+
+def choose_quirks(options: Mapping[str, Json], base_url: str) -> Quirks:
+    """The quirks of a configuration.
+
+    ``options["quirks"]`` is a name, or an object of single fields that differ from those of its ``base`` (else of
+    the address). ``options["tools"]`` stands over the field of that name. Raises ConfigurationError.
+    """
+    chosen = options.get("quirks")
+    changes: dict[str, Json] = {}
+    name = quirks_name(base_url)
+    if isinstance(chosen, dict):
+        changes = dict(chosen)
+        base = changes.pop("base", name)
+        name = base if isinstance(base, str) else name
+    elif isinstance(chosen, str):
+        name = chosen
+    elif chosen is not None:
+        raise ConfigurationError("options.quirks: expected a name or an object")
+    if name not in QUIRKS:
+        raise ConfigurationError(f"options.quirks: {name!r} is none of {', '.join(sorted(QUIRKS))}")
+    if "tools" in options:
+        changes["tools"] = options["tools"]
+    if not changes:
+        return QUIRKS[name]
+    try:
+        quirks = msgspec.convert({**msgspec.to_builtins(QUIRKS[name]), **changes}, Quirks)
+        for pattern in (quirks.fixed_sampling, quirks.audio_models):
+            re.compile(pattern)
+    except (msgspec.ValidationError, re.error) as error:
+        raise ConfigurationError(f"options.quirks: {error}") from error
+    return quirks
+
+
+@lru_cache(maxsize=128)  # asked for with every call, of the few addresses that are configured
+def quirks_name(base_url: str) -> str:
+    """The name of the quirks for an address; ``default`` if it is not known."""
+    try:
+        url = urlsplit(base_url)
+        host, port = url.hostname or "", url.port
+    except ValueError:
+        return "default"
+    if f"{host}:{port}" in HOSTS:
+        return HOSTS[f"{host}:{port}"]
+    for known, name in HOSTS.items():
+        if host == known or host.endswith(f".{known}"):
+            return name
+    return "default"
+
+
+def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:
+    """What follows the base URL. ``options["path"]`` decides, if it is there.
+
+    configured_url: as the user wrote it. base_url: the same without its version suffix.
+    """
+    given = options.get("path")
+    if isinstance(given, str):
+        return given
+    configured = urlsplit(configured_url or base_url).path.rstrip("/")
+    if "/deployments/" in configured:  # Azure's older addresses
+        version = options.get("api_version", "2024-10-21")
+        return f"/chat/completions?api-version={version}"
+    base = urlsplit(base_url).path.rstrip("/")
+    if quirks.path.startswith(f"{base}/"):
+        return quirks.path.removeprefix(base)
+    if _VERSION.search(base) and not configured.endswith("/v1"):
+        return "/chat/completions"
+    return quirks.path

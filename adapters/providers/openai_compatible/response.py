@@ -1,0 +1,311 @@
+"""From messages and deltas to content: one reader for whole replies and for streams.
+
+A whole reply is a stream of one delta. `ReplyReader` takes what servers send, in all the ways they send it, and
+tells the Assembler; `tool_calls`, `think_tags` and `usage` each read their part. It holds the rules that the wire
+doesn't state:
+
+* Reasoning that stands in two fields at once is read from one of them.
+* The last usage that was seen counts, wherever it stood.
+* A reply with tool calls that ends regularly stops for them, whichever word it has for that.
+
+Text, reasoning and calls may close each other (`implicit_end`): this protocol has no end marks for blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from bus.errors import AdapterError, StreamError
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason, unusual_tier
+
+from .errors import error_in_reply, overflow_of
+from .quirks.servers import Quirks
+from .searches import Searches
+from .think_tags import ThinkTags
+from .tool_calls import ToolCalls
+from .usage import read_usage
+from .wire import WireChoice, WireMessage, WireReply, groq_usage
+
+STOP_REASONS: Mapping[str, StopReason] = {
+    "stop": StopReason.END_TURN,
+    "end_turn": StopReason.END_TURN,
+    "eos": StopReason.END_TURN,
+    "eos_token": StopReason.END_TURN,
+    "tool_calls": StopReason.END_TURN,  # without any call; with calls the calls decide
+    "function_call": StopReason.END_TURN,
+    "stop_sequence": StopReason.STOP_SEQUENCE,
+    "length": StopReason.MAX_TOKENS,
+    "max_tokens": StopReason.MAX_TOKENS,
+    "model_length": StopReason.MAX_TOKENS,
+    "model_context_window_exceeded": StopReason.MAX_TOKENS,
+    "content_filter": StopReason.CONTENT_FILTER,
+    "sensitive": StopReason.CONTENT_FILTER,
+    "refusal": StopReason.REFUSAL,
+}
+"""Finish reasons by their lower-case name; any other is ``provider_specific``, but for those that are failures:
+`adapters.refusals.failed_ends`."""
+
+_TEXT = "text"
+_THINKING = "thinking"
+
+
+class ReplyReader:
+    """Reads one reply into an assembler: `chunk()` for each piece, `complete()` at the end."""
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        self.assembler = assembler
+        self.finish_reason: str | None = None
+        self.saw_choice = False
+        self._quirks = quirks
+        self._model_known = False
+        self._refused = False
+        self._choice_index: Json = None
+        self._tags = ThinkTags(opened=quirks.think_tags == "open") if quirks.think_tags != "off" else None
+        self._calls = ToolCalls(assembler)
+        self._thinking = 0  # number of the current block of opaque reasoning
+        self._details: list[Json] | None = None  # of that block, growing
+        self._wholes = 0
+        self._tier: str | None = None
+        self._searches = Searches()
+
+    def chunk(self, reply: WireReply) -> None:
+        """A whole reply, or a chunk of one. Raises AdapterError for the error that it carries."""
+        assembler = self.assembler
+        if reply.id and isinstance(reply.id, str):
+            assembler.response_id = reply.id
+        if not self._model_known and isinstance(reply.model, str) and reply.model:
+            self._model_known = True
+            assembler.model = reply.model
+        self._tier = unusual_tier(reply.service_tier) or self._tier
+        if reply.usage or reply.x_groq:
+            self._usage(reply.usage)
+            self._usage(groq_usage(reply.x_groq))
+        for choice in reply.choices or ():
+            if choice is not None:
+                self._choice(choice)
+        if reply.error:
+            raise self._error(reply.error)
+
+    def complete(self) -> None:
+        """The reply is whole: finish the assembler."""
+        assembler = self.assembler
+        if self._tags is not None:
+            self._tagged(self._tags.flush())
+        self._calls.complete()
+        assembler.usage = self._searches.added_to(assembler.usage)
+        assembler.finish(self._stop_reason(), self.finish_reason)
+
+    def _usage(self, raw: msgspec.Raw) -> None:
+        usage = read_usage(raw, self._tier)
+        if usage is not None:
+            self.assembler.usage = usage
+
+    def _choice(self, choice: WireChoice) -> None:
+        if not self.saw_choice:
+            self._choice_index = choice.index
+        elif choice.index != self._choice_index and None not in (choice.index, self._choice_index):
+            return  # another answer to the same question (n > 1)
+        message = choice.delta if choice.delta is not None else choice.message
+        self.saw_choice = True
+        if message is not None:
+            self._message(message)
+        if choice.usage:
+            self._usage(choice.usage)
+        if choice.finish_reason is not None and not self.finish_reason:
+            reason = choice.finish_reason
+            self.finish_reason = reason if isinstance(reason, str) else str(reason)
+            self.assembler.raw_stop_reason = self.finish_reason
+        if choice.error:
+            raise self._error(choice.error)
+
+    def _error(self, value: Json) -> AdapterError:
+        """The error that a reply carries. Some say the same of a long prompt and of a long reply (MiniMax)."""
+        error = error_in_reply({"error": value}, self.assembler.provider)
+        if not self.assembler.started and "token limit reached" in error.provider_message.lower():
+            return overflow_of(error)
+        return error
+
+    def _stop_reason(self) -> StopReason:
+        reason = self._said_reason()
+        if reason is not StopReason.END_TURN:
+            return reason
+        if self.assembler.has_tool_use:
+            return StopReason.TOOL_USE
+        return StopReason.REFUSAL if self._refused else reason
+
+    def _said_reason(self) -> StopReason:
+        if self.finish_reason:
+            return STOP_REASONS.get(self.finish_reason.lower(), StopReason.PROVIDER_SPECIFIC)
+        if self._quirks.finish_reasons:
+            self.assembler.end_unsaid()
+            return StopReason.PROVIDER_SPECIFIC
+        return StopReason.MAX_TOKENS if self._at_limit() else StopReason.END_TURN
+
+    def _at_limit(self) -> bool:
+        request, usage = self.assembler.request, self.assembler.usage
+        return request is not None and usage is not None and usage.output_tokens >= request.max_output_tokens
+
+    # -- a message or a delta, in the order in which a model speaks
+
+    def _message(self, message: WireMessage) -> None:
+        if message.reasoning_content or message.reasoning or message.reasoning_details:
+            self._reasoning(message)
+        if message.extra_content:
+            self._extra(message.extra_content)
+        content = message.content
+        if isinstance(content, str):
+            if content:
+                self._text(content)
+        elif content:
+            self._parts(content)
+        if message.refusal and isinstance(message.refusal, str):
+            self._refused = True
+            self._text(message.refusal)
+        if message.tool_calls or message.function_call is not None:
+            self._details = None
+            self._calls.read(message)
+        if message.images or message.audio:
+            self._media(message)
+        if message.annotations or message.executed_tools:
+            self._searches.note(message)
+
+    def _text(self, text: str) -> None:
+        if self._tags is None:
+            self._plain(text)
+        else:
+            self._tagged(self._tags.feed(text))
+
+    def _plain(self, text: str) -> None:
+        self._details = None
+        self.assembler.text(_TEXT, text, implicit_end=True)
+
+    def _tagged(self, pieces: list[tuple[bool, str]]) -> None:
+        for is_thinking, piece in pieces:
+            if is_thinking:
+                self.assembler.thinking(_THINKING, piece, implicit_end=True)
+            else:
+                self._plain(piece)
+
+    def _parts(self, parts: list[Json]) -> None:
+        for part in parts:
+            match part:
+                case str():
+                    self._text(part)
+                case {"type": "thinking", "thinking": thinking}:
+                    self.assembler.thinking(_THINKING, flatten(thinking), implicit_end=True)
+                case {"type": "text" | "output_text", "text": str(text)}:
+                    self._text(text)
+                case {"type": "refusal", "refusal": str(text)}:
+                    self._refused = True
+                    self._text(text)
+                case dict() if isinstance(kind := part.get("type"), str):
+                    self._whole(kind, part)
+                case _:
+                    pass
+
+    def _whole(self, kind: str, raw: JsonObject) -> None:
+        self._details = None
+        self._wholes += 1
+        self.assembler.whole(("whole", self._wholes), kind, raw)
+
+    def _media(self, message: WireMessage) -> None:
+        """What models paint and say is outside our catalogue of blocks; it is kept as it came."""
+        for image in message.images if isinstance(message.images, list) else ():
+            if isinstance(image, dict):
+                self._whole("image_url", image)
+        audio = message.audio
+        if isinstance(audio, dict) and (audio.get("data") or audio.get("transcript")):
+            self._whole("audio", audio)
+
+    # -- reasoning
+
+    def _reasoning(self, message: WireMessage) -> None:
+        text = flatten(message.reasoning_content) or flatten(message.reasoning)
+        details = message.reasoning_details
+        if not isinstance(details, list) or not details:
+            if text:
+                key = _THINKING if self._details is None else (_THINKING, self._thinking)
+                self.assembler.thinking(key, text, implicit_end=True)
+            return
+        self._opaque(text or "".join(_detail_text(detail) for detail in details), details)
+
+    def _opaque(self, text: str, details: list[Json]) -> None:
+        """Reasoning with opaque parts, which go back as they came but for being one piece again."""
+        if self._details is None:
+            self._thinking += 1
+            self._details = []
+        key = (_THINKING, self._thinking)
+        self.assembler.thinking(key, text, implicit_end=True, raw={"reasoning_details": self._details})
+        for detail in details:
+            if isinstance(detail, dict):
+                _merge_detail(self._details, detail)
+                signature = detail.get("signature")
+                if isinstance(signature, str) and signature:
+                    self.assembler.signature(key, signature)
+
+    def _extra(self, extra: Json) -> None:
+        """Gemini's signature of a whole message."""
+        raw: JsonObject = {"extra_content": extra}
+        match extra:
+            case {"google": {"thought_signature": str(signature)}} if signature:
+                self._thinking += 1
+                key = (_THINKING, self._thinking)
+                self.assembler.thinking(key, "", implicit_end=True, raw=raw)
+                self.assembler.signature(key, signature)
+            case _:
+                pass
+
+
+def read_whole(reply: WireReply, assembler: Assembler, quirks: Quirks) -> None:
+    """Feed a whole reply to the assembler and finish it. Raises AdapterError if it is none."""
+    reader = ReplyReader(assembler, quirks)
+    reader.chunk(reply)
+    if not any(_says_something(choice) for choice in reply.choices or ()):
+        raise StreamError(f"{assembler.provider}: the reply is no chat completion, it holds no message")
+    reader.complete()
+
+
+def _says_something(choice: WireChoice | None) -> bool:
+    if choice is None:
+        return False
+    return choice.message is not None or choice.delta is not None or choice.finish_reason is not None
+
+
+def flatten(value: Json) -> str:
+    """The text in a string, in a text part, or in a list of them."""
+    match value:
+        case str():
+            return value
+        case list():
+            return "".join(flatten(part) for part in value)
+        case {"text": text} | {"content": text}:
+            return text if isinstance(text, str) else ""
+        case _:
+            return ""
+
+
+def _detail_text(detail: Json) -> str:
+    match detail:
+        case {"text": str(text)} | {"summary": str(text)}:
+            return text
+        case _:
+            return ""
+
+
+def _merge_detail(details: list[Json], fragment: JsonObject) -> None:
+    """Join a fragment to the last detail if it continues it: the same type and index, and text to add."""
+    last = details[-1] if details else None
+    same = isinstance(last, dict) and all(last.get(name) == fragment.get(name) for name in ("type", "index"))
+    if not same or not isinstance(last, dict) or "data" in fragment:
+        details.append(dict(fragment))
+        return
+    for name, value in fragment.items():
+        old = last.get(name)
+        if name in ("text", "summary") and isinstance(value, str) and isinstance(old, str):
+            last[name] = old + value
+        elif value is not None and value != "":
+            last[name] = value

@@ -1,0 +1,52 @@
+"""The normaliser of a streamed reply: chunks of the whole, `[DONE]` at the end."""
+
+from __future__ import annotations
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.normaliser import SseNormaliser
+from bus.errors import StreamError
+
+from .errors import error_in_body
+from .quirks.servers import Quirks
+from .response import ReplyReader
+from .wire import decode_reply
+
+
+class ChatNormaliser(SseNormaliser):
+    """Reads on after the finish reason, because usage may follow, until `[DONE]` or the end of the body.
+
+    The end of the body is as good as `[DONE]`. Neither is as good as a finish reason, without which the reply
+    broke off; but for `[DONE]` of servers that never give a reason.
+    """
+
+    def __init__(self, assembler: Assembler, quirks: Quirks) -> None:
+        super().__init__(assembler)
+        self._reader = ReplyReader(assembler, quirks)
+        self._reasons = quirks.finish_reasons
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        if data.startswith(b"[DONE]") or data.strip() == b"[DONE]":
+            self._done()
+            return
+        if name == b"error":
+            raise error_in_body(data, self.assembler.provider)
+        reply = decode_reply(data)
+        if reply.object == "error" and not reply.choices:
+            raise error_in_body(data, self.assembler.provider)
+        self._reader.chunk(reply)
+
+    def on_end(self) -> None:
+        if not self._reader.finish_reason:
+            raise StreamError(f"{self.assembler.provider}: the stream ended before the reply was complete")
+        self._finish()
+
+    def _done(self) -> None:
+        if not self._reader.saw_choice:
+            raise StreamError(f"{self.assembler.provider}: the stream held no reply")
+        if self._reasons and not self._reader.finish_reason:
+            raise StreamError(f"{self.assembler.provider}: the stream ended without saying why the reply did")
+        self._finish()
+
+    def _finish(self) -> None:
+        self._reader.complete()
+        self.finished = True

@@ -1,0 +1,167 @@
+"""Which fragment belongs to which tool call: the wire doesn't state it, and servers disagree.
+
+A call begins where its index, or its id together with its name, is new. Later ids without a name are noise; names
+are never joined; a fragment without an index belongs to the call of its id, else to the last one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from adapters.replies.assembler import Assembler
+from adapters.replies.json_text import parse_object
+from bus.values.json import Json, JsonObject
+
+from .wire import WireMessage, WireToolCall
+
+
+@dataclass(slots=True)
+class _Call:
+    """A tool call as its fragments make it known. It begins for the assembler when it has a name."""
+
+    key: int
+    index: int | None
+    id: str = ""
+    name: str = ""
+    extra: Json = None
+    size: int = 0  # characters of arguments so far
+    waiting: list[str] = field(default_factory=list)  # arguments that came before the name
+    batch: int = -1  # the delta in which it began
+
+
+class ToolCalls:
+    """Tells the assembler the calls of one reply: `read()` for each piece of it, `complete()` at the end."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self._calls: list[_Call] = []
+        self._by_index: dict[int, _Call] = {}
+        self._batch = 0
+
+    def read(self, message: WireMessage) -> None:
+        """The calls, or fragments of them, in a message or a delta."""
+        self._batch += 1
+        calls = message.tool_calls or []
+        for position, fragment in enumerate(calls):
+            if fragment is not None:
+                self._fragment(fragment, position if len(calls) > 1 else None)
+        legacy = message.function_call
+        if legacy is not None and (legacy.name or (legacy.arguments and -1 in self._by_index)):
+            self._fragment(WireToolCall(index=-1, function=legacy), None)
+
+    def complete(self) -> None:
+        """The reply is whole."""
+        for call in self._calls:
+            if not call.name:
+                self.assembler.warn(
+                    "nameless_tool_call", f"a tool call without a name was dropped ({call.id or call.key})"
+                )
+
+    def _fragment(self, fragment: WireToolCall, position: int | None) -> None:
+        function = fragment.function
+        name = function.name if function is not None and isinstance(function.name, str) else ""
+        arguments = _fragment_text(function.arguments) if function is not None else ""
+        wire_id = _id_text(fragment.id)
+        index = _index(fragment.index)
+        call = self._find(index, wire_id, name, position)
+        if call is None:
+            call = _Call(len(self._calls), index, batch=self._batch)
+            self._calls.append(call)
+            if index is not None:
+                self._by_index[index] = call
+        late = (wire_id and not call.id) or (fragment.extra_content and call.extra is None)
+        if late:
+            call.id = call.id or wire_id
+            call.extra = call.extra or fragment.extra_content
+        if name and not call.name:
+            self._begin(call, name)
+        elif late:
+            self.assembler.block_raw(call.key, _call_raw(call))
+        if arguments:
+            self._arguments(call, arguments)
+
+    def _find(self, index: int | None, wire_id: str, name: str, position: int | None) -> _Call | None:
+        """The call that a fragment continues, or None if it begins one."""
+        known = self._by_id(wire_id, index, name)
+        if known is not None:
+            return known
+        if index is not None:
+            current = self._by_index.get(index)
+        elif name or position is None or position >= len(self._calls):
+            current = self._calls[-1] if self._calls else None
+        else:
+            current = self._calls[position]
+        if current is None or not name or not current.name:
+            return current
+        if wire_id:
+            # the same call may get its id late; a call with arguments, or another id, is another one
+            late = not current.id and not current.size and self._may_be(current, name)
+            return current if late else None
+        return None if self._is_another(current, name) else current
+
+    def _by_id(self, wire_id: str, index: int | None, name: str) -> _Call | None:
+        if not wire_id:
+            return None
+        for call in reversed(self._calls):
+            if call.id == wire_id and index in (None, call.index) and self._may_be(call, name):
+                return call
+        return None
+
+    def _may_be(self, call: _Call, name: str) -> bool:
+        """Whether a fragment of that name can belong to a call: not if the name differs or one delta has both."""
+        return not name or not call.name or (name == call.name and call.batch != self._batch)
+
+    def _is_another(self, current: _Call, name: str) -> bool:
+        """A name without an id: a new call, or the name of the current one said again?"""
+        if not self._may_be(current, name):
+            return True
+        return current.size > 0 and parse_object(self.assembler.block_text(current.key)) is not None
+
+    def _begin(self, call: _Call, name: str) -> None:
+        call.name = name
+        self.assembler.tool_start(call.key, name, raw=_call_raw(call), implicit_end=True)
+        waiting, call.waiting = call.waiting, []
+        for text in waiting:
+            self.assembler.tool_arguments(call.key, text)
+
+    def _arguments(self, call: _Call, text: str) -> None:
+        if not call.name:
+            call.waiting.append(text)
+        elif len(text) == call.size and self._repeats(call, text):
+            return
+        else:
+            self.assembler.tool_arguments(call.key, text)
+        call.size += len(text)
+
+    def _repeats(self, call: _Call, text: str) -> bool:
+        """Some gateways say the whole arguments again at the end."""
+        return text == self.assembler.block_text(call.key) and parse_object(text) is not None
+
+
+def _call_raw(call: _Call) -> JsonObject:
+    raw: JsonObject = {"id": call.id}
+    if call.extra:
+        raw["extra_content"] = call.extra
+    return raw
+
+
+def _fragment_text(arguments: Json) -> str:
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else msgspec.json.encode(arguments).decode()
+
+
+def _id_text(value: Json) -> str:
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
+
+
+def _index(value: Json) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    return (
+        int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 6 else None
+    )

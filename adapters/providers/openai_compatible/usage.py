@@ -1,0 +1,104 @@
+"""From the wire's usage object to token counts."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from bus.values.json import Json
+from bus.values.usage import TokenUsage, details_of
+
+from ...usage.contradictions import source_of
+from ...usage.stated_cost import only_written, reported_cost
+from .wire import WireUsage, decode_usage
+
+
+def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage | None:
+    """Token counts in disjoint buckets; None if nothing is reported. service_tier: as served, if unusual.
+
+    The prompt's count includes cache reads and writes. What the total has beyond prompt and completion is
+    reasoning that some servers count nowhere else; where nobody names it, the figures are partial, for it was
+    worked out. Perplexity counts its reasoning beside all of them.
+    """
+    wire = decode_usage(raw)
+    if wire is None:
+        return None
+    prompt, completion, total = (
+        _count(n) for n in (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens)
+    )
+    if prompt is None and completion is None:
+        return None
+    derived = prompt is None or (completion is None and total is not None)
+    if prompt is None:
+        prompt = max(0, (total or 0) - (completion or 0))
+    hidden = max(0, (total or 0) - prompt - (completion or 0))
+    cached = _first(
+        _detail(wire.prompt_tokens_details, "cached_tokens"),
+        _count(wire.prompt_cache_hit_tokens),
+        _count(wire.cached_tokens),
+    )
+    written = only_written(cached or 0, _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0, prompt)
+    named = _first(_detail(wire.completion_tokens_details, "reasoning_tokens"), _count(wire.reasoning_tokens))
+    beside = (named or 0) if wire.citation_tokens is not None or wire.num_search_queries is not None else hidden
+    output = (completion or 0) + beside
+    reasoning = hidden if not named and hidden and completion is not None else named
+    derived = derived or completion is None or (hidden > 0 and named != hidden)
+    heard = _detail(wire.prompt_tokens_details, "audio_tokens") or 0
+    spoken = _detail(wire.completion_tokens_details, "audio_tokens") or 0
+    source = source_of(
+        *(((cached or 0) + written, prompt), (reasoning, output), (heard, prompt), (spoken, output)),
+        raw=raw,
+        whole=not derived,
+    )
+    fresh = max(0, prompt - (cached or 0) - written)
+    stated = reported_cost(wire.cost, wire.is_byok, wire.cost_details)
+    return TokenUsage(
+        input_tokens=fresh,
+        output_tokens=output,
+        cached_input_tokens=cached or 0,
+        cache_creation_input_tokens=written,
+        reasoning_tokens=None if reasoning is None else min(reasoning, output),
+        source=source,
+        reported_cost_nano_usd=stated.total,
+        upstream_cost_nano_usd=stated.upstream,
+        details=details_of(
+            audio_input=min(fresh, heard),
+            audio_output=min(output - min(reasoning or 0, output), spoken),
+            **_fees(wire),
+        ),
+        service_tier=service_tier,
+        raw=msgspec.Raw(bytes(raw)),  # a copy, or the whole chunk would be kept alive
+    )
+
+
+def _fees(wire: WireUsage) -> dict[str, int | None]:
+    """What is billed besides tokens of the model: searches, and what was cited or read for the reply."""
+    return {
+        "web_search": _first(
+            _detail(wire.server_tool_use, "web_search_requests"),
+            _detail(wire.server_tool_use_details, "web_search_requests"),
+            _count(wire.num_search_queries),
+        ),
+        "citation_tokens": _count(wire.citation_tokens),
+        "live_search_source": _count(wire.num_sources_used),
+    }
+
+
+def _first(*counts: int | None) -> int | None:
+    """The first count that isn't zero or missing; else zero if any was there."""
+    for count in counts:
+        if count:
+            return count
+    return next((count for count in counts if count is not None), None)
+
+
+def _detail(details: Json, name: str) -> int | None:
+    return _count(details.get(name)) if isinstance(details, dict) else None
+
+
+def _count(value: Json) -> int | None:
+    """A count of tokens: a number that is not negative, whatever its type."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return max(0, int(value))

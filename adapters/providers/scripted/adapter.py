@@ -1,0 +1,174 @@
+"""ScriptedAdapter: a ProviderAdapter that plays a script, over the very machinery of the real ones.
+
+It is an HttpAdapter whose network is a script. So attempts, retries, time limits, cancelling and usage are those
+of every other adapter, and a host that is tested against it meets nothing new when a provider takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import anyio.lowlevel
+
+from adapters.contract import (
+    AdapterCapabilities,
+    AdapterConfig,
+    AttemptFirstEvent,
+    AttemptObserver,
+    AttemptStarted,
+    CanonicalRequest,
+)
+from adapters.embeddings.contract import (
+    INPUT_TYPES,
+    EmbeddingCapabilities,
+    EmbeddingRequest,
+    EmbeddingResponse,
+)
+from adapters.health import AdapterHealth
+from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.call import HttpCall
+from adapters.replies.assembler import Assembler
+from adapters.usage.estimate import estimate_tokens
+from bus.clock import SYSTEM_CLOCK, Clock
+from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
+from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from bus.values.usage import TokenUsage
+
+from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
+from .replies import Reply, read_options
+from .vectors import word_vector
+
+REQUESTS_KEPT = 1000
+DIMENSIONS = 64
+
+Script: TypeAlias = Sequence[str | Reply] | Callable[[CanonicalRequest], str | Reply]
+
+
+class ScriptedAdapter(HttpAdapter):
+    """Plays one reply for each attempt: an attempt that fails and is repeated takes the next one.
+
+    replies: in their order, or a function that is given the request; else those of ``config.options``. repeat: the
+    list begins anew after its end; otherwise a call more than there are replies is an InvalidRequestError.
+    capabilities: everything by default; what is declared false is refused. requests: the last 1000, one for each
+    attempt. Raises ConfigurationError if there is no reply at all.
+    """
+
+    default_name = "scripted"
+    default_base_url = "scripted://"
+    capabilities = AdapterCapabilities(
+        supports_images=True,
+        supports_audio=True,
+        supports_documents=True,
+        supports_thinking=True,
+        supports_tools=True,
+        supports_structured_output=True,
+        supports_streaming_tool_calls=True,
+        supports_parallel_tool_calls=True,
+    )
+
+    def __init__(
+        self,
+        config: AdapterConfig = AdapterConfig(),  # noqa: B008  (it is frozen)
+        *,
+        name: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        replies: Script | None = None,
+        repeat: bool = False,
+        capabilities: AdapterCapabilities | None = None,
+    ) -> None:
+        super().__init__(config, name=name, transport=ScriptedTransport(self._choose), clock=clock)
+        options = read_options(config.options, self.name)
+        self.requests: deque[CanonicalRequest] = deque(maxlen=REQUESTS_KEPT)
+        self._repeat = repeat or options.repeat
+        self._played = 0
+        self._script: Script = options.replies if replies is None else replies
+        if capabilities is not None:
+            self.capabilities = capabilities
+        if not callable(self._script) and not self._script:
+            raise ConfigurationError(f"adapters.{self.name}.options.replies: expected at least one reply")
+
+    def next_reply(self, request: CanonicalRequest) -> str | Reply:
+        """What an attempt of this request is answered with; may be overridden. Raises InvalidRequestError when the
+        script is over.
+        """
+        if callable(self._script):
+            return self._script(request)
+        if self._played == len(self._script):
+            if not self._repeat:
+                raise InvalidRequestError(f"the script is over: all of its {self._played} replies were played")
+            self._played = 0
+        self._played += 1
+        return self._script[self._played - 1]
+
+    def _choose(self, request_id: str) -> Reply:
+        call = self.running[request_id]
+        assert isinstance(call, HttpCall)
+        request = call.request
+        self.requests.append(request)
+        reply = self.next_reply(request)
+        return Reply(reply) if isinstance(reply, str) else reply
+
+    # -- embeddings, which need no script
+
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        """Vectors of words, see `vectors.word_vector`; 64 dimensions unless others are asked for."""
+        report = on_attempt or (lambda _: None)
+        report(AttemptStarted(1))
+        await anyio.lowlevel.checkpoint()
+        report(AttemptFirstEvent(1))
+        return EmbeddingResponse(
+            request_id=request.request_id,
+            model=f"{self.name}:{request.wire_model}",
+            provider=self.name,
+            vectors=tuple(word_vector(text, request.dimensions or DIMENSIONS) for text in request.inputs),
+            usage=TokenUsage(sum(self.estimate_text_tokens(text) for text in request.inputs)),
+        )
+
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True)
+
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        return estimate_tokens(text, self._token_rates(model))
+
+    # -- what HttpAdapter asks
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        if (lack := self._lack(request)) is not None:
+            raise CapabilityError(f"{self.name}: {lack} is declared false, and the request asks for it")
+        return WireCall("", request.request_id.encode())
+
+    def _lack(self, request: CanonicalRequest) -> str | None:
+        """The first capability that the request needs and the script does not declare."""
+        can = self.capabilities
+        if request.tools and not can.supports_tools:
+            return "supports_tools"
+        if request.output_schema is not None and not can.supports_structured_output:
+            return "supports_structured_output"
+        for block in request.messages[-1].content if request.messages else ():
+            match block:
+                case ImageBlock() if not can.supports_images:
+                    return "supports_images"
+                case AudioBlock() if not can.supports_audio:
+                    return "supports_audio"
+                case DocumentBlock() if not can.supports_documents:
+                    return "supports_documents"
+                case _:
+                    pass
+        return None
+
+    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+        read_lines(body, assembler)
+
+    def normaliser(self, assembler: Assembler) -> ScriptedNormaliser:
+        return ScriptedNormaliser(assembler)
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {}
+
+    async def health_check(self) -> AdapterHealth:
+        """Always well."""
+        return AdapterHealth(True, "plays a script")

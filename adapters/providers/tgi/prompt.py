@@ -1,0 +1,90 @@
+"""A fitted history as one prompt: the text endpoint knows no messages, so the template is ours.
+
+``plain`` suits base models and any other: each message begins with who speaks, and the reply is stopped where the
+model would go on to speak for the user. Chat models want the template that they were trained with; ``chatml`` and
+``llama3`` are the two most used, and others can be spelled out. Whoever speaks can forge a turn by writing what
+the template writes: text that isn't trusted belongs to the messages API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.requests.history import FittedHistory
+from adapters.requests.text import join_text
+from bus.errors import ConfigurationError
+from bus.values.json import Json
+from bus.values.messages import Role
+
+
+class PromptTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a prompt is put together; ``{text}`` stands for what was said.
+
+    start: before everything. reply: after everything, for the model to go on from. stop: where its reply is over;
+    these count among the server's stop sequences. strip: white space before the reply is none of it.
+    """
+
+    start: str = ""
+    system: str = "{text}\n\n"
+    user: str = "User: {text}\n"
+    assistant: str = "Assistant: {text}\n"
+    reply: str = "Assistant:"
+    stop: tuple[str, ...] = ("\nUser:",)
+    strip: bool = True
+
+
+TEMPLATES: Mapping[str, PromptTemplate] = {
+    "plain": PromptTemplate(),
+    "chatml": PromptTemplate(
+        system="<|im_start|>system\n{text}<|im_end|>\n",
+        user="<|im_start|>user\n{text}<|im_end|>\n",
+        assistant="<|im_start|>assistant\n{text}<|im_end|>\n",
+        reply="<|im_start|>assistant\n",
+        stop=("<|im_end|>",),
+        strip=False,
+    ),
+    "llama3": PromptTemplate(
+        start="<|begin_of_text|>",
+        system="<|start_header_id|>system<|end_header_id|>\n\n{text}<|eot_id|>",
+        user="<|start_header_id|>user<|end_header_id|>\n\n{text}<|eot_id|>",
+        assistant="<|start_header_id|>assistant<|end_header_id|>\n\n{text}<|eot_id|>",
+        reply="<|start_header_id|>assistant<|end_header_id|>\n\n",
+        stop=("<|eot_id|>",),
+        strip=False,
+    ),
+}
+"""By the name that ``options: {template: NAME}`` gives."""
+
+
+def choose_template(option: Json) -> PromptTemplate:
+    """The template of a configuration: a name, or an object of fields that differ from those of its ``base``.
+
+    Raises ConfigurationError.
+    """
+    changes: dict[str, Json] = dict(option) if isinstance(option, dict) else {}
+    name = changes.pop("base", "plain") if isinstance(option, dict) else option
+    if not isinstance(name, str) or name not in TEMPLATES:
+        known = ", ".join(sorted(TEMPLATES))
+        raise ConfigurationError(f"options.template: {name!r} is none of {known}, nor an object with such a base")
+    try:
+        return msgspec.convert({**msgspec.to_builtins(TEMPLATES[name]), **changes}, PromptTemplate)
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(f"options.template: {error}") from error
+
+
+def write_prompt(history: FittedHistory, template: PromptTemplate) -> str:
+    """The whole prompt. The history has text only: tools are emulated before, and images fitted away."""
+    parts = [template.start]
+    if history.system is not None:
+        parts.append(_fill(template.system, history.system))
+    for message in history.messages:
+        text = join_text(message.content)
+        if text:
+            parts.append(_fill(template.assistant if message.role is Role.ASSISTANT else template.user, text))
+    return "".join(parts) + template.reply
+
+
+def _fill(pattern: str, text: str) -> str:
+    return pattern.replace("{text}", text)

@@ -1,0 +1,19 @@
+"""The normaliser of a streamed reply: an event for each token, until one brings the whole text."""
+
+from __future__ import annotations
+
+from adapters.replies.normaliser import SseNormaliser
+
+from .response import ReplyReader
+from .wire import decode_piece
+
+
+class TokenNormaliser(SseNormaliser):
+    """A body that ends before its last event was cut off: there is no other mark of an end."""
+
+    def __init__(self, reader: ReplyReader) -> None:
+        super().__init__(reader.assembler)
+        self._reader = reader
+
+    def on_event(self, name: bytes, data: bytes) -> None:
+        self.finished = self._reader.piece(decode_piece(data))

@@ -1,0 +1,43 @@
+"""What we read of TGI's text endpoints, leniently.
+
+A streamed reply is one such object for each token; the last of them also has the whole text and the details. A
+whole reply has these alone, and some gateways put it into a list.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.json import Json
+
+WHOLE_PATH = "/generate"
+STREAM_PATH = "/generate_stream"
+INFO_PATH = "/info"
+
+
+class WireToken(msgspec.Struct, gc=False):
+    """special: a token that stands for no text, such as the end of the sequence."""
+
+    text: str | None = None
+    special: bool | None = None
+
+
+class WireDetails(msgspec.Struct, gc=False):
+    """input_length: in streams of newer servers only. prefill: the prompt's tokens, if they were asked for."""
+
+    finish_reason: Json = None
+    generated_tokens: Json = None
+    input_length: Json = None
+    prefill: list[Json] | None = None
+
+
+class WireReply(msgspec.Struct, gc=False):
+    token: WireToken | None = None
+    generated_text: str | None = None
+    details: WireDetails | None = None
+    error: Json = None
+    error_type: Json = None
+
+
+decode_piece = msgspec.json.Decoder(WireReply).decode
+decode_list = msgspec.json.Decoder(list[WireReply]).decode

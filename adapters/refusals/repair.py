@@ -1,0 +1,376 @@
+"""Refused requests, mended for one more try. Pure; `http_call` runs it after an error and before any output.
+
+There are four kinds of repair, each at most once in a call:
+
+* ``signature``: the provider doesn't accept reasoning that it gets back (its signature, its encryption, or the
+  conversation that it is bound to), so the request goes without it.
+* ``parameter``: the error names one parameter as unsupported, so the request goes without it.
+* ``output_limit``: the reply may not be as long as was asked for, so it is asked for as long as the error says.
+* ``tool_pairs``: a tool call or its result is not accepted, so that exchange is told in words.
+
+An error may quote what a user wrote. So a rule counts only if it describes the whole message, from its first
+letter on, and only if what it names is in the request and may be changed: a request's meaning stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, NotFoundError
+from bus.values.json import Json, JsonObject
+
+from ..contract import REASONING_REFUSED, CallWarning, CanonicalRequest
+from ..requests.output_limits import stated_limit
+from .classify import read_error_value
+from .gateways import unwrapped
+from .signed_reasoning import bared_blocks, without_reasoning
+from .told_tools import tell_tools
+
+RepairKind: TypeAlias = Literal["signature", "parameter", "output_limit", "tool_pairs"]
+
+_STATUSES = (None, 400, 404, 422)
+_LONGEST = 4000
+"""Characters of the longest message that is looked at; what is longer quotes somebody."""
+
+_HOSTS_OWN = frozenset({"input_schema", "parameters", "schema", "input", "metadata"})
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """A change of one parameter. path: of keys, from the body down.
+
+    value: what to put there; UNSET takes it out. rename: its new name. anywhere: every key of the path's last name
+    is taken out, wherever it stands. entry: what is taken out of the list there, instead of all of it.
+    """
+
+    path: tuple[str, ...]
+    value: Json | UnsetType = UNSET
+    rename: str | None = None
+    anywhere: bool = False
+    entry: Json | UnsetType = UNSET
+
+    @property
+    def in_words(self) -> str:
+        """What it does, after "provider refused the request"."""
+        said = ".".join(self.path)
+        if self.rename is not None:
+            return f"{said} is called {self.rename} there"
+        if self.value is not UNSET:
+            return f"{said} was set to {self.value!r}"
+        return f"{said} was left out" if self.entry is UNSET else f"{self.entry} of {said} was left out"
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """How a provider says that it doesn't take a parameter.
+
+    pattern: of the whole message, with a group `name` for the parameter, unless `path` says which one it is.
+    value: what to send instead; without one the parameter is left out. also: paths of what is refused with it.
+    entry: what is refused of the list at `path`; the rest of it stays. named: what an error has called it.
+    """
+
+    pattern: str
+    path: str = ""
+    value: Json | UnsetType = UNSET
+    also: tuple[str, ...] = ()
+    entry: Json | UnsetType = UNSET
+    named: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that is refused at once."""
+        return (self.path or self.named, *self.also)
+
+
+_GATEWAY_REFUSALS = (  # LiteLLM's own, by every protocol
+    Refusal(r"\S{1,100} doesn't support (?P<name>\w+)=.{0,500}"),
+    Refusal(r"\S{1,100} does not support parameters: \['(?P<name>\w+)'\], for model=.{0,500}"),
+)
+
+
+class RepairRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider says of requests that can be mended, as data. Patterns are of whole messages.
+
+    signatures, signature_codes: reasoning is not accepted. parameters: see Refusal. parameter_codes: with these
+    the error's own field names the parameter. pairs: tool calls without results, or the other way round; a
+    group `ids` names those on the wire, without one all are meant. essential: dotted paths of what is never left
+    out, for the reply would be another one. whole: objects that are left out as one. renames: parameters with two
+    names. anywhere: keys that may be left out wherever they stand.
+    """
+
+    signatures: tuple[str, ...] = ()
+    signature_codes: frozenset[str] = frozenset()
+    parameters: tuple[Refusal, ...] = ()
+    parameter_codes: frozenset[str] = frozenset()
+    pairs: tuple[str, ...] = ()
+    essential: frozenset[str] = frozenset()
+    whole: frozenset[str] = frozenset()
+    renames: Mapping[str, str] = {}
+    anywhere: frozenset[str] = frozenset()
+
+
+class Repair(msgspec.Struct, frozen=True):
+    """How to go on: with this request, and these changes of its body as it is written."""
+
+    kind: RepairKind
+    request: CanonicalRequest
+    edits: tuple[Edit, ...]
+    warning: CallWarning
+
+
+def find_repair(
+    request: CanonicalRequest,
+    body: bytes,
+    tool_ids: Mapping[str, str],
+    error: AdapterError,
+    rules: RepairRules,
+    *,
+    provider: str,
+    done: Collection[str],
+) -> Repair | None:
+    """The repair for what the provider complains of; None if there is none.
+
+    body: as it was sent. tool_ids: from our id of a call to the one on the wire. done: kinds that were tried.
+    """
+    if error.provider_status not in _STATUSES:
+        return None
+    messages = [message for message in _messages(error) if len(message) <= _LONGEST]
+    if "output_limit" not in done and isinstance(error, InvalidRequestError | ContextOverflowError):
+        found = _with_shorter_reply(request, messages, provider)
+        if found is not None:
+            return found
+    if type(error) not in (InvalidRequestError, NotFoundError, AdapterError):
+        return None  # whose text is no complaint about the request's form
+    if "signature" not in done and _rejects_reasoning(error, messages, rules):
+        found = _without_reasoning(request, provider)
+        if found is not None:
+            return found
+    if "parameter" not in done:
+        found = _without_parameter(request, body, error, messages, rules, provider)
+        if found is not None:
+            return found
+    if "tool_pairs" not in done:
+        return _with_told_tools(request, tool_ids, messages, rules, provider)
+    return None
+
+
+def _messages(error: AdapterError) -> Iterator[str]:
+    """What the error says, and what an error inside it says: gateways wrap those of others."""
+    yield error.provider_message
+    said = unwrapped(error.provider_message)
+    if said != error.provider_message:
+        yield said
+    start = said.find("{")
+    if start >= 0:
+        try:
+            inner: Json = msgspec.json.decode(said[start:])
+        except msgspec.DecodeError:
+            return
+        yield read_error_value(inner).message
+
+
+def _matched(patterns: Iterable[str], messages: Iterable[str]) -> re.Match[str] | None:
+    said = list(messages)
+    for pattern in patterns:
+        for message in said:
+            if match := re.fullmatch(pattern, message.strip(), re.DOTALL):
+                return match
+    return None
+
+
+def _warning(provider: str, what: str) -> CallWarning:
+    return CallWarning("request_repaired", f"{provider} refused the request: {what}, and it was sent again")
+
+
+# -- reasoning
+
+
+def _rejects_reasoning(error: AdapterError, messages: list[str], rules: RepairRules) -> bool:
+    return error.provider_code in rules.signature_codes or _matched(rules.signatures, messages) is not None
+
+
+def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | None:
+    """None if there is none to leave out. What belongs to others never went along and stays for the report."""
+    bare = [without_reasoning(message, provider) for message in request.messages]
+    count = sum(bared_blocks(before, after) for before, after in zip(request.messages, bare, strict=True))
+    if not count:
+        return None
+    mended = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
+    said = f"it did not accept its reasoning back; {count} blocks went without it, or were left out"
+    warning = CallWarning(REASONING_REFUSED, _warning(provider, said).message)
+    return Repair("signature", mended, (), warning)
+
+
+# -- the length of the reply
+
+
+def _with_shorter_reply(request: CanonicalRequest, messages: list[str], provider: str) -> Repair | None:
+    limit = stated_limit(messages, request.max_output_tokens)
+    if limit is None:
+        return None
+    said = (
+        f"max_output_tokens was lowered from {request.max_output_tokens} to {limit}, the most that it takes here"
+    )
+    mended = msgspec.structs.replace(request, max_output_tokens=limit)
+    return Repair("output_limit", mended, (), _warning(provider, said))
+
+
+# -- parameters
+
+
+def _without_parameter(
+    request: CanonicalRequest,
+    body: bytes,
+    error: AdapterError,
+    messages: list[str],
+    rules: RepairRules,
+    provider: str,
+) -> Repair | None:
+    for refusal in _refusals(error, messages, rules):
+        sent: JsonObject = msgspec.json.decode(body)
+        found = [_edit(sent, name, refusal, rules) for name in refusal.names]
+        edits = tuple(edit for edit in found if edit is not None)
+        if edits:
+            what = ", and ".join(edit.in_words for edit in edits)
+            return Repair("parameter", request, edits, _warning(provider, what))
+    return None
+
+
+def _refusals(error: AdapterError, messages: list[str], rules: RepairRules) -> Iterator[Refusal]:
+    """What the error refuses, each with its path."""
+    for refusal in (*rules.parameters, *_GATEWAY_REFUSALS):
+        match = _matched((refusal.pattern,), messages)
+        if match is not None:
+            yield refusal if refusal.path else msgspec.structs.replace(refusal, named=match["name"])
+    if error.provider_param and error.provider_code in rules.parameter_codes:
+        yield Refusal("", named=error.provider_param)
+
+
+def _edit(body: JsonObject, name: str, refusal: Refusal, rules: RepairRules) -> Edit | None:
+    """The change for a parameter by the name that the provider gave it; None if it must stay, or isn't there."""
+    keys = tuple(key for key in re.split(r"[^A-Za-z0-9_]+", name) if key)
+    if not keys:
+        return None
+    if refusal.value is not UNSET:
+        return Edit(keys, refusal.value)
+    if refusal.entry is not UNSET:
+        return Edit(keys, entry=refusal.entry) if _holds_entry(body.get(keys[0]), refusal.entry) else None
+    if keys[-1] in rules.anywhere and _holds(body, keys[-1]):
+        return Edit(keys[-1:], anywhere=True)
+    path = _path(body, keys) or _path(body, tuple(_snake(key) for key in keys))
+    if path and path[0] in rules.whole:
+        path = path[:1]
+    elif not refusal.named and path != keys:
+        return None  # what stands above it on our own path is another thing
+    if not path:
+        return None
+    if (rename := rules.renames.get(path[0])) is not None and rename not in body:
+        return Edit(path, rename=rename)
+    return None if _is_essential(body, path, rules.essential) else Edit(path)
+
+
+def _holds_entry(value: Json, entry: Json | UnsetType) -> bool:
+    return isinstance(value, list) and entry in value
+
+
+def _path(body: JsonObject, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the keys as lead down into the body."""
+    found: list[str] = []
+    inner: Json = body
+    for key in keys:
+        if not isinstance(inner, dict) or key not in inner:
+            break
+        found.append(key)
+        inner = inner[key]
+    return tuple(found)
+
+
+def _snake(key: str) -> str:
+    return re.sub("(?<=[a-z])[A-Z]", lambda found: "_" + found[0], key).lower()
+
+
+def _is_essential(body: JsonObject, path: tuple[str, ...], essential: frozenset[str]) -> bool:
+    for kept in essential:
+        keys = tuple(kept.split("."))
+        shorter = min(len(keys), len(path))
+        if keys[:shorter] == path[:shorter] and _path(body, keys) == keys:
+            return True
+    return False
+
+
+def _holds(value: Json, key: str) -> bool:
+    return any(key in inner for inner in _objects(value))
+
+
+def _objects(value: Json) -> Iterator[JsonObject]:
+    """All objects of the protocol in a body; not those of the host: schemas, and the arguments of tools."""
+    if isinstance(value, dict):
+        yield value
+        for name, inner in value.items():
+            if not (isinstance(inner, dict) and name in _HOSTS_OWN):
+                yield from _objects(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _objects(inner)
+
+
+def edited(body: bytes, edits: Iterable[Edit]) -> bytes:
+    """A request's body with the changes made to it."""
+    value: JsonObject = msgspec.json.decode(body)
+    for edit in edits:
+        if edit.anywhere:
+            for inner in _objects(value):
+                inner.pop(edit.path[-1], None)
+        else:
+            _apply(value, edit)
+    return msgspec.json.encode(value)
+
+
+def _apply(body: JsonObject, edit: Edit) -> None:
+    key, *rest = edit.path
+    if rest:
+        inner = body.get(key)
+        if isinstance(inner, dict):
+            _apply(inner, Edit(tuple(rest), edit.value, edit.rename))
+            if not inner:
+                del body[key]
+    elif edit.value is not UNSET:
+        body[key] = edit.value
+    elif edit.entry is not UNSET:
+        listed = body.get(key)
+        kept = [one for one in listed if one != edit.entry] if isinstance(listed, list) else []
+        body |= {key: kept}
+        if not kept:
+            del body[key]
+    elif key in body:
+        value = body.pop(key)
+        if edit.rename is not None:
+            body[edit.rename] = value
+
+
+# -- tool calls and their results
+
+
+def _with_told_tools(
+    request: CanonicalRequest,
+    tool_ids: Mapping[str, str],
+    messages: list[str],
+    rules: RepairRules,
+    provider: str,
+) -> Repair | None:
+    """The exchanges that the error names, or all of them, in words: nothing is lost, and nothing is run again."""
+    match = _matched(rules.pairs, messages)
+    if match is None:
+        return None
+    calls = {block.id: block for message in request.messages for block in message.tool_uses}
+    named = match.groupdict().get("ids")
+    wire_ids = set(re.findall(r"[A-Za-z0-9_.:-]*[A-Za-z0-9_]", named)) if named is not None else None
+    told = {own: call for own, call in calls.items() if wire_ids is None or tool_ids.get(own, own) in wire_ids}
+    mended = tuple(tell_tools(request.messages, told, wire_ids or set()))
+    if mended == request.messages:
+        return None
+    said = f"it did not accept a tool call or its result; {len(told)} of them were told in words"
+    return Repair("tool_pairs", msgspec.structs.replace(request, messages=mended), (), _warning(provider, said))

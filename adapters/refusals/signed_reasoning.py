@@ -1,0 +1,86 @@
+"""Reasoning that only its issuer can read, wherever in a message it stands, and messages without it. Pure.
+
+Most of it is blocks of their own. Gemini also signs texts and calls: the signature stands among what the provider
+attached to such a block, and a part that holds nothing but a signature is an opaque block.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.content import (
+    ContentBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+
+_SIGNATURES = ("signatures", "thoughtSignature")
+_EXTRA: Json = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+"""What Google's endpoint for Chat Completions takes in the place of a call's signature."""
+
+
+def without_reasoning(message: Message, provider: str) -> Message:
+    """The message without a provider's reasoning and signatures, maybe empty; the same object if it has none.
+
+    A block of reasoning whose provider isn't known counts as that provider's.
+    """
+    kept = [bare for block in message.content if (bare := _bare(block, provider)) is not None]
+    if len(kept) == len(message.content) and all(map(_same, kept, message.content)):
+        return message
+    return msgspec.structs.replace(message, content=tuple(kept))
+
+
+def bared_blocks(before: Message, after: Message) -> int:
+    """How many blocks `without_reasoning` left out or took a signature from."""
+    kept = {id(block) for block in after.content}
+    return sum(id(block) not in kept for block in before.content)
+
+
+def _same(one: ContentBlock, other: ContentBlock) -> bool:
+    return one is other
+
+
+def _bare(block: ContentBlock, provider: str) -> ContentBlock | None:
+    """A block without its signature, or as it is; None if it is nothing without."""
+    match block:
+        case ThinkingBlock(provider_raw=raw) | RedactedThinkingBlock(provider_raw=raw):
+            return None if raw is None or raw.provider == provider else block
+        case TextBlock(provider_raw=ProviderRaw() as raw) | ToolUseBlock(provider_raw=ProviderRaw() as raw):
+            data = _unsigned(raw, provider)
+            if data is raw.data:
+                return block
+            return msgspec.structs.replace(
+                block, provider_raw=msgspec.structs.replace(raw, data=data) if data else None
+            )
+        case OpaqueBlock(provider_raw=raw):
+            data = _unsigned(raw, provider)
+            if data is raw.data:
+                return block
+            if not data.get("text", True):
+                return None
+            return msgspec.structs.replace(block, provider_raw=msgspec.structs.replace(raw, data=data))
+        case _:
+            return block
+
+
+def _unsigned(raw: ProviderRaw, provider: str) -> JsonObject:
+    """What a provider attached, without signatures; the same object if there are none, or it is another's."""
+    data = raw.data
+    if raw.provider != provider:
+        return data
+    if any(name in data for name in _SIGNATURES):
+        data = {name: value for name, value in data.items() if name not in _SIGNATURES}
+    if _is_signed(data.get("extra_content")):
+        data = {**data, "extra_content": _EXTRA}
+    return data
+
+
+def _is_signed(extra: Json) -> bool:
+    google = extra.get("google") if isinstance(extra, dict) else None
+    return isinstance(google, dict) and "thought_signature" in google and extra != _EXTRA

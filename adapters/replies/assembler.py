@@ -1,0 +1,350 @@
+"""From a provider's fragments to canonical events: the one place where the stream invariants are made.
+
+Every reply, streamed or whole, goes through an Assembler. A provider's code names blocks by a key of its own
+(a wire index, an item id) and says what arrived for which key; the assembler decides what is emitted when:
+
+* One block is open at a time. Its events are contiguous, and indexes only grow.
+* The first fragment of a later block closes the open one, if the protocol lets it be complete. Text and
+  reasoning opened with `implicit_end` may be; a tool call may be once its arguments are a whole JSON object.
+* Otherwise the later block's fragments are held back, unmerged, until the open block ends; at `finish` what is
+  still held is emitted in the order in which the blocks began.
+* `message.start` is held back until the first content, so that an attempt which fails before that leaves no
+  trace and can be repeated.
+
+Text or reasoning that arrives for a block already closed opens a new block: nothing is lost. Arguments that
+arrive for a tool call already closed can't be delivered, and are reported in `warnings`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal, TypeAlias
+
+from bus.clock import Clock
+from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextDelta
+from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason, TokenUsage, UsageSource
+from bus.values.whole_calls import ended_well, with_whole_calls
+
+from ..contract import CallWarning, CanonicalRequest
+from ..refusals.failed_ends import failed_end
+from ..usage.unfinished import usage_until_now
+from .block import CleanInput, ReplyBlock
+
+Key: TypeAlias = Hashable
+
+
+class Assembler:
+    """Collects one reply. Feed it, then `take()` the events that are ready; see the module's text.
+
+    provider: the adapter's name, recorded as the origin of everything opaque. requested_model: ``provider_raw``
+    carries it too, because some signatures bind to a model. estimate_usage: usage for a reply with that output,
+    for providers that report none. usage: to be set as soon as the provider reports anything.
+    request: what was asked, for protocols whose replies must be read in its light. clean_input: given a tool's
+    name and the arguments that the model sent, what they are to mean; for a provider that was sent another schema.
+    """
+
+    def __init__(
+        self,
+        *,
+        message_id: str,
+        provider: str,
+        requested_model: str,
+        clock: Clock,
+        estimate_usage: Callable[[str], TokenUsage],
+        request: CanonicalRequest | None = None,
+    ) -> None:
+        self.message_id = message_id
+        self.provider = provider
+        self.request = request
+        self.clean_input: CleanInput | None = None
+        self.model = requested_model
+        self.response_id: str | None = None
+        self._usage: TokenUsage | None = None
+        self._count_usage: Callable[[], TokenUsage | None] | None = None
+        self.stop_reason: StopReason | None = None
+        self.raw_stop_reason: str | None = None
+        self.known_warnings: tuple[CallWarning, ...] = ()  # of the request, which the reply begins with
+        self.warnings: list[CallWarning] = []
+        self.started = False
+        self.complete = False
+        self.final_content: tuple[ContentBlock, ...] = ()
+        self._requested_model = requested_model
+        self._clock = clock
+        self._estimate_usage = estimate_usage
+        self._ready: list[StreamEvent] = []
+        self._by_key: dict[Key, ReplyBlock] = {}
+        self._open: ReplyBlock | None = None
+        self._held: list[ReplyBlock] = []
+        self._done: list[ReplyBlock] = []
+
+    # -- what providers say
+
+    def text(self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None) -> None:
+        """More text for a block. Empty fragments open nothing. raw: becomes the block's provider_raw."""
+        if fragment:
+            block = self._by_key.get(key)
+            if block is not None and block is self._open and block.kind == "text":  # one more delta: the hot path
+                block.parts.append(fragment)
+                self._ready.append(TextDelta(fragment, block.index, self.message_id))
+            else:
+                self._fragment(key, "text", fragment, implicit_end)
+        if raw is not None:
+            self.block_raw(key, raw)
+
+    def thinking(
+        self, key: Key, fragment: str, *, implicit_end: bool = False, raw: JsonObject | None = None
+    ) -> None:
+        """More reasoning for a block. With `raw` the block exists even if it shows nothing."""
+        if fragment or raw is not None:
+            block = self._fragment(key, "thinking", fragment, implicit_end)
+            if raw is not None:
+                block.raw = raw
+
+    def signature(self, key: Key, signature: str, *, raw: JsonObject | None = None) -> None:
+        """What makes a reasoning block valid on replay; the block's last delta carries it."""
+        block = self._fragment(key, "thinking", "", implicit_end=False)
+        block.signature = signature
+        if raw is not None:
+            block.raw = raw
+
+    def tool_start(
+        self, key: Key, name: str, *, raw: JsonObject | None = None, implicit_end: bool = False
+    ) -> None:
+        """A tool call begins. raw: the provider's own identifiers for it."""
+        block = ReplyBlock(
+            self.message_id, "tool", implicit_end, raw=raw, tool_name=name, tool_id=self._clock.new_id("tu")
+        )
+        self._claim(key, block)
+        self._admit(block)
+
+    def tool_arguments(self, key: Key, fragment: str) -> None:
+        """More of a call's arguments, as the provider sent it."""
+        block = self._by_key.get(key)
+        if block is None or block.kind != "tool":
+            self.warn("stray_tool_arguments", f"arguments for an unknown tool call ({key!r}) were dropped")
+        elif block.closed:
+            if fragment.strip():
+                self.warn("late_tool_arguments", f"arguments for {block.tool_name!r} after its end were dropped")
+        elif fragment:
+            block.parts.append(fragment)
+            if block is self._open:
+                self._ready.append(block.delta(fragment))
+
+    def tool_input(self, key: Key, final_input: JsonObject) -> None:
+        """The call's whole arguments, as an object; stands over the fragments."""
+        block = self._by_key.get(key)
+        if block is not None and block.kind == "tool" and not block.closed:
+            block.final_input = final_input
+
+    def block_raw(self, key: Key, raw: JsonObject) -> None:
+        """The provider's own data of a call (or any other block), when they come later than its start."""
+        block = self._by_key.get(key)
+        if block is not None and not block.closed:
+            block.raw = raw
+
+    def block_text(self, key: Key) -> str:
+        """The arguments of a call, or the text of any other block, so far."""
+        block = self._by_key.get(key)
+        return "" if block is None else "".join(block.parts)
+
+    def whole(self, key: Key, kind: str, raw: JsonObject) -> None:
+        """A whole block outside the catalogue, to be kept as it is."""
+        self._whole(key, OpaqueBlock(kind, self._raw(raw)), kind, raw)
+
+    def redacted_thinking(self, key: Key, data: str, *, raw: JsonObject | None = None) -> None:
+        """A whole block of hidden reasoning."""
+        raw = raw if raw is not None else {"type": "redacted_thinking", "data": data}
+        self._whole(key, RedactedThinkingBlock(data, self._raw(raw)), "redacted_thinking", raw)
+
+    def _whole(self, key: Key, block: ContentBlock, kind: str, raw: JsonObject) -> None:
+        holder = ReplyBlock(self.message_id, "whole", True, whole=block, whole_raw=raw, tool_name=kind, ended=True)
+        self._claim(key, holder)
+        self._admit(holder)
+
+    def is_closed(self, key: Key) -> bool:
+        """True if a block of that key takes nothing more: it ended, or a later one closed it."""
+        block = self._by_key.get(key)
+        return block is not None and block.closed
+
+    def end(self, key: Key, *, incomplete: bool = False) -> None:
+        """The provider says that a block is whole; or, of a tool call, that it will get no further."""
+        block = self._by_key.get(key)
+        if block is not None:
+            block.ended = True
+            block.incomplete = incomplete
+            self._settle()
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """The usage as far as it has been reported."""
+        return self._usage if self._count_usage is None else self._count_usage()
+
+    @usage.setter
+    def usage(self, usage: TokenUsage | None) -> None:
+        self._usage, self._count_usage = usage, None
+
+    def usage_from(self, count: Callable[[], TokenUsage | None]) -> None:
+        """Ask `count` for the usage when it is wanted; for providers that report it with every delta."""
+        self._count_usage = count
+
+    def warn(self, code: str, message: str) -> None:
+        self.warnings.append(CallWarning(code, message))
+
+    # -- the end of the reply
+
+    def finish(
+        self, stop_reason: StopReason, raw_stop_reason: str | None, usage: TokenUsage | None = None
+    ) -> None:
+        """The reply ended as the provider meant it. Without any usage, reported now or before, it is estimated.
+
+        Raises AdapterError if the provider's word for the end says that there was none.
+        """
+        usage = usage or self.usage
+        failure = failed_end(raw_stop_reason, self.provider)
+        if failure is not None:
+            self.usage, self.raw_stop_reason = usage, raw_stop_reason
+            raise failure
+        if usage is None:
+            usage = self._estimate_usage(self.partial_text())
+            self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
+        self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
+
+    def fork(self) -> Assembler:
+        """The reply as far as it has got, to be ended without what the provider may still send."""
+        fork = copy.copy(self)
+        fork.warnings = list(self.warnings)
+        fork._ready = []
+        fork._done = list(self._done)
+        fork._held = [block.copy() for block in self._held]
+        fork._open = self._open.copy() if self._open is not None else None
+        return fork
+
+    def abort(self, stop_reason: StopReason, usage: TokenUsage | None = None) -> None:
+        """The reply was cancelled or broke off: what is open is closed as far as it got.
+
+        usage: what it really was, if that is known; else it is `usage_so_far`.
+        """
+        self._finish(stop_reason, self.raw_stop_reason, usage or self.usage_so_far(), cut_off=True)
+
+    def usage_so_far(self) -> TokenUsage:
+        """What the reply has used, if it ended here."""
+        if self.complete and self.usage is not None:
+            return self.usage
+        return usage_until_now(self.usage, self._estimate_usage(self.partial_text()))
+
+    @property
+    def heard(self) -> bool:
+        """True if anything of a reply has come, be it no more than a part of its usage."""
+        return self.started or bool(self._held) or self.usage is not None
+
+    def _finish(self, stop_reason: StopReason, raw: str | None, usage: TokenUsage, *, cut_off: bool) -> None:
+        if self.complete:
+            return
+        self._settle()
+        while self._open is not None:
+            self._close_open(cut_off=cut_off or not ended_well(stop_reason))
+            self._settle()
+        self._begin()
+        if usage.source is UsageSource.INCONSISTENT:
+            self.warn(
+                "usage_inconsistent",
+                f"{self.provider} reported a usage that contradicts itself, so the call has no price",
+            )
+        content = tuple(block.content for block in self._done if block.content is not None)
+        self.stop_reason, self.raw_stop_reason, self.usage = stop_reason, raw, usage
+        self.final_content = with_whole_calls(content, stop_reason)
+        self.complete = True
+        self._ready.append(MessageComplete(self.final_content, stop_reason, raw, usage, self.message_id))
+
+    def replaced(self, what: Sequence[str]) -> None:
+        """Note what of the body could not be read and was replaced; each kind of it once."""
+        for each in what:
+            message = f"the provider sent {each}, which was replaced"
+            if not any(warning.message == message for warning in self.warnings):
+                self.warn("body_mended", message)
+
+    def end_unsaid(self) -> None:
+        """Note that nothing says why the reply ended."""
+        self.warn("no_stop_reason", "the provider did not say why the reply ended")
+
+    @property
+    def has_tool_use(self) -> bool:
+        """True if the reply asks for a tool."""
+        return any(block.kind == "tool" for block in self._by_key.values())
+
+    def partial_text(self) -> str:
+        """All text, reasoning and arguments so far, to estimate output tokens from."""
+        blocks = [*self._done, *([self._open] if self._open else []), *self._held]
+        return "".join(part for block in blocks for part in block.written())
+
+    def take(self) -> list[StreamEvent]:
+        """The events that are ready, once."""
+        ready = self._ready
+        if ready:
+            self._ready = []
+        return ready
+
+    # -- order
+
+    def _fragment(
+        self, key: Key, kind: Literal["text", "thinking"], fragment: str, implicit_end: bool
+    ) -> ReplyBlock:
+        block = self._by_key.get(key)
+        if block is None or block.closed or block.kind != kind:
+            block = ReplyBlock(self.message_id, kind, implicit_end)
+            self._claim(key, block)
+            self._admit(block)
+        if fragment:
+            block.parts.append(fragment)
+            if block is self._open:
+                self._ready.append(block.delta(fragment))
+        return block
+
+    def _claim(self, key: Key, block: ReplyBlock) -> None:
+        former = self._by_key.get(key)
+        if former is not None:
+            former.ended = True  # nothing can reach it any more
+        self._by_key[key] = block
+
+    def _admit(self, block: ReplyBlock) -> None:
+        if self.complete:
+            return  # nothing comes after `message.complete`
+        self._held.append(block)
+        if self._open is not None and self._open.may_be_complete():
+            self._close_open()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Open what can be opened, and close what is open and has ended."""
+        while True:
+            if self._open is None:
+                if not self._held:
+                    return
+                self._start(self._held.pop(0))
+            elif self._open.ended:
+                self._close_open()
+            else:
+                return
+
+    def _begin(self) -> None:
+        if not self.started:
+            self.started = True
+            self._ready.append(MessageStart(self.message_id, self.model, self.provider, self.known_warnings))
+
+    def _start(self, block: ReplyBlock) -> None:
+        self._begin()
+        self._open = block
+        self._ready += block.open(len(self._done))
+
+    def _close_open(self, *, cut_off: bool = False) -> None:
+        block = self._open
+        assert block is not None
+        self._open = None
+        self._ready += block.close(self._raw, self.clean_input, cut_off=cut_off)
+        self._done.append(block)
+
+    def _raw(self, data: JsonObject) -> ProviderRaw:
+        return ProviderRaw(self.provider, data, self._requested_model)

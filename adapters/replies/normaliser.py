@@ -1,0 +1,110 @@
+"""What turns a body of one protocol into canonical events, piece by piece."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import msgspec
+
+from bus.errors import AdapterError, StreamError
+from bus.streams.events import StreamEvent
+
+from .assembler import Assembler
+from .broken_json import mend_body
+from .ndjson import NdjsonDecoder
+from .sse import SseDecoder, SseEvent
+
+
+class StreamNormaliser(Protocol):
+    """Fed with a body as it arrives. Never raises: a failure stands in `error`, after the events before it.
+
+    finished: the protocol's own end was seen, and the assembler is complete; what follows is ignored.
+    """
+
+    error: AdapterError | None
+    finished: bool
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        """The events that this piece of the body completes."""
+        ...
+
+    def close(self) -> list[StreamEvent]:
+        """The body has ended. If the protocol's end was not seen, `error` says so afterwards."""
+        ...
+
+
+class BodyDecoder(Protocol):
+    """Cuts a body into pairs (name, data). `feed` and `close` give those that are now complete."""
+
+    def feed(self, chunk: bytes) -> list[SseEvent]: ...
+    def close(self) -> list[SseEvent]: ...
+
+
+class EventNormaliser(ABC):
+    """Base of the normalisers: a decoder cuts the body into events, and subclasses say what one of them means."""
+
+    def __init__(self, assembler: Assembler, decoder: BodyDecoder) -> None:
+        self.assembler = assembler
+        self.error: AdapterError | None = None
+        self.finished = False
+        self._decoder = decoder
+
+    @abstractmethod
+    def on_event(self, name: bytes, data: bytes) -> None:
+        """One event. May raise AdapterError, or let msgspec's decoding errors pass."""
+
+    def on_end(self) -> None:
+        """The body ended without `finished`. Finishes the reply if the protocol allows it, or raises."""
+        raise StreamError("the stream ended before the reply was complete")
+
+    def feed(self, chunk: bytes) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            try:
+                self._read(self._decoder.feed(chunk))
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
+        return self.assembler.take()
+
+    def close(self) -> list[StreamEvent]:
+        if not self.finished and self.error is None:
+            try:
+                self._read(self._decoder.close())
+                if not self.finished:
+                    self.on_end()
+            except (AdapterError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+                self.error = _failure(error)
+        return self.assembler.take()
+
+    def _read(self, events: list[SseEvent]) -> None:
+        for name, data in events:
+            try:
+                self.on_event(name, data)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                mended = mend_body(data)
+                if mended is None:
+                    raise
+                self.on_event(name, mended.text)
+                self.assembler.replaced(mended.replaced)
+            if self.finished:
+                return
+
+
+class SseNormaliser(EventNormaliser):
+    """Base of the normalisers for server-sent events."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, SseDecoder())
+
+
+class NdjsonNormaliser(EventNormaliser):
+    """Base of the normalisers for bodies of one JSON value a line; their events have no names."""
+
+    def __init__(self, assembler: Assembler) -> None:
+        super().__init__(assembler, NdjsonDecoder())
+
+
+def _failure(error: Exception) -> AdapterError:
+    if isinstance(error, AdapterError):
+        return error
+    return StreamError(f"the provider sent an event that is none of its protocol: {error}")

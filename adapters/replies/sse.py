@@ -1,0 +1,132 @@
+"""Server-sent events, decoded from raw bytes.
+
+The decoder is fed whatever the network gives and answers with whole events; it does no I/O and never fails on
+content. It differs from the WHATWG rules where providers do: an event that the end of the body cuts short of
+its blank line still counts, and events without data are skipped. Lines end in LF, CRLF or CR only: characters
+such as U+2028 may stand inside JSON text, which is why text-mode line iterators corrupt it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from ..transport.reply_size import MAX_REPLY_BYTES, too_large
+
+MAX_EVENT_BYTES = MAX_REPLY_BYTES
+"""The largest event that is accepted; a longer one ends the stream in a StreamError."""
+
+MAX_STRAY_BYTES = 64 * 1024
+"""How much is kept of lines that belong to no event."""
+
+
+SseEvent: TypeAlias = tuple[bytes, bytes]
+"""The `event:` field, empty if there was none; and the `data:` lines, joined by a line feed."""
+
+
+class SseDecoder:
+    """`feed(bytes)` as they arrive, `close()` at the end of the body; both return the events now complete."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []  # of the unfinished line; joined once its end has come
+        self._size = 0
+        self._after_cr = False
+        self._at_start = True
+        self._name = b""
+        self._data: list[bytes] = []
+        self._data_size = 0
+        self._stray: list[bytes] = []
+        self._stray_size = 0
+
+    @property
+    def stray(self) -> bytes:
+        """Lines that belong to no event, the first 64 KiB of them: some servers end a stream in a bare error."""
+        return b"\n".join(self._stray)
+
+    def feed(self, chunk: bytes) -> list[SseEvent]:
+        if b"\r" in chunk or self._after_cr:
+            chunk = self._normalise_line_ends(chunk)
+        if self._pieces or self._data or self._name or self._at_start:
+            end = chunk.find(b"\n\n") + 2  # of the event that an earlier chunk began
+            if end == 1 or len(chunk) > MAX_EVENT_BYTES:
+                return self._feed_lines(chunk)
+            return self._feed_lines(chunk[:end]) + self._feed_events(chunk[end:])
+        return self._feed_events(chunk)
+
+    def _feed_events(self, chunk: bytes) -> list[SseEvent]:
+        """The usual: a chunk that begins with an event, most of which have one line of data and perhaps a name."""
+        if len(chunk) > MAX_EVENT_BYTES:
+            return self._feed_lines(chunk)
+        events: list[SseEvent] = []
+        blocks = chunk.split(b"\n\n")
+        rest = blocks.pop()
+        for block in blocks:
+            first, _, second = block.partition(b"\n")
+            if not second and first[:6] == b"data: ":
+                if len(first) > 6:
+                    events.append((b"", first[6:]))
+            elif second[:6] == b"data: " and first[:6] == b"event:" and b"\n" not in second:
+                if len(second) > 6:
+                    events.append((first[6:].strip(), second[6:]))
+            else:
+                events += self._feed_lines(block + b"\n\n")
+        return events + self._feed_lines(rest) if rest else events
+
+    def _feed_lines(self, chunk: bytes) -> list[SseEvent]:
+        if b"\n" not in chunk:
+            self._hold(chunk)
+            return []
+        if self._pieces:
+            self._pieces.append(chunk)
+            chunk = b"".join(self._pieces)
+            self._pieces.clear()
+            self._size = 0
+        lines = chunk.split(b"\n")
+        self._hold(lines.pop())
+        return self._read(lines)
+
+    def close(self) -> list[SseEvent]:
+        lines = [b"".join(self._pieces), b""]
+        self._pieces.clear()
+        return self._read(lines)
+
+    def _normalise_line_ends(self, chunk: bytes) -> bytes:
+        if self._after_cr and chunk:
+            self._after_cr = False
+            if chunk.startswith(b"\n"):
+                chunk = chunk[1:]
+        if chunk.endswith(b"\r"):
+            self._after_cr = True  # an LF may follow in the next chunk and belongs to this CR
+        return chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _hold(self, piece: bytes) -> None:
+        if piece:
+            self._pieces.append(piece)
+            self._size += len(piece)
+            if self._size > MAX_EVENT_BYTES:
+                raise too_large(MAX_EVENT_BYTES, "a line of the reply")
+
+    def _read(self, lines: list[bytes]) -> list[SseEvent]:
+        events: list[SseEvent] = []
+        if self._at_start and lines:
+            self._at_start = False
+            lines[0] = lines[0].removeprefix(b"\xef\xbb\xbf")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+                self._data_size += len(line)
+            elif not line:
+                if self._data:
+                    data = self._data[0] if len(self._data) == 1 else b"\n".join(self._data)
+                    if data:
+                        events.append((self._name, data))
+                    self._data = []
+                    self._data_size = 0
+                self._name = b""
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
+            elif not line.startswith((b":", b"id:", b"retry:")) and self._stray_size < MAX_STRAY_BYTES:
+                self._stray.append(line[:MAX_STRAY_BYTES])
+                self._stray_size += len(line)
+        if self._data_size > MAX_EVENT_BYTES:
+            raise too_large(MAX_EVENT_BYTES, "an event of the reply")
+        return events

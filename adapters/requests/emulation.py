@@ -1,0 +1,264 @@
+"""Tool calls for models that have none, made of structured output: pure functions.
+
+The tools are described in the system text, and the reply is constrained by a JSON Schema to be one call,
+``{"tool": NAME, "arguments": {…}}``, or, where the model is free to choose, an answer, ``{"answer": TEXT}``.
+A constrained model can't help producing a valid call; that it is a sensible one is another matter, and every such
+response carries a warning.
+
+Small models that have just seen a result tend to call again rather than to answer. Unless the caller requires a
+call, the turn after a result is therefore unconstrained and without tools: the model is asked to answer in words.
+For the same reason the calls of the history are told in words, not as JSON, which such models copy, and the
+request to answer stands in the last message, not in the system text, which they have forgotten by then.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+import msgspec
+
+from bus.clock import Clock
+from bus.values.content import (
+    ContentBlock,
+    ImageBlock,
+    ProviderRaw,
+    TextBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
+from bus.values.usage import StopReason
+from bus.values.whole_calls import ended_well
+
+from ..contract import CallWarning, CanonicalRequest, CanonicalResponse
+from ..replies.json_text import parse_object
+from .settings import check_tool_choice
+from .text import as_text
+
+WARNING = CallWarning(
+    "tools_emulated", "this model has no tools of its own: calls are emulated by constrained output"
+)
+
+
+class Emulation(msgspec.Struct, frozen=True):
+    """A request without tools that stands for one with tools.
+
+    constrained: the reply is JSON to be read by `read_response`; otherwise it is the answer itself.
+    """
+
+    request: CanonicalRequest
+    constrained: bool
+
+
+def emulate(request: CanonicalRequest) -> Emulation | None:
+    """The request to send in place of one with tools; None if nothing in it has to do with tools.
+
+    Raises UnsupportedToolChoiceError if the tool choice names a tool that isn't there.
+    """
+    names = {block.id: block.name for message in request.messages for block in message.tool_uses}
+    if not request.tools and not names:
+        return None
+    tools = _offered(request)
+    plain = msgspec.structs.replace(
+        request,
+        messages=tuple(_render(message, names) for message in request.messages),
+        tools=(),
+        tool_choice=None,
+        parallel_tool_calls=None,
+    )
+    free = request.tool_choice is None or request.tool_choice.mode == "auto"
+    after_result = bool(request.messages) and request.messages[-1].role is Role.TOOL
+    if not tools or (free and after_result):
+        in_words = after_result and request.output_schema is None
+        return Emulation(_asked_to_answer(plain) if in_words else plain, constrained=False)
+    schema = call_schema(tools, answer=_answer_schema(request) if free else None)
+    system = describe(tools, free=free)
+    return Emulation(_with_system(msgspec.structs.replace(plain, output_schema=schema), system), constrained=True)
+
+
+def _offered(request: CanonicalRequest) -> tuple[ToolDefinition, ...]:
+    """The tools that the choice leaves."""
+    check_tool_choice(request.tool_choice, [tool.name for tool in request.tools])
+    match request.tool_choice:
+        case ToolChoice(mode="none"):
+            return ()
+        case ToolChoice(mode="named", tool_name=name):
+            return tuple(tool for tool in request.tools if tool.name == name)
+        case _:
+            return request.tools
+
+
+def _answer_schema(request: CanonicalRequest) -> JsonObject:
+    return request.output_schema if request.output_schema is not None else {"type": "string"}
+
+
+def _asked_to_answer(request: CanonicalRequest) -> CanonicalRequest:
+    last = request.messages[-1]
+    asked = msgspec.structs.replace(last, content=(*last.content, TextBlock(ANSWER_NOW)))
+    return msgspec.structs.replace(request, messages=(*request.messages[:-1], asked))
+
+
+ANSWER_NOW = "Now answer the question in plain words."
+
+
+def describe(tools: tuple[ToolDefinition, ...], *, free: bool) -> str:
+    """The system text that tells the model of the tools and of the form of a call."""
+    lines = ["You can use these tools:"]
+    for tool in tools:
+        schema = msgspec.json.encode(tool.input_schema.get("properties") or {}).decode()
+        lines.append(f"- {tool.name}: {tool.description} Arguments: {schema}")
+    lines.append('To use a tool, reply with JSON only: {"tool": "NAME", "arguments": {...}}')
+    if free:
+        lines.append('If no tool helps, reply with JSON only: {"answer": "TEXT"}')
+    return "\n".join(lines)
+
+
+def call_schema(tools: tuple[ToolDefinition, ...], *, answer: JsonObject | None = None) -> JsonObject:
+    """The schema of one call of one of the tools; with `answer`, also of an answer of that schema."""
+    definitions: JsonObject = {}
+    choices: list[Json] = []
+    for tool in tools:
+        arguments = _closed(_hoist(tool.input_schema, f"{tool.name}.", definitions))
+        choices.append(_object({"tool": {"type": "string", "enum": [tool.name]}, "arguments": arguments}))
+    if answer is not None:
+        choices.append(_object({"answer": _hoist(answer, "answer.", definitions)}))
+    schema: JsonObject = choices[0] if len(choices) == 1 and isinstance(choices[0], dict) else {"anyOf": choices}
+    return {**schema, "$defs": definitions} if definitions else schema
+
+
+def _object(properties: JsonObject) -> JsonObject:
+    required: list[Json] = list(properties)
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _closed(schema: JsonObject) -> JsonObject:
+    """A schema that allows no arguments beside those it names: small models would invent some."""
+    return {"properties": {}, "additionalProperties": False, **schema}
+
+
+def _hoist(schema: JsonObject, prefix: str, definitions: JsonObject) -> JsonObject:
+    """Move a schema's definitions to the common root, where its references will look for them."""
+    kept: JsonObject = {}
+    for key, value in schema.items():
+        if key in ("$defs", "definitions") and isinstance(value, dict):
+            for name, definition in value.items():
+                definitions[prefix + name] = _refer(definition, prefix)
+        else:
+            kept[key] = _refer(value, prefix)
+    return kept
+
+
+def _refer(value: Json, prefix: str) -> Json:
+    """The same schema with its references pointing to the hoisted definitions."""
+    if isinstance(value, list):
+        return [_refer(item, prefix) for item in value]
+    if not isinstance(value, dict):
+        return value
+    moved: JsonObject = {}
+    for key, inner in value.items():
+        if key == "$ref" and isinstance(inner, str):
+            moved[key] = _moved_reference(inner, prefix)
+        else:
+            moved[key] = _refer(inner, prefix)
+    return moved
+
+
+def _moved_reference(reference: str, prefix: str) -> str:
+    for root in ("#/$defs/", "#/definitions/"):
+        if reference.startswith(root):
+            return f"#/$defs/{prefix}{reference.removeprefix(root)}"
+    return reference
+
+
+def _with_system(request: CanonicalRequest, text: str) -> CanonicalRequest:
+    if not text:
+        return request
+    system = f"{request.system_prompt}\n\n{text}" if request.system_prompt else text
+    return msgspec.structs.replace(request, system_prompt=system)
+
+
+# -- the history as text
+
+
+def _render(message: Message, names: dict[str, str]) -> Message:
+    if message.role is Role.TOOL:
+        content: list[ContentBlock] = []
+        for block in message.content:
+            if isinstance(block, ToolResultBlock):
+                content += _render_result(block, names.get(block.tool_use_id, "a tool"))
+        return Message(Role.USER, tuple(content), message.id)
+    if not message.tool_uses:
+        return message
+    rendered = tuple(
+        _render_call(block) if isinstance(block, ToolUseBlock) else block for block in message.content
+    )
+    return Message(message.role, rendered, message.id)
+
+
+def _render_call(call: ToolUseBlock) -> TextBlock:
+    arguments = ", ".join(f"{name}: {as_text(value)}" for name, value in call.input.items())
+    return TextBlock(
+        f"I will use the tool {call.name} ({arguments})." if arguments else f"I will use the tool {call.name}."
+    )
+
+
+def _render_result(result: ToolResultBlock, name: str) -> list[ContentBlock]:
+    verdict = "failed" if result.is_error else "returned"
+    images: list[ContentBlock] = []
+    if not isinstance(result.content, str):
+        images += [block for block in result.content if isinstance(block, ImageBlock)]
+    return [TextBlock(f"The tool {name} {verdict}: {result.text}"), *images]
+
+
+# -- the reply
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What a constrained reply says. text: of an answer, or of what is neither. call: see `kind`."""
+
+    kind: Literal["call", "broken_call", "answer"]
+    text: str = ""
+    tool: str = ""
+    arguments: JsonObject = msgspec.field(default_factory=dict)
+
+
+def read_decision(text: str) -> Decision:
+    """Read a constrained reply. What is neither a call nor an answer is taken as the answer's text."""
+    match parse_object(text):
+        case {"tool": str(name), "arguments": dict(arguments)}:
+            return Decision("call", tool=name, arguments=arguments)
+        case {"answer": str(answer)}:
+            return Decision("answer", answer)
+        case {"answer": answer}:
+            return Decision("answer", msgspec.json.encode(answer).decode())
+        case None if begun := _BEGUN_CALL.match(text):
+            return Decision("broken_call", text, tool=begun[1])
+        case _:
+            return Decision("answer", text)
+
+
+_BEGUN_CALL = re.compile(r'\s*\{\s*"tool"\s*:\s*"([^"]+)"')
+"""A call that was cut off, but not before its tool was named."""
+
+
+def read_response(response: CanonicalResponse, clock: Clock) -> CanonicalResponse:
+    """The response with its JSON read as a call or an answer."""
+    kept = tuple(block for block in response.content if not isinstance(block, TextBlock))
+    decision = read_decision(response.text)
+    if decision.kind == "answer":
+        content = (*kept, TextBlock(decision.text)) if decision.text else kept
+        return msgspec.structs.replace(response, content=content)
+    broken = decision.kind == "broken_call"
+    well = ended_well(response.stop_reason)
+    call = ToolUseBlock(
+        id=clock.new_id("tu"),
+        name=decision.tool,
+        input=decision.arguments,
+        raw_arguments=decision.text if broken else None,
+        incomplete=broken or not well,
+        provider_raw=ProviderRaw(response.provider, {"emulated": True}),
+    )
+    stop = StopReason.TOOL_USE if well else response.stop_reason
+    return msgspec.structs.replace(response, content=(*kept, call), stop_reason=stop)

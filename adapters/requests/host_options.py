@@ -1,0 +1,69 @@
+"""The host's own fields of a request, merged into what we send: the one place where that is done. Pure.
+
+Objects are merged, key by key, as deep as they go; two of different ``type`` are two different things, and the
+host's is taken. Lists of tools and of what is to be included are joined, ours first. Any other value of the host's
+goes before ours, but for what the reading of the reply and its bill depend on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bus.errors import InvalidRequestError
+from bus.values.json import Json, JsonObject
+
+JOINED = frozenset({"tools", "include"})
+"""Lists that the host adds to."""
+
+PROTECTED = frozenset({"model", "stream", "stream_options.include_usage"})
+"""What no host changes, by dotted paths: who is called, and in which form the reply and its usage come."""
+
+
+def merge_options(body: JsonObject, options: JsonObject, *, protected: Collection[str] = PROTECTED) -> None:
+    """Merge the host's fields into a body, in place.
+
+    Args:
+        body: Ours; the objects in it are not changed, but replaced.
+        options: The host's.
+        protected: Dotted paths of what must stay as it is.
+
+    Raises:
+        InvalidRequestError: A field can't be taken. It names the field.
+    """
+    _merge(body, options, "", protected)
+
+
+def _merge(body: JsonObject, options: JsonObject, above: str, protected: Collection[str]) -> None:
+    for name, value in options.items():
+        place = f"{above}{name}"
+        present = body.get(name)
+        if place in protected:
+            _keep(body, name, place, value)
+        elif isinstance(present, dict) and isinstance(value, dict) and not _are_two_kinds(present, value):
+            inner = dict(present)
+            _merge(inner, value, f"{place}.", protected)
+            body[name] = inner
+        elif place in JOINED and present:
+            body[name] = _joined(present, value, place)
+        elif isinstance(present, dict) and value is not None and not isinstance(value, dict) and above == "":
+            raise InvalidRequestError(f"provider_options: {place} must be an object, for it is merged into ours")
+        else:
+            body[name] = value
+
+
+def _keep(body: JsonObject, name: str, place: str, value: Json) -> None:
+    ours = body.get(name, False if name == "stream" else value)
+    if value != ours:
+        raise InvalidRequestError(
+            f"provider_options can't set {place!r} to {value!r}: the call is made with {ours!r}"
+        )
+
+
+def _are_two_kinds(ours: JsonObject, theirs: JsonObject) -> bool:
+    return "type" in ours and "type" in theirs and ours["type"] != theirs["type"]
+
+
+def _joined(ours: Json, theirs: Json, place: str) -> Json:
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        raise InvalidRequestError(f"provider_options: {place} must be a list, for it is added to ours")
+    return ours + [entry for entry in theirs if entry not in ours]

@@ -1,0 +1,67 @@
+"""Media as the wires carry them: bytes with their type, or an address."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
+
+from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+
+WEB = ("https", "http")
+"""The schemes of addresses that providers can fetch from, most of them."""
+
+_STANDARD = bytes.maketrans(b"-_", b"+/")
+"""From the alphabet of base64 for addresses, which would lose these two without a word, to the usual one."""
+
+
+def is_remote(url: str | None, schemes: Iterable[str] = WEB) -> bool:
+    """Whether it is an address that a provider can fetch from."""
+    return url is not None and url.lower().startswith(tuple(f"{scheme}://" for scheme in schemes))
+
+
+def media_bytes(block: ImageBlock | AudioBlock | DocumentBlock) -> tuple[str, bytes] | None:
+    """A block's media type ("" if unknown) and bytes, from `data` or a data URL; None if there are none."""
+    if block.data is not None:
+        return block.media_type or "", block.data
+    found = read_data_url(block.url or "")
+    if found is None:
+        return None
+    return found[0] or block.media_type or "", found[1]
+
+
+def is_empty(block: ImageBlock | AudioBlock | DocumentBlock) -> bool:
+    """Whether its data, or its data URL, holds no byte."""
+    if block.data is not None:
+        return not block.data
+    url = block.url or ""
+    return url[:5].lower() == "data:" and url.endswith(",")
+
+
+def media_type_of(block: ImageBlock | AudioBlock | DocumentBlock, schemes: Iterable[str] = WEB) -> str | None:
+    """A block's media type by its proper name; "" if it has none, None if an address of such a scheme hides it."""
+    media_type = block.media_type
+    if media_type is None and block.url is not None and not is_remote(block.url, schemes):
+        head = block.url.partition(",")[0].partition(";")[0].lower()
+        media_type = head.removeprefix("data:") if head.startswith("data:") else ""
+    return "image/jpeg" if media_type == "image/jpg" else media_type
+
+
+def read_data_url(url: str) -> tuple[str, bytes] | None:
+    """The media type and bytes of a data URL; None if it is none. Base64 may be of either alphabet."""
+    head, comma, body = url.partition(",")
+    if not comma or not head.lower().startswith("data:"):
+        return None
+    media_type, *parameters = head[len("data:") :].lower().split(";")
+    data = unquote_to_bytes(body)
+    if "base64" not in parameters:
+        return media_type, data
+    try:
+        return media_type, b64decode(data.translate(_STANDARD), validate=False)
+    except binascii.Error:
+        return None
+
+
+def write_data_url(media_type: str, data: bytes) -> str:
+    return f"data:{media_type};base64,{b64encode(data).decode()}"

@@ -1,0 +1,34 @@
+"""Content and values as text: for protocols whose messages are plain strings, and for what is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from bus.values.content import ContentBlock, TextBlock
+from bus.values.json import Json
+from bus.values.messages import Message, Role
+
+
+def as_text(value: Json) -> str:
+    """Text as it is, anything else as JSON."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def join_text(content: Iterable[ContentBlock]) -> str:
+    """All text blocks as one text: a blank line between them, unless the text itself goes on there."""
+    joined = ""
+    for block in content:
+        if isinstance(block, TextBlock):
+            goes_on = not joined or joined[-1].isspace() or block.text[:1].isspace()
+            joined += block.text if goes_on else f"\n\n{block.text}"
+    return joined
+
+
+def current_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """What follows the last reply, and so is new to the model."""
+    begin = len(messages)
+    while begin and messages[begin - 1].role is not Role.ASSISTANT:
+        begin -= 1
+    return messages[begin:]

@@ -1,0 +1,1 @@
+"""JSON Schemas as their targets take them."""

@@ -1,0 +1,188 @@
+"""What every target of a JSON Schema wants of it, and what takes the place of a constraint that it can't take.
+
+`normalise_schema` changes how a schema is written, never what it means: definitions stand under ``$defs``, and
+what only tools for schemas read is gone. `move_to_description` takes away the keywords that a target doesn't know,
+and tells them to the model in words. Nothing that the target takes is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from bus.values.json import Json, JsonObject
+
+from ..requests.text import as_text
+
+_NOISE = frozenset({"$schema", "$anchor", "$comment", "$vocabulary", "def"})
+"""Keywords, and leftovers of schema generators, that mean nothing to a model. So do those that begin with ~."""
+
+_NAMED = ("properties", "patternProperties", "$defs", "dependentSchemas")
+"""Keywords whose value is an object of schemas by name."""
+
+_ONE = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+_ONE_OR_NONE = ("additionalItems", "unevaluatedItems", "unevaluatedProperties")
+_SEVERAL = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+
+_WORDS = {
+    "format": "format: {}",
+    "pattern": "matching {}",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "exclusiveMinimum": "greater than {}",
+    "exclusiveMaximum": "less than {}",
+    "multipleOf": "a multiple of {}",
+    "minLength": "at least {} characters",
+    "maxLength": "at most {} characters",
+    "minItems": "at least {} items",
+    "maxItems": "at most {} items",
+    "minProperties": "at least {} properties",
+    "maxProperties": "at most {} properties",
+    "const": "always {}",
+    "examples": "for example {}",
+    "not": "nothing that matches {}",
+    "contentEncoding": "encoded as {}",
+    "contentMediaType": "of media type {}",
+}
+
+
+def normalise_schema(schema: JsonObject) -> JsonObject:
+    """The same schema as targets want it written. Pure; works inside definitions, too.
+
+    ``definitions`` at the root become ``$defs``, and references to them follow. Properties keep any name.
+    """
+    written = _normalised(schema)
+    definitions = written.pop("definitions", None)
+    if isinstance(definitions, dict):
+        own = written.get("$defs")
+        renamed: JsonObject = {name: _each(inner, _normalised) for name, inner in definitions.items()}
+        written["$defs"] = {**renamed, **(own if isinstance(own, dict) else {})}
+    return written
+
+
+def _normalised(schema: JsonObject) -> JsonObject:
+    kept = {name: value for name, value in schema.items() if name not in _NOISE and not name.startswith("~")}
+    reference = kept.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/definitions/"):
+        kept["$ref"] = "#/$defs/" + reference.removeprefix("#/definitions/")
+    return map_subschemas(kept, _normalised)
+
+
+def map_subschemas(schema: JsonObject, change: Callable[[JsonObject], JsonObject]) -> JsonObject:
+    """A copy of a schema whose direct subschemas were changed."""
+    changed = dict(schema)
+    for name in _NAMED:
+        if isinstance(named := changed.get(name), dict):
+            changed[name] = {key: _each(inner, change) for key, inner in named.items()}
+    for name in (*_ONE, *_ONE_OR_NONE):
+        if name in changed:
+            changed[name] = _each(changed[name], change)
+    for name in _SEVERAL:
+        if isinstance(several := changed.get(name), list):
+            changed[name] = [_each(inner, change) for inner in several]
+    return changed
+
+
+def without_booleans(schema: JsonObject) -> JsonObject:
+    """A schema for targets that want an object wherever a schema stands. Pure.
+
+    What may be anything is an empty schema; what may be nothing is left out.
+    """
+    changed = map_subschemas(schema, without_booleans)
+    for name in _NAMED:
+        if isinstance(named := changed.get(name), dict):
+            changed[name] = {key: _as_object(inner) for key, inner in named.items() if inner is not False}
+    for name in ("items", "contains", "propertyNames"):
+        if isinstance(changed.get(name), bool):
+            kept = changed.pop(name)
+            changed |= {name: {}} if kept else {}
+    for name in _SEVERAL:
+        if isinstance(several := changed.get(name), list):
+            changed[name] = [_as_object(inner) for inner in several if inner is not False]
+    return changed
+
+
+def _as_object(value: Json) -> Json:
+    return {} if value is True else value
+
+
+def _each(value: Json, change: Callable[[JsonObject], JsonObject]) -> Json:
+    return change(value) if isinstance(value, dict) else value
+
+
+def move_to_description(schema: JsonObject, refused: Callable[[str, Json], bool]) -> JsonObject:
+    """A schema without the keywords that the target refuses; its description says what they said.
+
+    refused: of a keyword and its value. Only this schema is looked at, not those in it. Pure.
+    """
+    moved = {name: value for name, value in schema.items() if name != "description" and refused(name, value)}
+    if not moved:
+        return schema
+    kept = {name: value for name, value in schema.items() if name not in moved}
+    return describe(kept, in_words(moved))
+
+
+def in_words(constraints: JsonObject) -> Iterator[str]:
+    """What constraints say, each in a few words; those that say nothing are left out."""
+    for name, value in constraints.items():
+        if value is None or value is False:
+            continue
+        if name == "uniqueItems":
+            yield "no item twice"
+        else:
+            yield _WORDS.get(name, f"{name}: {{}}").replace("{}", as_text(value))
+
+
+def describe(schema: JsonObject, words: Iterable[str]) -> JsonObject:
+    """A schema whose description ends with those words. Pure."""
+    added = "; ".join(words)
+    if not added:
+        return schema
+    said = schema.get("description")
+    return {**schema, "description": f"{said} ({added})" if isinstance(said, str) and said else added}
+
+
+def merge_all_of(schema: JsonObject) -> JsonObject:
+    """A schema with its allOf written out; what contradicts stays in it, to be told in words."""
+    parts = schema["allOf"]
+    merged = {name: value for name, value in schema.items() if name != "allOf"}
+    left: list[Json] = []
+    for part in parts if isinstance(parts, list) else [parts]:
+        inner = merge_all_of(part) if isinstance(part, dict) and "allOf" in part else part
+        if not isinstance(inner, dict) or not _join(merged, inner):
+            left.append(part)
+    return describe(merged, in_words({"allOf": left})) if left else merged
+
+
+def _join(merged: JsonObject, part: JsonObject) -> bool:
+    """Add a schema's constraints; False, and nothing added, if both say different things of one matter."""
+    joined: JsonObject = {}
+    for name, value in part.items():
+        before = merged.get(name)
+        if name not in merged or before == value:
+            joined[name] = value
+        elif name == "required" and isinstance(before, list) and isinstance(value, list):
+            joined[name] = [*before, *(entry for entry in value if entry not in before)]
+        elif (
+            name in ("properties", "$defs", "definitions") and isinstance(before, dict) and isinstance(value, dict)
+        ):
+            if any(before[key] != value[key] for key in before.keys() & value.keys()):
+                return False
+            joined[name] = {**before, **value}
+        elif name in ("title", "description"):
+            pass  # the outer one is nearer to the matter
+        else:
+            return False
+    merged.update(joined)
+    return True
+
+
+def instruction(schema: JsonObject, *, with_tools: bool) -> str:
+    """The words for a model that takes no schema, or not this one."""
+    when = "When you answer and call no tool, answer" if with_tools else "Answer"
+    text = msgspec.json.encode(schema).decode()
+    return (
+        f"{when} with one JSON object only, without a code fence or any other text. "
+        f"It holds the answer, not the schema, and follows this JSON Schema: {text}"
+    )

@@ -1,0 +1,90 @@
+"""Where OpenAI's strict mode is asked for: which tools and replies it is on for, and what that asks of reading.
+
+`strict_schema` rewrites the schemas. A schema that strict mode can't take goes without it, unless a tool's
+definition insists.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from bus.errors import InvalidRequestError
+from bus.values.json import JsonObject
+from bus.values.messages import ToolDefinition
+
+from .memory import remembered
+from .sanitizer import normalise_schema
+from .strict import NotStrict, StrictSchema, to_strict, without_added_nulls
+
+
+def strict_tool(tool: ToolDefinition, *, by_default: bool) -> StrictSchema | str | None:
+    """The tool's strict schema; None if strict mode is off for it, or the text that says why it can't be on.
+
+    by_default: strict mode is on where the definition leaves that open. Raises InvalidRequestError if the
+    definition insists on strict mode and its schema can't be strict.
+    """
+    if not _is_asked(tool, by_default):
+        return None
+    strict = _strict(tool.input_schema)
+    if isinstance(strict, str) and tool.strict:
+        raise InvalidRequestError(f"tool {tool.name!r} can't be strict: {strict}; define it with strict=False")
+    return strict
+
+
+def plain_schema(tool: ToolDefinition) -> JsonObject:
+    """The tool's schema without strict mode, written as all targets want it."""
+    try:
+        text = msgspec.json.encode(tool.input_schema)
+    except (TypeError, ValueError, OverflowError, RecursionError):  # whoever writes the body decides about that
+        return tool.input_schema
+    return _plain(text)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain(schema: bytes) -> JsonObject:
+    return normalise_schema(msgspec.json.decode(schema, type=JsonObject))
+
+
+def strict_reply(schema: JsonObject) -> JsonObject:
+    """The fields `schema` and `strict` of a reply's form.
+
+    Strict only where the schema is strict as it is: added nulls could not be taken back out of a text.
+    """
+    strict = _strict(schema)
+    if isinstance(strict, StrictSchema) and not strict.adds_nulls:
+        return {"schema": strict.schema, "strict": True}
+    return {"schema": schema, "strict": False}
+
+
+def input_cleaner(
+    tools: Iterable[ToolDefinition], *, by_default: bool
+) -> Callable[[str, JsonObject], JsonObject] | None:
+    """What takes back out of a call's arguments the nulls that strict mode brought in; None if there are none."""
+    schemas: dict[str, JsonObject] = {}
+    for tool in tools:
+        strict = _strict(tool.input_schema) if _is_asked(tool, by_default) else None
+        if isinstance(strict, StrictSchema) and strict.adds_nulls:
+            schemas[tool.name] = tool.input_schema
+    if not schemas:
+        return None
+
+    def clean(name: str, arguments: JsonObject) -> JsonObject:
+        return without_added_nulls(arguments, schemas[name]) if name in schemas else arguments
+
+    return clean
+
+
+def _is_asked(tool: ToolDefinition, by_default: bool) -> bool:
+    return by_default if tool.strict is None else tool.strict
+
+
+@remembered
+def _strict(schema: JsonObject) -> StrictSchema | str:
+    """The strict schema, or why there is none."""
+    try:
+        return to_strict(schema)
+    except NotStrict as reason:
+        return str(reason)

@@ -1,0 +1,62 @@
+"""Header values that a configuration gives: stripped, and checked before anything could log or send them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from bus.errors import ConfigurationError, InvalidRequestError
+
+from ..contract import AdapterConfig
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def with_clean_headers(config: AdapterConfig, name: str) -> AdapterConfig:
+    """The configuration with white space around keys and header values taken off. name: of the adapter.
+
+    Raises ConfigurationError that names the field whose value no header can carry, and doesn't quote it.
+    """
+    key = None if config.api_key is None else _clean(config.api_key, f"{name}: api_key")
+    headers = {
+        header: _clean(value, f"{name}: extra_headers[{header!r}]") for header, value in _named(config, name)
+    }
+    if key == config.api_key and headers == config.extra_headers:
+        return config
+    return msgspec.structs.replace(config, api_key=key, extra_headers=headers)
+
+
+def check_sendable(headers: Mapping[str, str]) -> None:
+    """Raise InvalidRequestError for a header that can't be sent. It names the header and doesn't quote it."""
+    for name, value in headers.items():
+        if not (value.isascii() and value.isprintable()) and _unsendable(value) is not None:
+            raise InvalidRequestError(f"the header {name!r} holds {_unsendable(value)}, which can't be sent")
+
+
+def _named(config: AdapterConfig, name: str) -> list[tuple[str, str]]:
+    for header in config.extra_headers:
+        if not _NAME.fullmatch(header):
+            raise ConfigurationError(f"{name}: extra_headers has a name that no header can have: {header[:40]!r}")
+    return list(config.extra_headers.items())
+
+
+def _clean(value: str, field: str) -> str:
+    value = value.strip()
+    found = _unsendable(value)
+    if found is not None:
+        raise ConfigurationError(f"{field} holds {found}, which no HTTP header can carry")
+    return value
+
+
+def _unsendable(value: str) -> str | None:
+    """What in a value can't be sent, told without the value."""
+    for at, character in enumerate(value):
+        if character in "\r\n":
+            return f"a line break (character {at + 1} of {len(value)})"
+        if not character.isascii():
+            return f"a character that is none of ASCII (character {at + 1} of {len(value)})"
+        if not character.isprintable() and character != "\t":
+            return f"a control character (character {at + 1} of {len(value)})"
+    return None

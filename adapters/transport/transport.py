@@ -1,0 +1,373 @@
+"""HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError.
+
+Requests go to httpcore's connection pools, on which httpx itself stands: what a client adds above them (cookies,
+redirects, authentication, defaults to be merged) is of no use here and costs as much as the request itself. Where
+the environment names proxies there is a whole httpx client, which knows which of them is for whom. Addresses,
+certificates and compressed bodies are httpx's everywhere.
+
+A transport knows no endpoint. Time limits other than the connection's are the caller's, who scopes each read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from urllib.parse import urlsplit
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from bus.errors import NetworkError
+
+from .errors import harmless, translate
+from .header_values import check_sendable
+from .reply_size import MAX_REPLY_BYTES, too_large
+from .unpacking import unpacked
+
+if TYPE_CHECKING:
+    import ssl
+
+    import httpcore
+    import httpx
+
+CALLS_PER_CLIENT = 16
+"""One connection pool serves this many calls at once; httpcore's bookkeeping is quadratic in its connections."""
+
+IDLE_PER_CLIENT = 20
+"""So many of a pool's connections are kept for later."""
+
+_ACCEPTED = {"accept-encoding": "gzip, deflate"}
+
+ERROR_BODY_BYTES = 1024 * 1024
+"""So much of an error's body is read; the rest of a longer one is left."""
+
+_LONG_READ_BYTES = 1024 * 1024
+"""After so much of a body everybody else has a turn, though the next piece may be there already."""
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """What to send. headers: may hold keys, so this is never logged. connect_timeout: in seconds.
+
+    once: it must not arrive twice. It goes over a connection of its own, for only on one that was kept alive can
+    a transport take a break for the connection's age, and send again. on_resend: told when it does. public_only:
+    for an address that a reply named; over a connection of its own, to a public address or not at all.
+    """
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+    connect_timeout: float = 10.0
+    once: bool = False
+    on_resend: Callable[[], object] | None = None
+    public_only: bool = False
+
+    def __repr__(self) -> str:
+        return f"HttpRequest({self.method} {self.url}, {len(self.body)} bytes)"
+
+
+class HttpReply(Protocol):
+    """A reply whose head has arrived. headers: lower-case names. Must be closed, whatever happens."""
+
+    status: int
+    headers: Mapping[str, str]
+
+    async def chunk(self) -> bytes | None:
+        """The next bytes of the body, decompressed; None at its end. Raises NetworkError."""
+        ...
+
+    async def aclose(self) -> None:
+        """Give the connection back, or close it if the body was not read to its end."""
+        ...
+
+
+class TransportStatistics(msgspec.Struct, frozen=True):
+    """clients: connection pools that are open. in_use: connections with a request or a reply on them.
+
+    Not counted are connections kept alive for later, at most IDLE_PER_CLIENT in each pool, and a request that is
+    sent again because one of those turned out to be dead.
+    """
+
+    clients: int
+    in_use: int
+
+
+class Transport(Protocol):
+    """Sends requests. Safe to use by many calls at once."""
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        """Send, and wait for the reply's head. Raises AdapterError and nothing else."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+async def exchange(transport: Transport, request: HttpRequest) -> tuple[HttpReply, bytes]:
+    """Send, read the whole reply, and close it. Raises AdapterError."""
+    reply = await transport.send(request)
+    try:
+        return reply, await (read_body(reply) if reply.status < 300 else read_error_body(reply))
+    finally:
+        await close_reply(reply)
+
+
+async def read_body(reply: HttpReply, limit: int = MAX_REPLY_BYTES) -> bytes:
+    """The whole body. Raises StreamError if it is larger than `limit` bytes."""
+    body = await _read(reply, limit)
+    if len(body) > limit:
+        raise too_large(limit)
+    return body
+
+
+async def read_error_body(reply: HttpReply) -> bytes:
+    """The body of an error, or the beginning of one that is larger than an error should be."""
+    return (await _read(reply, ERROR_BODY_BYTES))[:ERROR_BODY_BYTES]
+
+
+async def _read(reply: HttpReply, limit: int) -> bytes:
+    """The body as far as the piece that goes beyond the limit."""
+    parts: list[bytes] = []
+    size, pause = 0, _LONG_READ_BYTES
+    while size <= limit and (chunk := await reply.chunk()) is not None:
+        parts.append(chunk)
+        size += len(chunk)
+        if size > pause:
+            pause = size + _LONG_READ_BYTES
+            await anyio.lowlevel.checkpoint()
+    return b"".join(parts)
+
+
+async def close_reply(reply: HttpReply) -> None:
+    """Close a reply whatever is being cancelled, but not for ever."""
+    if isinstance(reply, _Reply) and reply.closed:
+        return
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
+        await reply.aclose()
+
+
+class _Client:
+    """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
+
+    def __init__(
+        self, pool: httpx.AsyncClient | httpcore.AsyncConnectionPool, *, single_use: bool = False
+    ) -> None:
+        self.pool = pool
+        self.calls = 0
+        self.single_use = single_use
+
+
+class _Kind(NamedTuple):
+    """What a client is made for."""
+
+    secure: bool
+    loopback: bool
+
+
+@lru_cache(maxsize=128)
+def _kind_of(url: str) -> _Kind:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return _Kind(parts.scheme == "https", host in ("localhost", "::1") or host.startswith("127."))
+
+
+class _Address(NamedTuple):
+    """A URL as the pool takes it, and the header that repeats its host."""
+
+    url: httpcore.URL
+    host: tuple[bytes, bytes]
+
+
+@lru_cache(maxsize=128)
+def _address_of(url: str) -> _Address:
+    import httpcore
+    import httpx
+
+    parsed = httpx.URL(url)
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise httpx.UnsupportedProtocol("the URL needs http:// or https://, and a host")
+    target = httpcore.URL(scheme=parsed.raw_scheme, host=parsed.raw_host, port=parsed.port, target=parsed.raw_path)
+    return _Address(target, (b"Host", parsed.netloc))
+
+
+class HttpxTransport:
+    """Connections kept alive in httpx clients: one for each 16 calls at once, opened as needed."""
+
+    def __init__(self) -> None:
+        self._clients: dict[_Kind, list[_Client]] = {}
+        self._context: ssl.SSLContext | None = None
+        self._closed = False
+
+    def statistics(self) -> TransportStatistics:
+        """A snapshot."""
+        homes = [home for clients in self._clients.values() for home in clients]
+        return TransportStatistics(clients=len(homes), in_use=sum(home.calls for home in homes))
+
+    async def send(self, request: HttpRequest) -> HttpReply:
+        if self._closed:
+            raise NetworkError("this adapter is closed", retryable=False)
+        try:
+            kind = _kind_of(request.url)
+            if request.public_only:
+                from .public_addresses import check_literal
+
+                check_literal(urlsplit(request.url).hostname or "")
+            if request.once or request.public_only:
+                home = _Client(self._open_client(kind, public_only=request.public_only), single_use=True)
+                return await self._send_on(home, request)
+            return await self._send_or_resend(kind, request)
+        except Exception as error:
+            failure, cause = translate(error, request.url), harmless(error)
+        raise failure from cause  # out here, or the original would stay attached as its context
+
+    async def _send_or_resend(self, kind: _Kind, request: HttpRequest) -> HttpReply:
+        """Send; and once more if the server had let go of a connection that was kept alive.
+
+        That goes over a connection of its own, because the pool may hold several that are just as dead.
+        """
+        from .connections import AgedConnectionError
+
+        try:
+            return await self._send_on(self._pick(kind), request)
+        except AgedConnectionError:
+            if request.on_resend is not None:
+                request.on_resend()
+        return await self._send_on(_Client(self._open_client(kind), single_use=True), request)
+
+    async def _send_on(self, home: _Client, request: HttpRequest) -> HttpReply:
+        import httpx
+
+        home.calls += 1
+        try:
+            check_sendable(request.headers)
+            address = _address_of(request.url)
+            timeouts = {"timeout": {"connect": request.connect_timeout}}
+            if isinstance(home.pool, httpx.AsyncClient):
+                built = httpx.Request(
+                    request.method,
+                    request.url,
+                    headers={**_ACCEPTED, **request.headers},
+                    content=request.body,
+                    extensions=timeouts,
+                )
+                response = await home.pool.send(built, stream=True)
+                return _Reply(response.status_code, response.headers.raw, response.stream, response, home)
+            return await self._send_to_pool(home, home.pool, request, address, timeouts)
+        except BaseException:
+            await _release(home)
+            raise
+
+    async def _send_to_pool(
+        self,
+        home: _Client,
+        pool: httpcore.AsyncConnectionPool,
+        request: HttpRequest,
+        address: _Address,
+        timeouts: dict[str, dict[str, float]],
+    ) -> HttpReply:
+        import httpcore
+
+        headers = [address.host, (b"Content-Length", b"%d" % len(request.body))]
+        for name, value in {**_ACCEPTED, **request.headers}.items():
+            headers.append((name.encode("ascii"), value.encode("ascii")))
+        response = await pool.handle_async_request(
+            httpcore.Request(
+                request.method, address.url, headers=headers, content=request.body, extensions=timeouts
+            )
+        )
+        return _Reply(response.status, response.headers, response.stream, response, home)
+
+    def _pick(self, kind: _Kind) -> _Client:
+        clients = self._clients.setdefault(kind, [])
+        for home in clients:
+            if home.calls < CALLS_PER_CLIENT:
+                return home
+        home = _Client(self._open_client(kind))
+        clients.append(home)
+        return home
+
+    def _open_client(
+        self, kind: _Kind, *, public_only: bool = False
+    ) -> httpx.AsyncClient | httpcore.AsyncConnectionPool:
+        from urllib.request import getproxies
+
+        import httpx
+
+        from .connections import ConnectionPool
+
+        if kind.secure and self._context is None:
+            self._context = httpx.create_ssl_context()
+        if getproxies() and not kind.loopback:  # no proxy can reach this machine's own servers
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=IDLE_PER_CLIENT)
+            verify = self._context if kind.secure and self._context is not None else False
+            return httpx.AsyncClient(verify=verify, limits=limits, follow_redirects=False)
+        context = self._context if kind.secure else None
+        return ConnectionPool(context, IDLE_PER_CLIENT, public_only=public_only)
+
+    async def aclose(self) -> None:
+        self._closed = True
+        homes = [home for clients in self._clients.values() for home in clients]
+        self._clients = {}
+        for home in homes:
+            await home.pool.aclose()
+
+
+async def _release(home: _Client) -> None:
+    home.calls -= 1
+    if home.single_use:
+        with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 1.0):
+            await home.pool.aclose()
+
+
+class _Closable(Protocol):
+    async def aclose(self) -> None: ...
+
+
+class _Reply:
+    def __init__(
+        self,
+        status: int,
+        headers: Sequence[tuple[bytes, bytes]],
+        stream: object,
+        response: _Closable,
+        home: _Client,
+    ) -> None:
+        self.status = status
+        self.headers: Mapping[str, str] = _as_dict(headers)
+        self._stream = cast("AsyncIterable[bytes]", stream)
+        self._response = response
+        self._home = home
+        self._body: AsyncIterator[bytes] | None = None
+        self.closed = False
+
+    async def chunk(self) -> bytes | None:
+        try:
+            if self._body is None:
+                coding = self.headers.get("content-encoding")
+                self._body = aiter(self._stream) if coding is None else unpacked(coding, self._stream)
+            data = await anext(self._body, None)
+        except Exception as error:
+            raise translate(error) from error
+        if data is None:
+            await self.aclose()  # now, when it costs nothing: whoever closes it later need not wait
+        return data
+
+    async def aclose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            try:
+                with contextlib.suppress(Exception):  # a connection that fails while it is closed is closed
+                    await self._response.aclose()
+            finally:
+                await _release(self._home)
+
+
+def _as_dict(raw: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Headers by their lower-case names; those that were sent twice are joined by a comma."""
+    headers: dict[str, str] = {}
+    for name, value in raw:
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        headers[key] = f"{headers[key]}, {text}" if key in headers else text
+    return headers

@@ -1,0 +1,1 @@
+"""Token counts: read, completed and estimated."""

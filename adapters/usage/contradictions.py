@@ -1,0 +1,39 @@
+"""Whether the counts of a usage contradict each other; such a usage has no price, whatever is made of it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.json import Json
+from bus.values.usage import UsageSource
+
+_JSON = msgspec.json.Decoder(Json)
+
+
+def source_of(*parts: tuple[int | None, int | None], raw: bytes | msgspec.Raw, whole: bool = True) -> UsageSource:
+    """How far a usage can be trusted that a provider reported.
+
+    parts: of each pair the first can't be more than the second. raw: the usage as it came, in which nothing can be
+    less than nothing. whole: nothing of it is missing or was worked out by us.
+    """
+    if any(part is not None and part > (total or 0) for part, total in parts) or has_negative(raw):
+        return UsageSource.INCONSISTENT
+    return UsageSource.REPORTED if whole else UsageSource.PARTIAL
+
+
+def has_negative(raw: bytes | msgspec.Raw) -> bool:
+    """Whether a count in a usage is below zero; money isn't looked at."""
+    data = bytes(raw)
+    return b"-" in data and _negative(_JSON.decode(data))
+
+
+def _negative(value: Json) -> bool:
+    match value:
+        case dict():
+            return any(_negative(inner) for name, inner in value.items() if "cost" not in name)
+        case list():
+            return any(_negative(inner) for inner in value)
+        case int() | float():
+            return value < 0
+        case _:
+            return False

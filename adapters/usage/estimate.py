@@ -1,0 +1,226 @@
+"""How many tokens a request has, from its text alone.
+
+Tokenizers differ, and no provider publishes all of theirs. So this counts what a request is made of (`count`): the
+tokens of its text by the nearest published vocabulary (`vocabularies`), how many messages, tools and properties
+there are, images and their pixels. Each has a rate in tokens, and the estimate is the sum. The rates are data
+(`estimate_rates`), fitted to requests whose tokens a provider had counted, for each protocol, server and family of
+models.
+
+It runs before every call, so it looks at nothing twice: what a text and a tool come to is remembered. Pages of
+documents and seconds of audio are not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Sequence
+from operator import mul
+
+import msgspec
+
+from bus.values.content import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    OpaqueBlock,
+    ProviderRaw,
+    RedactedThinkingBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from bus.values.json import Json, JsonObject
+from bus.values.messages import Message, ToolDefinition
+
+from ..requests.image_size import image_pixels
+from ..requests.surrogates import mend_object
+from .rates import RATES, TokenRates
+from .vocabularies import text_tokens, vocabulary_of
+
+ESTIMATE_ERROR = 0.25
+"""How far an estimate of a prompt's size may be off; only beyond that is anything concluded for sure."""
+
+
+UPPER_FACTOR = 1.5
+UPPER_TOKENS = 50
+
+_FIELDS = len(TokenRates.__struct_fields__) - 1
+(_REQUEST, _MESSAGE, _SYSTEM, _TOOLS, _TOOL, _PROPERTY, _TEXT, _JSON, _SCHEMA, _OPAQUE, _CALL, _RESULT, _IMAGE,
+ _PIXELS, _AUDIO, _DOCUMENT) = range(_FIELDS)  # fmt: skip
+
+_MOST_PIXELS = 1_600_000  # larger images are made smaller by those who read them
+_USUAL_PIXELS = 800_000
+_SHORTEST_OPAQUE = 64
+_MEASURED_TOOLS = 512
+_measured: dict[int, tuple[ToolDefinition, int, str]] = {}
+"""Tools by identity, with their properties and their schema as text; the tool is kept, so that its identity stays
+its own."""
+
+
+def estimate_tokens(text: str, rates: TokenRates) -> int:
+    """Tokens of a text; at least one, if it isn't empty."""
+    return max(round(text_tokens(text, rates.vocabulary) * rates.text), 1 if text else 0)
+
+
+def at_most(estimated_tokens: int) -> int:
+    """How large a prompt is that was estimated to be so large, if it was underestimated."""
+    return math.ceil(estimated_tokens * (1 + ESTIMATE_ERROR))
+
+
+def upper_end(estimated_tokens: int) -> int:
+    """The tokens that an estimate stands for at most.
+
+    When it was fitted, it was above all 6,528 counts of generated text by eight tokenizers, and above 368 of 371
+    recorded counts. The other three held text that their server had added.
+    """
+    return math.ceil(estimated_tokens * UPPER_FACTOR) + UPPER_TOKENS
+
+
+def estimate_request(
+    messages: Sequence[Message], tools: Sequence[ToolDefinition], system_prompt: str | None, rates: TokenRates
+) -> int:
+    """Input tokens of a request."""
+    counts = count(messages, tools, system_prompt, rates.vocabulary)
+    return math.ceil(math.fsum(map(mul, numbers(rates), counts)))
+
+
+def numbers(rates: TokenRates) -> tuple[float, ...]:
+    """The rates in the order of what `count` gives."""
+    found: tuple[float, ...] = msgspec.structs.astuple(rates)[:_FIELDS]
+    return found
+
+
+@functools.lru_cache(maxsize=256)
+def rates_for(protocol: str, host: str, model: str) -> TokenRates:
+    """The rates of the first row that fits. protocol: an adapter's type. host: or a whole address. model: with or
+    without its provider."""
+    vocabulary = vocabulary_of(protocol, model)
+    for row in RATES:
+        if row.protocol == protocol and re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
+            return msgspec.structs.replace(row.rates, vocabulary=vocabulary)
+    return TokenRates(vocabulary=vocabulary)
+
+
+def count(
+    messages: Sequence[Message], tools: Sequence[ToolDefinition], system_prompt: str | None, vocabulary: str
+) -> list[float]:
+    """What a request is made of, in the order of the fields of TokenRates."""
+    counts = [0.0] * _FIELDS
+    counts[_REQUEST], counts[_MESSAGE] = 1, len(messages)
+    if system_prompt:
+        counts[_SYSTEM] = 1
+        counts[_TEXT] += text_tokens(system_prompt, vocabulary)
+    for message in messages:
+        for block in message.content:
+            _add_block(counts, block, vocabulary)
+    if tools:
+        counts[_TOOLS], counts[_TOOL] = 1, len(tools)
+        for tool in tools:
+            properties, schema = _measure(tool)
+            counts[_PROPERTY] += properties
+            counts[_SCHEMA] += text_tokens(schema, vocabulary)
+            counts[_TEXT] += text_tokens(tool.description, vocabulary)
+    return counts
+
+
+def _add_block(counts: list[float], block: ContentBlock, vocabulary: str) -> None:
+    match block:
+        case TextBlock():
+            counts[_TEXT] += text_tokens(block.text, vocabulary)
+        case ToolUseBlock():
+            counts[_CALL] += 1
+            arguments = _json_text(block.input)
+            counts[_JSON] += text_tokens(block.name, vocabulary) + text_tokens(arguments, vocabulary)
+            _add_opaque(counts, block.provider_raw)
+        case ToolResultBlock():
+            counts[_RESULT] += 1
+            _add_result(counts, block, vocabulary)
+        case ThinkingBlock():
+            counts[_TEXT] += text_tokens(block.text, vocabulary)
+            counts[_OPAQUE] += len(block.signature or "")
+            if block.signature is None:
+                _add_opaque(counts, block.provider_raw)
+        case ImageBlock():
+            _add_image(counts, block)
+        case AudioBlock():
+            counts[_AUDIO] += 1
+        case DocumentBlock():
+            _add_document(counts, block, vocabulary)
+        case RedactedThinkingBlock():
+            counts[_OPAQUE] += len(block.data)
+        case OpaqueBlock():
+            _add_opaque(counts, block.provider_raw)
+
+
+def _add_result(counts: list[float], block: ToolResultBlock, vocabulary: str) -> None:
+    if isinstance(block.content, str):
+        counts[_TEXT] += text_tokens(block.content, vocabulary)
+        return
+    for part in block.content:
+        if isinstance(part, TextBlock):
+            counts[_TEXT] += text_tokens(part.text, vocabulary)
+        elif isinstance(part, ImageBlock):
+            _add_image(counts, part)
+        else:
+            _add_document(counts, part, vocabulary)
+
+
+def _add_image(counts: list[float], block: ImageBlock) -> None:
+    pixels = image_pixels(block.data) if block.data is not None else None
+    counts[_IMAGE] += 1
+    counts[_PIXELS] += min(pixels or _USUAL_PIXELS, _MOST_PIXELS) // 1000
+
+
+def _add_document(counts: list[float], block: DocumentBlock, vocabulary: str) -> None:
+    if block.data is not None and block.media_type is not None and block.media_type.startswith("text/"):
+        counts[_TEXT] += text_tokens(block.data.decode("utf-8", "replace"), vocabulary)
+    else:
+        counts[_DOCUMENT] += 1
+
+
+def _add_opaque(counts: list[float], raw: ProviderRaw | None) -> None:
+    """What a provider wants back is counted by its size: long strings, wherever they stand."""
+    if raw is not None:
+        counts[_OPAQUE] += sum(
+            len(value) for value in raw.data.values() if isinstance(value, str) and len(value) >= _SHORTEST_OPAQUE
+        )
+
+
+def _measure(tool: ToolDefinition) -> tuple[int, str]:
+    """A tool's properties, and its name and schema as text."""
+    known = _measured.get(id(tool))
+    if known is not None and known[0] is tool:
+        return known[1:]
+    properties, schema = (
+        _properties(tool.input_schema),
+        tool.name + _json_text(tool.input_schema),
+    )
+    if len(_measured) >= _MEASURED_TOOLS:
+        _measured.clear()
+    _measured[id(tool)] = (tool, properties, schema)
+    return properties, schema
+
+
+def _json_text(value: JsonObject) -> str:
+    """An object as JSON, also if it holds half a surrogate pair."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:
+        return msgspec.json.encode(mend_object(value)).decode()
+
+
+def _properties(schema: Json) -> int:
+    """How many properties are described, at any depth."""
+    match schema:
+        case dict():
+            own = schema.get("properties")
+            here = len(own) if isinstance(own, dict) else 0
+            return here + sum(_properties(value) for value in schema.values() if isinstance(value, dict | list))
+        case list():
+            return sum(_properties(value) for value in schema)
+        case _:
+            return 0

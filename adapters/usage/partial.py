@@ -1,0 +1,49 @@
+"""Usage of servers that report it only in part: what is missing is estimated, and the usage says that it is."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from bus.values.json import Json
+from bus.values.usage import TokenUsage, UsageSource
+
+from ..replies.assembler import Assembler
+from .estimate import estimate_request, estimate_tokens
+from .rates import TokenRates
+
+
+def fill_usage(
+    assembler: Assembler, prompt: int | None, generated: int | None, rates: TokenRates, raw: bytes
+) -> TokenUsage | None:
+    """The usage of a reply that is complete but for its end; None if nothing of it is known.
+
+    prompt, generated: as reported, None if missing. No output and no count of it is a count of zero. raw: the
+    provider's usage as JSON. An estimate is reported in the assembler's warnings.
+    """
+    request = assembler.request
+    if (prompt is None and generated is None) or (prompt is None and request is None):
+        return None
+    output = assembler.partial_text()
+    known = prompt is not None and (generated is not None or not output)
+    if not known:
+        assembler.warn(
+            "usage_estimated", f"{assembler.provider} reported only a part of the usage; the rest is an estimate"
+        )
+    if prompt is None:
+        assert request is not None
+        prompt = estimate_request(request.messages, request.tools, request.system_prompt, rates)
+    return TokenUsage(
+        input_tokens=prompt,
+        output_tokens=generated if generated is not None else estimate_tokens(output, rates),
+        source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
+        raw=msgspec.Raw(raw),
+    )
+
+
+def positive_count(value: Json) -> int | None:
+    """A count of tokens; None if it is missing, zero, or no count at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
+        return None
+    return int(value)

@@ -1,0 +1,70 @@
+"""What a server says that it charged, in its usage: OpenRouter's fields, which its likes have taken over."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import NamedTuple
+
+from bus.values.json import Json
+
+MOST_DOLLARS = 1_000_000
+"""For one call; whatever is more, infinite or no number is no cost."""
+
+_UPSTREAM_PARTS = (
+    ("upstream_inference_prompt_cost", "upstream_inference_completions_cost"),
+    ("upstream_inference_input_cost", "upstream_inference_output_cost"),
+)
+"""Where the upstream cost isn't named as a whole: on Chat, on Responses."""
+
+
+class StatedCost(NamedTuple):
+    """In nano-USD; None where the server says nothing that makes sense.
+
+    total: what the call costs. upstream: the part of it that isn't paid to the one who states it.
+    """
+
+    total: int | None = None
+    upstream: int | None = None
+
+
+def reported_cost(cost: Json, is_byok: Json, cost_details: Json) -> StatedCost:
+    """What the server says of the cost of a call.
+
+    With the caller's own key (BYOK) it charges only its fee, which may be nothing, and what stands behind it bills
+    the rest: the call's cost is their sum. A server that doesn't say whose key it was, and charges nothing for
+    what cost something upstream, used the caller's.
+    """
+    charged = _dollars(cost.get("total_cost") if isinstance(cost, dict) else cost)
+    own_key = is_byok is True or (is_byok is None and charged == 0)
+    upstream = _upstream(cost_details) if own_key else None
+    if upstream is None:
+        return StatedCost(charged)
+    return StatedCost((charged or 0) + upstream, upstream)
+
+
+def _upstream(cost_details: Json) -> int | None:
+    if not isinstance(cost_details, dict):
+        return None
+    whole = _dollars(cost_details.get("upstream_inference_cost"))
+    if whole is not None:
+        return whole
+    for names in _UPSTREAM_PARTS:
+        parts = [part for name in names if (part := _dollars(cost_details.get(name))) is not None]
+        if parts:
+            return sum(parts)
+    return None
+
+
+def _dollars(value: Json) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_DOLLARS:
+        return None
+    return int((Decimal(repr(value)) * 10**9).to_integral_value(ROUND_HALF_EVEN))  # repr: the digits as sent
+
+
+def only_written(cached: int, written: int, prompt: int) -> int:
+    """The tokens written to a cache and not read from it.
+
+    OpenRouter bills Gemini's cache for reading and for writing the same tokens in one call, and reports them under
+    both; together they are more than the prompt then. Buckets are disjoint, so those were read.
+    """
+    return written if cached + written <= prompt else max(0, written - cached)

@@ -1,0 +1,202 @@
+"""OpenAI's videos API, ``/v1/videos``, and servers like it.
+
+Limits are those that the types of OpenAI's own package (3.54.0) document; which sizes are whose is from its guide
+to video generation. That package also says that OpenAI was to end its own service on 2026-09-24; the protocol is
+spoken by gateways for other models, of which nothing is known here, and so nothing refused.
+
+A first frame makes the request a form, otherwise it is JSON. Deleting is documented for jobs that are over;
+whether it stops one that runs is not known. A job's length comes as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from adapters.contract import CallWarning
+from adapters.http.adapter import WireCall
+from adapters.images.forms import file_part, form_call
+from adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from bus.errors import AdapterError
+from bus.values.json import JsonObject
+
+from .contract import (
+    VIDEO_VARIANTS,
+    VideoCapabilities,
+    VideoJob,
+    VideoRequest,
+    VideoStatus,
+    VideoTerms,
+    VideoVariant,
+)
+from .usage import video_usage
+from .wire import known_terms
+
+_SORA = VideoCapabilities(
+    seconds=(4, 8, 12),
+    default_seconds=4,
+    sizes=("1280x720", "720x1280"),
+    audio="always",
+    variants=VIDEO_VARIANTS,
+    cancels=True,
+)
+_PRO = msgspec.structs.replace(_SORA, sizes=("1280x720", "720x1280", "1024x1792", "1792x1024"))
+_UNKNOWN = VideoCapabilities(variants=VIDEO_VARIANTS, cancels=True)
+
+_STATUSES: dict[str, VideoStatus] = {
+    "queued": "queued",
+    "in_progress": "in_progress",
+    "completed": "completed",
+    "failed": "failed",
+    "pending": "queued",  # of gateways
+    "processing": "in_progress",
+    "succeeded": "completed",
+    "cancelled": "cancelled",
+    "canceled": "cancelled",
+    "expired": "failed",
+}
+LATEST = 20
+"""So many jobs are looked through for one whose creation was never confirmed."""
+
+
+class _Error(msgspec.Struct, gc=False):
+    code: str | None = None
+    message: str | None = None
+    type: str | None = None
+    param: str | None = None
+
+
+class _Video(msgspec.Struct, gc=False):
+    id: str
+    status: str
+    progress: float | None = None
+    model: str | None = None
+    seconds: str | float | None = None
+    size: str | None = None
+    prompt: str | None = None
+    error: _Error | None = None
+    created_at: float | None = None
+    expires_at: float | None = None
+
+
+class _List(msgspec.Struct, gc=False):
+    data: list[msgspec.Raw]
+
+
+_decode = msgspec.json.Decoder(_Video).decode
+_decode_list = msgspec.json.Decoder(_List).decode
+
+
+class OpenAIVideos(msgspec.Struct, frozen=True):
+    """path: of the collection. protocol: the name of options for all its servers. codes: of a job's errors."""
+
+    path: str = "/v1/videos"
+    protocol: str = "openai"
+    codes: Mapping[str, ErrorType] = {}
+
+    def capabilities(self, model: str) -> VideoCapabilities:
+        found = re.match(r"sora-2(-pro)?(?:$|-\d)", model)
+        if found is None:
+            return _UNKNOWN
+        return _PRO if found[1] else _SORA
+
+    def create(self, request: VideoRequest, provider: str) -> WireCall:
+        fields: JsonObject = {"model": request.wire_model, "prompt": request.prompt}
+        if request.seconds is not None:
+            fields["seconds"] = str(request.seconds)
+        if request.size is not None:
+            fields["size"] = request.size
+        if request.audio is not None and self.capabilities(request.wire_model).audio == "choice":
+            fields["audio"] = request.audio  # OpenAI has no such field: for gateways
+        for options in own_options(request, self.protocol, provider):
+            merge_options(fields, options)
+        if request.first_frame is None:
+            return WireCall(self.path, encode_json(fields), once=True)
+        frame = file_part("input_reference", request.first_frame, "first-frame")
+        return form_call(self.path, fields, [frame])
+
+    def retrieve(self, job_id: str) -> WireCall:
+        return WireCall(self._one(job_id), b"", method="GET")
+
+    def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
+        return self._job(_decode(body), provider, model, terms)
+
+    def _job(self, video: _Video, provider: str, model: str, terms: VideoTerms) -> VideoJob:
+        status = _STATUSES.get(video.status, "in_progress")
+        warnings: tuple[CallWarning, ...] = ()
+        if video.status not in _STATUSES:
+            said_so = f"the job's status is {video.status!r}, which is none of the protocol: taken as in progress"
+            warnings = (CallWarning("unknown_status", said_so),)
+        named = video.model or model
+        said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
+        made = known_terms(said, self.capabilities(named))
+        return VideoJob(
+            id=video.id,
+            model=f"{provider}:{named}",
+            provider=provider,
+            status=status,
+            progress=1.0 if status == "completed" else _progress(video.progress),
+            error=self._error(video.error, provider) if status == "failed" else None,
+            created_at=_moment(video.created_at),
+            expires_at=_moment(video.expires_at),
+            terms=made,
+            usage=video_usage(made) if status == "completed" else None,
+            warnings=warnings,
+        )
+
+    def content(self, job: VideoJob, variant: VideoVariant) -> str:
+        query = "" if variant == "video" else f"?{urlencode({'variant': variant})}"
+        return f"{self._one(job.id)}/content{query}"
+
+    def delete(self, job_id: str) -> WireCall | None:
+        return WireCall(self._one(job_id), b"", method="DELETE")
+
+    def latest(self) -> WireCall | None:
+        return WireCall(f"{self.path}?limit={LATEST}&order=desc", b"", method="GET")
+
+    def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
+        found = []
+        for raw in _decode_list(body).data:
+            video = _decode(raw)
+            alike = (
+                video.prompt == request.prompt
+                and video.model == request.wire_model
+                and request.seconds in (None, _seconds(video.seconds))
+                and request.size in (None, video.size)
+            )
+            if alike:
+                found.append(self._job(video, provider, request.wire_model, request.terms))
+        return found
+
+    def _error(self, error: _Error | None, provider: str) -> AdapterError:
+        said = error or _Error()
+        body = ErrorBody(type=said.type or "", code=said.code or "", message=said.message or "")
+        found = error_without_status(body, self.codes, provider)
+        found.retryable = False  # the job is over, and asking for it again makes nothing of it
+        return found
+
+    def _one(self, job_id: str) -> str:
+        return f"{self.path}/{quote(job_id, safe='')}"
+
+
+def _seconds(value: str | float | None) -> int | None:
+    """A length in whole seconds, begun ones counted; None if it is no number."""
+    try:
+        number = float(value) if value is not None else 0.0
+    except ValueError:
+        return None
+    return -int(-number // 1) if 0 < number < 1e6 else None
+
+
+def _progress(percent: float | None) -> float | None:
+    return None if percent is None else min(1.0, max(0.0, percent / 100))
+
+
+def _moment(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds)

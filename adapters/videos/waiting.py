@@ -1,0 +1,88 @@
+"""Looking at a job until it is over. Nothing that goes wrong while looking ever ends it, or makes a second one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import msgspec
+
+from adapters.contract import RetryPolicy
+from adapters.http.retry import backoff_delay
+from bus.errors import AdapterError, NetworkError, NotFoundError, RateLimitError, ServerError
+
+from .contract import VideoJob
+
+
+class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When to look at a job. Times are in seconds.
+
+    The n-th look (n from 0) comes after `first` · `multiplier`ⁿ, times a random factor in [1, 1.5) if `jitter`, at
+    most `longest`. Looks that fail in passing (the connection, the provider's own faults, a rate limit) come
+    more and more rarely in the same way, or when the provider says; when they have all failed for `give_up_after`
+    the last error is raised, and the job goes on without us. not_yet: so many looks in the beginning may find no
+    such job, because a provider doesn't know everywhere at once what it has just created.
+    """
+
+    first: float = 2.0
+    multiplier: float = 1.5
+    longest: float = 15.0
+    jitter: bool = True
+    give_up_after: float = 900.0
+    not_yet: int = 3
+
+    def schedule(self) -> RetryPolicy:
+        """The pauses between looks, as those between attempts are described."""
+        return RetryPolicy(
+            base_delay=self.first, backoff_multiplier=self.multiplier, max_delay=self.longest, jitter=self.jitter
+        )
+
+
+USUAL_POLLING = PollPolicy()
+
+
+def is_passing(error: AdapterError) -> bool:
+    """Whether a look that failed so says nothing of the job."""
+    return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
+
+
+async def wait_for_video(
+    retrieve: Callable[[], Awaitable[VideoJob]],
+    job: VideoJob,
+    *,
+    policy: PollPolicy = USUAL_POLLING,
+    random: Callable[[], float],
+    on_look: Callable[[VideoJob], object] | None = None,
+) -> VideoJob:
+    """The job when it is over, completed or not. Cancelling ends the waiting, and not the job.
+
+    retrieve: looks at it once. policy: when. random: gives numbers in [0, 1), for the jitter. on_look: told of
+    every look that succeeded.
+    Raises AdapterError when looking can't succeed (the key, no such job), or has failed for too long.
+    """
+    schedule = policy.schedule()
+    seen, looks, failures = False, 0, 0
+    failing_since = 0.0
+    while not job.done:
+        if failures == 0:
+            delay = backoff_delay(looks, schedule, random())
+        await anyio.sleep(delay)
+        try:
+            job = await retrieve()
+        except AdapterError as error:
+            now = anyio.current_time()
+            failing_since = failing_since if failures else now
+            failures += 1
+            too_early = isinstance(error, NotFoundError) and not seen and failures <= policy.not_yet
+            if not too_early and (not is_passing(error) or now - failing_since >= policy.give_up_after):
+                raise
+            hint = error.retry_after_seconds
+            delay = (
+                backoff_delay(failures, schedule, random()) if hint is None else min(hint, policy.give_up_after)
+            )
+            continue
+        seen, failures = True, 0
+        looks += 1
+        if on_look is not None:
+            on_look(job)
+    return job

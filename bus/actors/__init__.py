@@ -1,0 +1,1 @@
+"""Actors, the tasks below them, and the supervisors above them."""

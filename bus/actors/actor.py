@@ -1,0 +1,390 @@
+"""Actors: one at a time, a mailbox, and tasks below them.
+
+An `Actor` is behaviour; what outlives it is the `ActorRef`, which others hold. Between the two stands an
+`Incarnation`, one life of one instance:
+
+    starting ──started() returned──▶ running ──┬─ stop asked for ─┬─▶ closing ──▶ ended
+       └────────────── failed ─────────────────┴─ crashed ────────┘
+
+    starting   started() runs; messages already queue.
+    running    receive() gets one message at a time. Tasks made by spawn() run beside it.
+    closing    the tasks are cancelled and awaited; then stopping() runs, shielded, for at most a second.
+    ended      nothing of this life runs any more. Only now may the next one begin.
+
+A crash is an exception out of started() or receive(), or a cancellation that nobody asked for. A task that fails
+is no crash: it fails alone. The mailbox belongs to the ref, so a restart keeps what waits; the message that was
+being handled is not delivered again (a call of a model is not repeated by accident), and its asker is answered
+with `ActorStopped`. When the ref closes for good, everything that waits is answered or becomes a dead letter.
+
+So an ask always ends: a reply, ActorStopped, MailboxFull, or DeadlineExceeded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar, TypeVarTuple
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from ..backend import Signal, new_signal
+from ..bus import Bus
+from ..clock import Clock
+from ..errors import ActorStopped, DeadlineExceeded, MailboxFull
+from ..log import Log
+from .task import TaskHandle, current_coroutine, describe, origin, stack_of, unleaked, unwrapped
+from .tasks import Tasks
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+_log = Log("bus.actor")
+
+MAILBOX_CAPACITY = 256
+STOPPING_SECONDS = 1.0
+_MESSAGE_BURST = 16
+
+Phase: TypeAlias = Literal["starting", "running", "closing", "ended"]
+
+
+class Actor:
+    """Subclass it, and give a factory of it to a supervisor. Every restart makes a new instance."""
+
+    async def started(self, context: ActorContext) -> None:
+        """Called once, before the first message. If it raises, the start has failed."""
+
+    async def receive(self, message: object) -> object:
+        """Handle one message; what is returned answers an ask. An exception is a crash, and the asker gets
+        ActorStopped, with it as its cause.
+
+        Never await long work here: spawn a task for it. Raises NotImplementedError unless it is overridden.
+        """
+        raise NotImplementedError
+
+    async def stopping(self) -> None:
+        """Called once at the end of a life that had started, crash or not, when its tasks are all over.
+
+        Shielded from cancellation, and cut off after one second. What it raises is logged.
+        """
+
+
+class ActorContext:
+    """What an actor gets to know about the world it lives in; the same for all of one life.
+
+    ref: its own, which others may be given. bus, clock: its supervisor's.
+    """
+
+    def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
+        self.ref = ref
+        self.bus = bus
+        self.clock = clock
+        self._stop = stop
+
+    def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
+        """The same as `ActorRef.spawn`."""
+        return self.ref.spawn(fn, *args, name=name)
+
+    def stop(self) -> None:
+        """End this life normally after the current message. A permanent actor is then restarted."""
+        self._stop()
+
+
+class ActorStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of an actor. phase: ``starting``, ``running``, ``closing`` or ``ended``.
+
+    mailbox: messages that wait, of at most `capacity`. received, rejected: messages in all lives together;
+    rejected are those that found it stopped or its mailbox full. tasks: running below the current life.
+    """
+
+    name: str
+    phase: Phase
+    mailbox: int
+    capacity: int
+    received: int
+    rejected: int
+    tasks: int
+
+
+class _Letter:
+    """A message on its way, and the asker who waits for the answer, if there is one."""
+
+    __slots__ = ("_asked", "_done", "_error", "_value", "message")
+
+    def __init__(self, message: object, *, asked: bool) -> None:
+        self.message = message
+        self._asked = asked
+        self._done = anyio.Event() if asked else None
+        self._value: object = None
+        self._error: Exception | None = None
+
+    @property
+    def asked(self) -> bool:
+        return self._asked
+
+    def answer(self, value: object) -> None:
+        if self._done is not None and not self._done.is_set():
+            self._value = value
+            self._done.set()
+
+    def fail(self, error: Exception) -> None:
+        if self._done is not None and not self._done.is_set():
+            self._error = error
+            self._done.set()
+
+    async def wait(self, timeout: float) -> bool:
+        assert self._done is not None
+        with anyio.move_on_after(timeout):
+            await self._done.wait()
+        return self._done.is_set()
+
+    def result(self) -> object:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class ActorRef:
+    """How others reach an actor: valid for as long as its supervisor, which makes it, over all restarts.
+
+    For the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other. name: in the tree of
+    supervision.
+    """
+
+    def __init__(self, name: str, bus: Bus) -> None:
+        self.name = name
+        self._bus = bus
+        self._mailbox: deque[_Letter] = deque()
+        self._signal: Signal | None = None
+        self._open = False
+        self._life: Incarnation | None = None
+        self._received = 0
+        self._rejected = 0
+
+    @property
+    def actor(self) -> Actor | None:
+        """The instance that is running now, or None while there is none."""
+        life = self._life
+        return life.actor if life is not None and life.phase == "running" else None
+
+    @property
+    def running(self) -> bool:
+        """True while an instance is up and takes messages and tasks."""
+        return self._life is not None and self._life.phase == "running"
+
+    @property
+    def coming_up(self) -> bool:
+        """True while there is no instance, or none that is ready, and one will be: a start or restart is due."""
+        return self._open and not self.running
+
+    def tell(self, message: object) -> bool:
+        """Send a message. False, and a dead letter, if the actor has stopped or its mailbox is full.
+
+        True means that it waits in the mailbox, of 256 messages, in order; not that it will be handled. Raises
+        WrongLoop.
+        """
+        reason = self._post(_Letter(message, asked=False))
+        if reason is not None:
+            self._bus.dead_letter(self.name, message, reason)
+        return reason is None
+
+    async def ask(self, message: object, *, timeout: float = 30.0) -> object:
+        """Send a message and wait for the answer, for at most `timeout` seconds.
+
+        Raises ActorStopped if the actor has stopped, or stops or crashes before it answers; MailboxFull;
+        DeadlineExceeded; WrongLoop. A message whose asker has given up or was cancelled may still be handled.
+        """
+        letter = _Letter(message, asked=True)
+        reason = self._post(letter)
+        if reason == "stopped":
+            raise ActorStopped(f"actor {self.name} is stopped")
+        if reason is not None:
+            raise MailboxFull(f"the mailbox of actor {self.name} is full ({MAILBOX_CAPACITY} messages)")
+        if not await letter.wait(timeout):
+            raise DeadlineExceeded(f"actor {self.name} did not answer within {timeout:g} s")
+        return letter.result()
+
+    def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
+        """Run ``fn(*args)`` as a task of the current life, and return at once.
+
+        If it raises, it fails alone, and the handle has what it raised. It is cancelled, and awaited, when the
+        actor stops or crashes. name: for logs; the function's own if it isn't given.
+        Raises ActorStopped if the actor is not running, WrongLoop in another thread.
+        """
+        self._bus.check_thread()
+        life = self._life
+        if life is None or life.phase not in ("starting", "running"):
+            raise ActorStopped(f"actor {self.name} is not running, so it can't start a task")
+        return life.spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
+
+    def statistics(self) -> ActorStatistics:
+        """A snapshot."""
+        life = self._life
+        return ActorStatistics(
+            name=self.name,
+            phase="ended" if life is None else life.phase,
+            mailbox=len(self._mailbox),
+            capacity=MAILBOX_CAPACITY,
+            received=self._received,
+            rejected=self._rejected,
+            tasks=0 if life is None else len(life.tasks),
+        )
+
+    def _post(self, letter: _Letter) -> str | None:
+        """Put a letter into the mailbox, or say why not."""
+        self._bus.check_thread()
+        if not self._open:
+            self._rejected += 1
+            return "stopped"
+        if len(self._mailbox) >= MAILBOX_CAPACITY:
+            self._rejected += 1
+            return "mailbox full"
+        self._mailbox.append(letter)
+        self._wake()
+        return None
+
+    def _wake(self) -> None:
+        signal, self._signal = self._signal, None
+        if signal is not None:
+            signal.set()
+
+    async def _arrival(self) -> None:
+        self._signal = new_signal()
+        await self._signal.wait()
+
+    def _close(self) -> int:
+        """Take no more, and settle what waits. Returns how many messages nobody will answer for."""
+        self._open = False
+        lost = 0
+        while self._mailbox:
+            letter = self._mailbox.popleft()
+            if letter.asked:
+                letter.fail(ActorStopped(f"actor {self.name} stopped before it got to the message"))
+            else:
+                lost += 1
+                self._bus.dead_letter(self.name, letter.message, "stopped")
+        return lost
+
+
+class Incarnation:
+    """One life of one actor: see the module's docstring. Started, watched and stopped by a supervisor."""
+
+    def __init__(self, ref: ActorRef, factory: Callable[[], Actor], bus: Bus, clock: Clock) -> None:
+        self.ref = ref
+        self.actor: Actor | None = None
+        self.phase: Phase = "starting"
+        self.tasks = Tasks()
+        self.error: Exception | None = None
+        self.cancelled = False  # by the event loop itself, as a whole
+        self.was_started = False
+        self.started_ns = 0
+        # Shielded: a host that is cancelled cancels its supervisor, which then stops its children in order.
+        self.scope = anyio.CancelScope(shield=True)
+        self.stop_reason: str | None = None  # set when somebody asks this life to stop
+        self.on_up: Callable[[], None] | None = None  # called when it is running, before the first message
+        self.on_closing: Callable[[], None] | None = None  # called when its tasks are about to be ended
+        self.up = anyio.Event()  # started() is over, well or not
+        self.ended = anyio.Event()
+        self.hook_running = False
+        self._factory = factory
+        self._bus = bus
+        self._clock = clock
+        self._stop_asked = False
+        self._coroutine: object = None
+
+    def ask_to_stop(self) -> None:
+        """End after the current message."""
+        self._stop_asked = True
+        self.ref._wake()
+
+    def spawn(self, call: Callable[[], Awaitable[T]], name: str) -> TaskHandle[T]:
+        return self.tasks.spawn(call, f"{self.ref.name}/{name}")
+
+    async def run(self) -> None:
+        """Live. Never raises, but for KeyboardInterrupt and SystemExit; `error` says whether it was a crash."""
+        self._coroutine = current_coroutine()
+        self.ref._life = self
+        try:
+            with self.scope:
+                await self._live()
+        except anyio.get_cancelled_exc_class():
+            # Not our scope, which would have caught it, and nothing outside reaches through the shield: asyncio
+            # itself is cancelling every task because its loop ends. The task is at its end; let it go quietly.
+            self.cancelled = True
+        except Exception as error:
+            self.error = unwrapped(error)
+            _log.error("actor.crashed", actor=self.ref.name, error=describe(self.error), where=origin(self.error))
+        finally:
+            self.phase = "ended"
+            self._coroutine = None
+            self.tasks.settle()
+            self.up.set()
+
+    def stacks(self) -> dict[str, list[str]]:
+        """Where everything that still runs stands, by name."""
+        found = {task.name: task.stack() for task in self.tasks.running}
+        if self._coroutine is not None:
+            found[self.ref.name] = stack_of(self._coroutine)
+        return found
+
+    async def _live(self) -> None:
+        context = ActorContext(self.ref, self._bus, self._clock, self.ask_to_stop)
+        try:
+            async with self.tasks:
+                try:
+                    self.actor = actor = self._factory()
+                    await unleaked(actor.started(context))
+                    self.was_started = True
+                    self.started_ns = self._clock.monotonic_ns()
+                    self.phase = "running"
+                    if self.on_up is not None:
+                        self.on_up()
+                    self.up.set()
+                    await self._serve(actor)
+                finally:
+                    self.phase = "closing"
+                    if self.on_closing is not None:
+                        self.on_closing()
+        finally:
+            if self.was_started:
+                await self._stopping()
+
+    async def _serve(self, actor: Actor) -> None:
+        ref = self.ref
+        burst = 0
+        while not self._stop_asked:
+            if not ref._mailbox:
+                burst = 0
+                await ref._arrival()
+                continue
+            if burst >= _MESSAGE_BURST:
+                burst = 0
+                await anyio.lowlevel.checkpoint()
+                continue
+            burst += 1
+            letter = ref._mailbox.popleft()
+            ref._received += 1
+            try:
+                letter.answer(await unleaked(actor.receive(letter.message)))
+            except Exception as error:
+                stopped = ActorStopped(f"actor {ref.name} crashed on the message: {describe(error)}")
+                stopped.__cause__ = error
+                letter.fail(stopped)
+                raise
+            finally:
+                letter.fail(ActorStopped(f"actor {ref.name} was stopped while it handled the message"))
+
+    async def _stopping(self) -> None:
+        assert self.actor is not None
+        self.hook_running = True
+        try:
+            with anyio.move_on_after(STOPPING_SECONDS, shield=True) as limit:
+                await unleaked(self.actor.stopping())
+            if limit.cancelled_caught:
+                _log.warning("actor.stopping_cut_off", actor=self.ref.name, after_seconds=STOPPING_SECONDS)
+        except Exception as error:
+            _log.error("actor.stopping_failed", actor=self.ref.name, error=describe(error), where=origin(error))
+        finally:
+            self.hook_running = False

@@ -1,0 +1,442 @@
+"""Supervisors: they start children in order, restart them when they end, and stop them in reverse order.
+
+The state of a child is two facts. `wanted`: it should be running (start_child and restart_child set it;
+stop_child, an end that is not followed by a restart, and the limit clear it). `life`: the current or last
+incarnation. From them:
+
+    wanted  life           the child is
+    yes     not ended      starting, running or closing
+    yes     ended          waiting for its restart: a recovery task has it in hand
+    no      ended, none    stopped, until restart_child
+
+Every life runs in a task of its own which lets nothing out, so no child can cancel another. Its end is judged
+once, in `_ended`, by a plain function: expected (somebody asked for the stop), or one more failure in a row,
+followed by a restart, a stop or an escalation as `bus.actors.restart` decides. The waiting and restarting is
+done by a recovery task; under one_for_all and rest_for_one recoveries take turns, and one that finds its child
+already alive does nothing.
+
+Stopping a life takes a few seconds at the most (`bus.actors.endings`). What still runs then is stuck: `run` goes
+on waiting for it, but `stop` returns its report. A restart waits for it too, since two lives of one child must
+never overlap.
+
+Lives are shielded. When the host cancels `run`, the supervisor sees it and stops its children in order; they would
+otherwise all be cancelled at once, the ones that others rely on included.
+
+When it gives up, a supervisor stops all its children and `run` raises `SupervisorEscalated`. Below another
+supervisor that is a crash like any: the whole subtree is started again, or the parent gives up in its turn.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from ..bus import Bus
+from ..clock import Clock
+from ..errors import ActorStopped, SupervisorEscalated
+from ..events import catalogue as events
+from ..log import Log
+from .actor import ActorRef, Incarnation
+from .child import (
+    Child,
+    ChildSpec,
+    ChildStatistics,
+    Life,
+    ShutdownReport,
+    SupervisorLife,
+    SupervisorStatistics,
+)
+from .endings import Endings
+from .restart import OnLimit, RestartPolicy, RestartType, Strategy, affected, verdict
+from .task import describe, unwrapped
+
+__all__ = [
+    "ChildSpec",
+    "ChildStatistics",
+    "OnLimit",
+    "RestartPolicy",
+    "RestartType",
+    "ShutdownReport",
+    "Strategy",
+    "Supervisor",
+    "SupervisorStatistics",
+    "affected",
+]
+
+_log = Log("bus.supervisor")
+
+
+class Supervisor:
+    """Keeps children alive, by a strategy and a policy. For one thread; on asyncio and trio.
+
+    The host runs it in a task group of its own: ``await group.start(supervisor.run)``. All other methods may then
+    be called from any task of the same loop.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        bus: Bus,
+        clock: Clock | None = None,
+        strategy: Strategy = "one_for_one",
+        policy: RestartPolicy | None = None,
+    ) -> None:
+        self.name = name
+        self.strategy: Strategy = strategy
+        self.policy = RestartPolicy() if policy is None else policy
+        self._bus = bus
+        self._clock = bus.clock if clock is None else clock
+        self._children: dict[str, Child] = {}  # in the order of their starting
+        self._group: anyio.abc.TaskGroup | None = None
+        self._report = ShutdownReport(clean=True)
+
+    # -- its own life
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Supervise until `stop`, or until cancelled; children of an earlier run are started first, in order.
+
+        Returns when nothing runs any more. Raises SupervisorEscalated if it gave up, and what a child's start
+        raised if one of an earlier run's children does not start; RuntimeError if it runs already.
+        """
+        if self._group is not None:
+            raise RuntimeError(f"supervisor {self.name} is running already")
+        self._bus.check_thread()
+        self._stopping = False
+        self._escalation: str | None = None
+        self._lost = 0
+        self._recoveries: set[anyio.CancelScope] = set()
+        self._turn = anyio.Lock()  # recoveries of a group strategy, one after the other
+        self._until_stopped = anyio.CancelScope()
+        self._stopped = anyio.Event()
+        try:
+            async with anyio.create_task_group() as group:
+                self._group, self._endings = group, Endings(group)
+                try:
+                    with self._until_stopped:
+                        await self._start_again()
+                        task_status.started()
+                        await anyio.sleep_forever()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await self._stop_all()
+        except ExceptionGroup as error:
+            raise unwrapped(error) from None
+        finally:
+            self._group = None
+        if self._escalation is not None:
+            raise SupervisorEscalated(self._escalation)
+
+    async def stop(self, *, budget: float = 15.0) -> ShutdownReport:
+        """Stop all children, last first, and then the supervisor.
+
+        budget: seconds for all of them together; when they are over, the rest is cancelled without grace.
+        Returns when everything has ended, or all that did not is known to be stuck.
+        """
+        if self._group is not None:
+            self._endings.deadline = min(self._endings.deadline, anyio.current_time() + budget)
+            self._until_stopped.cancel()
+            await self._stopped.wait()
+        return self._report
+
+    # -- its children
+
+    async def start_child(self, spec: ChildSpec) -> ActorRef:
+        """Add an actor and start it; returns when its started() has returned.
+
+        If this first start fails it is not retried: the child is not added, and what it raised is raised here.
+        Raises ValueError if the name is taken, ActorStopped if the supervisor is not running.
+        """
+        ref = ActorRef(spec.name, self._bus)
+
+        def make_life() -> Life:
+            return Incarnation(ref, spec.factory, self._bus, self._clock)
+
+        policy = spec.policy or self.policy
+        await self._add(Child(spec.name, make_life, spec.restart, policy, spec.on_limit, ref))
+        return ref
+
+    async def start_supervisor(
+        self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
+    ) -> Supervisor:
+        """Add a supervisor below this one and start it. Its giving up counts here as a child's crash.
+
+        strategy, policy: for the children of the new one; policy is this one's if not given.
+        """
+        nested = Supervisor(
+            name, bus=self._bus, clock=self._clock, strategy=strategy, policy=policy or self.policy
+        )
+
+        def make_life() -> Life:
+            return SupervisorLife(nested, self._clock)
+
+        await self._add(Child(name, make_life, "permanent", self.policy, "escalate", None))
+        return nested
+
+    async def stop_child(self, name: str) -> None:
+        """Stop a child for good, until `restart_child`. Returns when it has ended, or is known to be stuck."""
+        child = self._child(name)
+        with anyio.CancelScope(shield=True):  # bounded, and half a stop would leave it neither up nor down
+            await self._end(child, "stopped")
+        self._close(child)
+
+    async def remove_child(self, name: str) -> None:
+        """Stop a child and forget it; its name is free again."""
+        await self.stop_child(name)
+        del self._children[name]
+
+    async def restart_child(self, name: str) -> None:
+        """Start a stopped child afresh, with no failures counted. Does nothing to one that runs or will again.
+
+        If the start fails the child stays stopped, and what it raised is raised here.
+        """
+        child = self._child(name)
+        if child.wanted:
+            return
+        if child.active:
+            assert child.life is not None
+            await child.life.ended.wait()
+        await self._first_start(child)
+
+    def child(self, name: str) -> ActorRef:
+        """The ref of an actor; it stays valid over restarts. Raises LookupError for any other name."""
+        ref = self._child(name).ref
+        if ref is None:
+            raise LookupError(f"{name} below supervisor {self.name} is a supervisor, not an actor")
+        return ref
+
+    def statistics(self) -> SupervisorStatistics:
+        """A snapshot of this supervisor and all below it."""
+        return SupervisorStatistics(
+            name=self.name,
+            strategy=self.strategy,
+            running=self._group is not None,
+            children=tuple(child.statistics(self._clock) for child in self._children.values()),
+            stuck=() if self._group is None else self._endings.stuck,
+        )
+
+    # -- starting
+
+    async def _add(self, child: Child) -> None:
+        if child.name in self._children:
+            raise ValueError(f"supervisor {self.name} has a child {child.name!r} already")
+        self._children[child.name] = child
+        try:
+            await self._first_start(child)
+        except BaseException:
+            del self._children[child.name]
+            raise
+
+    async def _first_start(self, child: Child) -> None:
+        self._running_group()
+        child.wanted = child.first_start = True
+        child.failures = 0
+        started = False
+        try:
+            life = await self._start(child)
+            if life.stop_reason is not None:
+                raise ActorStopped(f"{child.name} was stopped while it started")
+            if life.error is not None and not life.was_started:
+                raise life.error
+            started = True
+        finally:
+            child.first_start = False
+            if not started:
+                with anyio.CancelScope(shield=True):
+                    await self._end(child, "start cancelled")
+                self._close(child)
+
+    async def _start_again(self) -> None:
+        """Bring up the children of an earlier run."""
+        for child in self._children.values():
+            if child.wanted:
+                child.failures = 0
+                life = await self._start(child)
+                if life.error is not None and not life.was_started:
+                    raise life.error
+
+    async def _start(self, child: Child, *, again: bool = False) -> Life:
+        """Begin a new life, and wait until it is up or has failed; the caller decides.
+
+        Returns that life, because the child may have gone on to another before the caller looks.
+        """
+        group = self._running_group()
+        if child.ref is not None:
+            child.ref._open = True
+        life = child.life = child.make_life()
+        life.on_up = partial(self._came_up, child, again)
+        if isinstance(life, Incarnation):
+            life.on_closing = partial(self._endings.closing, life)
+        group.start_soon(self._host, child, life, name=child.name)
+        await life.up.wait()
+        return life
+
+    def _came_up(self, child: Child, again: bool) -> None:
+        # Called by the life itself: a first message that crashes it comes later, and so does its event.
+        child.first_start = False
+        if again:
+            child.restarts += 1
+            self._publish(events.ActorRestarted(actor=child.name, restarts=child.restarts))
+        else:
+            self._publish(events.ActorStarted(actor=child.name))
+
+    async def _host(self, child: Child, life: Life) -> None:
+        await life.run()
+        try:
+            self._ended(child, life)
+        finally:
+            life.ended.set()
+
+    # -- ends, and what follows from them
+
+    def _ended(self, child: Child, life: Life) -> None:
+        uptime_ns = self._clock.monotonic_ns() - life.started_ns
+        if life.was_started and uptime_ns >= child.policy.healthy_after * 1e9:
+            child.failures = 0
+        if life.error is not None:
+            child.failures += 1
+            self._publish(
+                events.ActorCrashed(actor=child.name, error=describe(life.error), failures=child.failures)
+            )
+        if life.stop_reason is not None:
+            self._publish(events.ActorStopped(actor=child.name, reason=life.stop_reason))
+        elif life.cancelled:
+            self._retire(child, "cancelled")
+        elif self._stopping:
+            pass  # `_stop_all` is about to come to it
+        elif life.was_started:  # else whoever waits for the start decides
+            if life.error is None and child.restart == "permanent":
+                child.failures += 1
+            if self._restart_due(child, life):
+                self._running_group().start_soon(self._recover, child, life)
+
+    def _restart_due(self, child: Child, life: Life) -> bool:
+        """Judge a child that ended by itself, and do what can be done at once. True: it is to be restarted."""
+        crashed = life.error is not None
+        match verdict(child.restart, child.policy, crashed=crashed, failures=child.failures):
+            case "restart":
+                return True
+            case "stay":
+                self._retire(child, "crashed" if crashed else "normal")
+            case "limit":
+                if child.on_limit == "stop":
+                    self._retire(child, "restart limit")
+                else:
+                    self._escalate(child, life)
+        return False
+
+    def _escalate(self, child: Child, life: Life) -> None:
+        last = "" if life.error is None else f", lastly with {describe(life.error)}"
+        reason = f"{child.name} ended {child.failures} times in a row{last}"
+        if self._escalation is None and not self._stopping:
+            self._escalation = reason
+            _log.error("supervisor.escalated", supervisor=self.name, reason=reason)
+            self._publish(events.ActorEscalated(actor=child.name, reason=reason))
+            self._until_stopped.cancel()
+
+    def _retire(self, child: Child, reason: str) -> None:
+        """Let a child that has ended stay stopped."""
+        self._close(child)
+        self._publish(events.ActorStopped(actor=child.name, reason=reason))
+
+    def _close(self, child: Child) -> None:
+        child.wanted = False
+        if child.ref is not None:
+            self._lost += child.ref._close()
+
+    async def _recover(self, child: Child, life: Life) -> None:
+        if self._stopping:
+            return
+        with anyio.CancelScope(shield=True) as scope:
+            self._recoveries.add(scope)
+            try:
+                async with AsyncExitStack() as turn:
+                    if self.strategy != "one_for_one":
+                        await turn.enter_async_context(self._turn)
+                    # Another recovery may have restarted it while this one waited for its turn.
+                    if child.life is life and child.wanted:
+                        await self._restart(child)
+            finally:
+                self._recoveries.discard(scope)
+
+    async def _restart(self, failed: Child) -> None:
+        """Stop who is affected, wait, and start them again in order; from the top when one of them won't start."""
+        while True:
+            names = affected(self.strategy, tuple(self._children), failed.name)
+            members = [self._children[name] for name in names]
+            members = [child for child in members if child.wanted and not child.first_start]
+            for child in reversed(members):
+                if child.active and child is not failed:
+                    await self._end(child, f"restart of {failed.name}")
+                    if child.restart == "temporary":
+                        self._close(child)
+            await anyio.sleep(failed.policy.delay(failed.failures, self._clock.random()))
+            again = await self._start_members(members)
+            if again is None:
+                return
+            failed = again
+
+    async def _start_members(self, members: list[Child]) -> Child | None:
+        """Start in order those that are down and should be up. Returns one that failed and is to be retried."""
+        for child in members:
+            if child.life is not None and child.life.stop_reason is not None:
+                await child.life.ended.wait()  # a stuck one: two lives must not overlap
+            if self._stopping:  # its cancellation has not arrived yet
+                return None
+            if not child.wanted or child.active:
+                continue
+            life = await self._start(child, again=True)
+            if life.was_started or life.stop_reason is not None:
+                continue
+            if self._restart_due(child, life):
+                return child
+            if self._escalation is not None:
+                return None
+        return None
+
+    # -- stopping
+
+    async def _stop_all(self) -> None:
+        self._stopping = True
+        for scope in self._recoveries:
+            scope.cancel()
+        reason = "supervisor stopped" if self._escalation is None else "supervisor escalated"
+        for child in reversed(tuple(self._children.values())):
+            await self._end(child, reason)
+            if child.ref is not None:
+                self._lost += child.ref._close()
+        stuck = self._endings.stuck
+        self._report = ShutdownReport(clean=not stuck, stuck=stuck, lost=self._lost)
+        self._stopped.set()
+
+    async def _end(self, child: Child, reason: str) -> None:
+        """End a child's life. Returns when it has ended, or has been reported as stuck."""
+        life = child.life
+        if life is None or life.ended.is_set():
+            if child.wanted and not child.first_start and self._group is not None:  # it waited for its restart
+                self._publish(events.ActorStopped(actor=child.name, reason=reason))
+            return
+        lost = await self._endings.end(life, reason)
+        self._lost += lost  # counted by others, too, while this one waited
+
+    # -- small things
+
+    def _running_group(self) -> anyio.abc.TaskGroup:
+        if self._group is None or self._stopping:
+            raise ActorStopped(
+                f"supervisor {self.name} is not running; start it with 'await group.start(supervisor.run)'"
+            )
+        return self._group
+
+    def _child(self, name: str) -> Child:
+        child = self._children.get(name)
+        if child is None:
+            known = ", ".join(self._children) or "none"
+            raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {known}")
+        return child
+
+    def _publish(self, event: events.Event) -> None:
+        self._bus.publish(event)

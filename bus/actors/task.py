@@ -1,0 +1,183 @@
+"""A task below an actor: it fails alone, and whoever holds its handle learns how it ended.
+
+Also here: telling a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody asked
+for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end whatever it reaches, on
+asyncio even the task's siblings. Real is what a cancel scope around us, or a `cancel()` of our own task, explains.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Generic, TypeVar, cast
+
+import anyio
+import anyio.lowlevel
+
+from ..backend import Signal, new_signal
+from ..errors import ActorStopped, CallboardError, TaskCancelled
+from ..log import Log
+
+T = TypeVar("T")
+
+_log = Log("bus.task")
+
+
+class LeakedCancellation(RuntimeError):
+    """A cancellation came out of a call, and nobody had cancelled it."""
+
+
+def really_cancelled() -> bool:
+    """Whether the running task has been cancelled, by a scope around it or as a whole."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no asyncio loop: this is trio, which has scopes only
+        return False
+    return task is not None and task.cancelling() > 0
+
+
+async def unleaked(awaitable: Awaitable[T]) -> T:
+    """The result of an awaitable; a cancellation that it leaks becomes a `LeakedCancellation`."""
+    try:
+        return await awaitable
+    except anyio.get_cancelled_exc_class() as error:
+        if really_cancelled():
+            raise
+        raise LeakedCancellation(f"a cancellation leaked: {error!r}") from error
+
+
+def unwrapped(error: Exception) -> Exception:
+    """The exception inside a group of one; any other as it is."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def describe(error: BaseException, limit: int = 500) -> str:
+    """``Type: text``, cut to `limit` characters."""
+    text = str(error)
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:limit]
+
+
+def origin(error: BaseException, frames: int = 6) -> list[str]:
+    """Where an exception was raised, innermost last. Lines only: a traceback with locals could show a key."""
+    lines: list[str] = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        lines.append(f"{code.co_filename}:{traceback.tb_lineno} {code.co_name}")
+        traceback = traceback.tb_next
+    return lines[-frames:]
+
+
+def stack_of(coroutine: object) -> list[str]:
+    """Where a suspended coroutine stands, outermost first, on any backend."""
+    lines: list[str] = []
+    while coroutine is not None and len(lines) < 50:
+        for prefix in ("cr", "gi", "ag"):
+            frame = getattr(coroutine, f"{prefix}_frame", None)
+            if frame is not None:
+                lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
+                coroutine = getattr(coroutine, f"{prefix}_await", None) or getattr(
+                    coroutine, f"{prefix}_yieldfrom", None
+                )
+                break
+        else:
+            break
+    return lines
+
+
+def current_coroutine() -> object:
+    """The outermost coroutine of the running task, for `stack_of`."""
+    return anyio.get_current_task().coro
+
+
+class TaskHandle(Generic[T]):
+    """A task that an actor runs: made by `ActorRef.spawn`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._scope = anyio.CancelScope()
+        self._cancelled = False
+        self._done = False
+        self._value: T | None = None
+        self._error: Exception | None = None
+        self._signal: Signal | None = None
+        self._coroutine: object = None
+        self._body: Coroutine[object, object, None] | None = None  # until it runs
+        self._task: asyncio.Task[None] | None = None  # on asyncio, which itself keeps no task alive
+
+    @property
+    def done(self) -> bool:
+        """True when `wait` returns or raises at once."""
+        return self._done
+
+    def cancel(self) -> None:
+        """Cancel the task. Returns at once; idempotent, and without effect on a task that is done."""
+        self._cancelled = True
+        self._scope.cancel()
+
+    async def wait(self) -> T:
+        """The result of the task, or what it raised.
+
+        Raises TaskCancelled if it was cancelled through its handle, ActorStopped if its actor crashed or stopped
+        first. A task that answers its cancellation with a result, or an exception of its own, resolves to that.
+        Cancelling the waiter does not cancel the task. Any number of tasks may wait.
+        """
+        if self._done:
+            await anyio.lowlevel.checkpoint()
+        while not self._done:
+            if self._signal is None:
+                self._signal = new_signal()
+            await self._signal.wait()
+        return self.result()
+
+    def result(self) -> T:
+        """What `wait` gives or raises, at once. Only of a task that is done."""
+        assert self._done, f"task {self.name} is not done"
+        if self._error is not None:
+            raise self._error
+        return cast("T", self._value)
+
+    def stack(self) -> list[str]:
+        """Where the task stands."""
+        return stack_of(self._coroutine)
+
+    def _never_ran(self) -> None:
+        """Settle a task that is over and was cancelled before its first step, as an ending event loop does."""
+        if not self._done:
+            if self._body is not None:
+                self._body.close()
+            self._error = ActorStopped(f"the actor of task {self.name} stopped before the task began")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
+    async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
+        """The task's whole body. Lets nothing out but the cancellation of a scope around it."""
+        self._coroutine, self._body = self._body, None
+        error: Exception | None = None
+        returned = False
+        try:
+            with self._scope:
+                self._value = await unleaked(call())
+                returned = True
+        except Exception as raised:
+            error = unwrapped(raised)
+            if not isinstance(error, CallboardError):
+                _log.error("task.crashed", task=self.name, error=describe(error), where=origin(error))
+        finally:
+            if not returned and error is None:
+                if self._cancelled:
+                    error = TaskCancelled(f"task {self.name} was cancelled")
+                else:
+                    error = ActorStopped(f"the actor of task {self.name} stopped before the task was done")
+            self._error = error
+            self._done = True
+            self._coroutine = None
+            if self._signal is not None:
+                self._signal.set()
+            finished(self)

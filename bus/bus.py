@@ -1,0 +1,243 @@
+"""The bus: typed events, one total order, any number of readers, and a publisher that never waits.
+
+`publish` gives an event its number, puts it into the buffer of every matching subscription, and returns. It runs
+no code of any reader, so there is nothing that could block it, recurse into it or raise through it; a reader that
+publishes is like anyone else. What a slow reader costs is decided by its own policy (see `bus.subscription`).
+
+The order is the order of the calls of `publish`: `seq` counts them, from 1, without a gap. Every reader sees a
+strictly increasing subsequence. Nothing is promised across two buses.
+
+A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`, and
+`publish_threadsafe` to use instead.
+
+Which subscriptions want a topic is worked out once per event type and kept until somebody subscribes or leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterable, Iterable
+from functools import partial
+from threading import get_ident
+
+import msgspec
+
+from .clock import SYSTEM_CLOCK, Clock
+from .errors import WrongLoop
+from .events.catalogue import Envelope, Event
+from .log import Log
+from .observable import BusStatistics, ObservableBus, topic_matches
+from .replay import ReplayBus
+from .subscription import (
+    DropOldest,
+    Gap,
+    Latest,
+    Lossless,
+    Policy,
+    Subscription,
+    SubscriptionStatistics,
+)
+
+__all__ = [
+    "Bus",
+    "BusStatistics",
+    "DeadLetter",
+    "DropOldest",
+    "Gap",
+    "Latest",
+    "Lossless",
+    "ObservableBus",
+    "Policy",
+    "ReplayBus",
+    "Subscription",
+    "SubscriptionStatistics",
+    "topic_matches",
+]
+
+_log = Log("bus")
+
+_DEAD_LETTERS_KEPT = 1000
+_DEAD_LETTERS_LOGGED = 10
+_DEAD_LETTERS_SILENCE_NS = 300 * 10**9
+_ROUTES_KEPT = 1024
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """A message that an actor will never see. It is named by its type only: it may hold content or secrets.
+
+    recipient: the actor's name. reason: ``stopped`` or ``mailbox full``. ts_us: microseconds since the epoch, UTC.
+    """
+
+    recipient: str
+    message_type: str
+    reason: str
+    ts_us: int
+
+
+class Bus(ObservableBus):
+    """An in-process event bus; a plain object, with no task and nothing to start.
+
+    It belongs to the thread that first uses it. run_id: stands in every envelope, and with `seq` makes it unique;
+    made from the clock if not given. clock: of the times in envelopes.
+    """
+
+    def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__(clock.new_id("run") if run_id is None else run_id, clock)
+        self._now_us = clock.now_us
+        self._routes: dict[type[Event], tuple[Subscription, ...]] = {}
+        self._dead_letters: deque[DeadLetter] = deque(maxlen=_DEAD_LETTERS_KEPT)
+        self._dead_letter_count = 0
+        self._dead_letters_logged = 0
+        self._dead_letters_silent_until_ns = 0
+
+    @staticmethod
+    def replay(
+        source: Iterable[Envelope] | AsyncIterable[Envelope],
+        *,
+        speed: float | None = None,
+        longest_pause: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> ReplayBus:
+        """A bus that delivers the envelopes of `source` again, unchanged and in order.
+
+        speed, longest_pause: see `ReplayBus`. Raises ValueError as it does.
+        """
+        return ReplayBus(source, speed=speed, longest_pause=longest_pause, clock=clock)
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the latest event; 0 before the first."""
+        return self._seq
+
+    def publish(
+        self,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+        attempt: int | None = None,
+        message_id: str | None = None,
+        caused_by: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> int:
+        """Publish an event under its type's topic, and return its seq.
+
+        The keywords stand in the `Envelope`, such as `attempt`, which counts from 1.
+        Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
+        only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.
+        On a closed bus the event is counted and reaches nobody.
+        """
+        if self._thread != get_ident() or self._schedule is None:
+            self.check_thread()
+        kind = type(event)
+        subscriptions = self._routes.get(kind)
+        if subscriptions is None:
+            subscriptions = self._route(kind)
+        seq = self._seq + 1
+        self._seq = seq
+        if subscriptions:
+            envelope = Envelope(
+                seq,
+                self.run_id,
+                self._now_us(),
+                self._now_ns(),
+                event,
+                session_id,
+                turn_id,
+                request_id,
+                attempt,
+                message_id,
+                caused_by,
+                tags,
+            )
+            for subscription in subscriptions:
+                subscription._push(envelope)
+                if subscription._waiter is not None:
+                    subscription._wake()
+        return seq
+
+    def publish_threadsafe(
+        self,
+        event: Event,
+        *,
+        session_id: str | None = None,
+        turn_id: str | None = None,
+        request_id: str | None = None,
+        attempt: int | None = None,
+        message_id: str | None = None,
+        caused_by: str | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> None:
+        """Have the bus's own thread publish an event soon. For any thread; events of one thread keep their order.
+
+        session_id, turn_id, request_id, attempt, message_id, caused_by, tags: as for `publish`.
+        Raises WrongLoop if the bus was not yet used inside an event loop, or if that loop has ended.
+        """
+        schedule = self._schedule
+        if schedule is None:
+            raise WrongLoop(
+                "publish_threadsafe: this bus has no event loop yet; publish or subscribe inside the loop first"
+            )
+        publish = partial(
+            self.publish,
+            event,
+            session_id=session_id,
+            turn_id=turn_id,
+            request_id=request_id,
+            attempt=attempt,
+            message_id=message_id,
+            caused_by=caused_by,
+            tags=tags,
+        )
+        try:
+            schedule(publish)
+        except RuntimeError as error:
+            raise WrongLoop(f"publish_threadsafe: the event loop of this bus has ended ({error})") from error
+
+    def dead_letter(self, recipient: str, message: object, reason: str) -> None:
+        """Record a message that can't be delivered to an actor. The last 1000 are kept, all are counted.
+
+        The first ten are logged, then none for five minutes, and so on.
+        """
+        letter = DeadLetter(recipient, type(message).__name__, reason, self._now_us())
+        self._dead_letters.append(letter)
+        self._dead_letter_count += 1
+        now = self._now_ns()
+        if self._dead_letters_logged >= _DEAD_LETTERS_LOGGED and now >= self._dead_letters_silent_until_ns:
+            self._dead_letters_logged = 0
+        if self._dead_letters_logged < _DEAD_LETTERS_LOGGED:
+            self._dead_letters_logged += 1
+            self._dead_letters_silent_until_ns = now + _DEAD_LETTERS_SILENCE_NS
+            _log.warning(
+                "bus.dead_letter",
+                recipient=recipient,
+                message_type=letter.message_type,
+                reason=reason,
+                total=self._dead_letter_count,
+            )
+
+    @property
+    def dead_letters(self) -> tuple[DeadLetter, ...]:
+        """The latest dead letters, oldest first; at most 1000."""
+        return tuple(self._dead_letters)
+
+    def statistics(self) -> BusStatistics:
+        """A snapshot of the bus and all its subscriptions."""
+        return BusStatistics(
+            run_id=self.run_id,
+            published=self._seq,
+            after_close=0 if self._closed_at is None else self._seq - self._closed_at,
+            dead_letters=self._dead_letter_count,
+            subscriptions=tuple(subscription.statistics() for subscription in self._subscriptions),
+        )
+
+    def _route(self, kind: type[Event]) -> tuple[Subscription, ...]:
+        topic = kind.topic_of()
+        if len(self._routes) >= _ROUTES_KEPT:
+            self._routes.clear()
+        subscriptions = self._routes[kind] = self._subscribers_of(topic)
+        return subscriptions
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()

@@ -1,0 +1,1 @@
+"""What happens, as typed events: the catalogue."""

@@ -1,0 +1,281 @@
+"""A replay: stored events through a bus again, for code that was written to watch a live one.
+
+    async with Bus.replay(source) as bus:
+        async with bus.subscribe("llm.*") as events:
+            async for envelope in events:
+                ...
+
+Envelopes come exactly as they were: run_id, seq, times, ids. Nothing can be published. When the source has ended
+and what waits has been read, every subscription ends.
+
+**Order.** That of the source. Within a run `seq` increases; a source with several runs gives them as they were
+stored.
+
+**Readers.** The replay looks at the policies, as a live bus does, but it can wait, which a live one can't:
+
+    Lossless              at most `WINDOW` events wait for it; then the whole replay waits until it has read some.
+    DropOldest, Latest    never hold anybody up, and drop what they must. Readers get a turn after every few
+                          events, so one that waits for nothing but events drops nothing.
+
+**Pace.** speed None: as fast as the readers. 1.0: as it happened, 10.0: ten times as fast. Within a run the pace
+is that of the monotonic clock, between runs that of the wall clock. A replay that had to wait catches up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterable, Callable, Iterable
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+
+from .clock import Clock
+from .events.catalogue import Envelope
+from .observable import BusStatistics, ObservableBus
+from .subscription import Lossless, Policy, Subscription
+
+WINDOW = 1024
+"""How many events may wait for one lossless reader."""
+
+_BURST = 128
+_ROUTES_KEPT = 1024
+
+
+class ReplayBus(ObservableBus):
+    """Delivers envelopes again; made by `Bus.replay`, for one use.
+
+    source: iterated once. speed: how many times as fast as it happened; None: without waiting. longest_pause:
+    seconds that are waited at most between two events, for histories with hours in which nothing happened; None:
+    no limit. Raises ValueError for a speed that isn't above 0, or a pause below 0.
+
+    As an async context manager it replays in a task of its own from the moment that a reader waits for events, so
+    that whoever subscribes before that misses nothing; leaving it ends the replay. What the source raises comes
+    out of it, after the readers have had everything before. `run()` does the same in the caller's task, at once.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Envelope] | AsyncIterable[Envelope],
+        *,
+        speed: float | None,
+        longest_pause: float | None,
+        clock: Clock,
+    ) -> None:
+        if speed is not None and not (speed > 0 and math.isfinite(speed)):
+            raise ValueError(f"speed={speed}: must be greater than 0, or None for as fast as possible")
+        if longest_pause is not None and not longest_pause >= 0:
+            raise ValueError(f"longest_pause={longest_pause}: must be 0 or more seconds")
+        super().__init__("replay", clock)
+        self._now_ns = self._replayed_ns
+        self._source = source
+        self._pace = None if speed is None else _Pace(speed, longest_pause)
+        self._routes: dict[str, tuple[Subscription, ...]] = {}
+        self._delivered = 0
+        self._mono_ns = 0
+        self._since_turn = 0
+        self._ran = False
+        self._asked = False
+        self._asked_for: anyio.Event | None = None
+        self._room: anyio.Event | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._failure: Exception | None = None
+
+    @property
+    def delivered(self) -> int:
+        """How many events have been replayed, whoever wanted them."""
+        return self._delivered
+
+    @property
+    def last_seq(self) -> int:
+        """The seq of the latest event, in its own run; 0 before the first."""
+        return self._seq
+
+    async def run(self) -> int:
+        """Replay everything, close the bus, and return how many events there were.
+
+        Raises what the source raises, RuntimeError if it was replayed before.
+        """
+        if self._ran:
+            raise RuntimeError("this replay has been run; make a new one with Bus.replay(source)")
+        self._ran = True
+        self.check_thread()
+        try:
+            if isinstance(self._source, AsyncIterable):
+                async for envelope in self._source:
+                    if self._closed_at is not None:
+                        break
+                    await self._next(envelope)
+            else:
+                for envelope in self._source:
+                    if self._closed_at is not None:
+                        break
+                    await self._next(envelope)
+        finally:
+            self.close()
+        return self._delivered
+
+    def statistics(self) -> BusStatistics:
+        """A snapshot of the replay and all its subscriptions; ages are in the time of what is replayed."""
+        return BusStatistics(
+            run_id=self.run_id,
+            published=self._delivered,
+            after_close=0,
+            dead_letters=0,
+            subscriptions=tuple(subscription.statistics() for subscription in self._subscriptions),
+        )
+
+    async def __aenter__(self) -> Self:
+        self.check_thread()
+        self._asked_for = anyio.Event()
+        if self._asked:
+            self._asked_for.set()
+        self._group = anyio.create_task_group()
+        await self._group.__aenter__()
+        self._group.start_soon(self._run_when_asked_for)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._group is not None
+        self.close()
+        self._group.cancel_scope.cancel()
+        # Not told of the body's exception, which it would wrap into a group.
+        await self._group.__aexit__(None, None, None)
+        if self._failure is not None and error is None:
+            raise self._failure
+
+    async def _run_when_asked_for(self) -> None:
+        assert self._asked_for is not None
+        await self._asked_for.wait()
+        try:
+            await self.run()
+        except Exception as error:
+            self._failure = error
+
+    async def _next(self, envelope: Envelope) -> None:
+        if self._pace is not None:
+            await self._pace.wait_for(envelope)
+        self._since_turn += 1
+        if self._since_turn >= self._turn_after():
+            self._since_turn = 0
+            await anyio.lowlevel.checkpoint()
+        topic = envelope.topic
+        while any(_is_full(subscription) for subscription in self._interested(topic)):
+            self._room = anyio.Event()
+            await self._room.wait()
+        if self._closed_at is not None:
+            return
+        self._delivered += 1
+        self._seq, self.run_id, self._mono_ns = envelope.seq, envelope.run_id, envelope.mono_ns
+        for subscription in self._interested(topic):
+            subscription._push(envelope)
+            if subscription._waiter is not None:
+                subscription._wake()
+
+    def _interested(self, topic: str) -> tuple[Subscription, ...]:
+        found = self._routes.get(topic)
+        if found is None:
+            if len(self._routes) >= _ROUTES_KEPT:
+                self._routes.clear()
+            found = self._routes[topic] = self._subscribers_of(topic)
+        return found
+
+    def _turn_after(self) -> int:
+        """After how many events the readers get a turn: half of what the smallest buffer holds."""
+        capacities = (
+            each.policy.capacity for each in self._subscriptions if not isinstance(each.policy, Lossless)
+        )
+        return max(1, min(_BURST, min(capacities, default=_BURST) // 2))
+
+    def _new_subscription(
+        self, patterns: tuple[str, ...], policy: Policy, name: str, created_at: str
+    ) -> Subscription:
+        return _ReplaySubscription(
+            patterns, policy, name, created_at, self._now_ns, self._remove, self._ask, self._make_room
+        )
+
+    def _ask(self) -> None:
+        self._asked = True
+        if self._asked_for is not None:
+            self._asked_for.set()
+
+    def _forget_routes(self) -> None:
+        self._routes.clear()
+        self._make_room()  # for what a reader had blocked that is gone
+
+    def _make_room(self) -> None:
+        room, self._room = self._room, None
+        if room is not None:
+            room.set()
+
+    def _replayed_ns(self) -> int:
+        return self._mono_ns
+
+
+class _ReplaySubscription(Subscription):
+    """Tells the replay when its reader waits, and when it has read so much that there is room again."""
+
+    def __init__(
+        self,
+        patterns: tuple[str, ...],
+        policy: Policy,
+        name: str,
+        created_at: str,
+        now_ns: Callable[[], int],
+        detach: Callable[[Subscription], None],
+        waits: Callable[[], None],
+        has_room: Callable[[], None],
+    ) -> None:
+        super().__init__(patterns, policy, name, created_at, now_ns, detach)
+        self._waits = waits
+        self._has_room = has_room
+
+    async def wait(self) -> None:
+        if not self._buffer:
+            self._waits()
+        await super().wait()
+
+    def take(self, limit: int | None = None) -> list[Envelope]:
+        taken = super().take(limit)
+        self._waits()
+        self._has_room()
+        return taken
+
+    async def __anext__(self) -> Envelope:
+        envelope = await super().__anext__()
+        if len(self._buffer) <= WINDOW // 2:
+            self._has_room()
+        return envelope
+
+
+class _Pace:
+    """When each envelope is due, on the loop's clock."""
+
+    def __init__(self, speed: float, longest_pause: float | None) -> None:
+        self._speed = speed
+        self._longest_pause = math.inf if longest_pause is None else longest_pause
+        self._began: float | None = None
+        self._first_us = 0
+        self._runs: dict[str, tuple[int, int]] = {}  # where each run's first event stands, and its mono_ns
+
+    async def wait_for(self, envelope: Envelope) -> None:
+        now = anyio.current_time()
+        if self._began is None:
+            self._began, self._first_us = now, envelope.ts_us
+        placed = self._runs.get(envelope.run_id)
+        if placed is None:
+            placed = self._runs[envelope.run_id] = ((envelope.ts_us - self._first_us) * 1000, envelope.mono_ns)
+        due = self._began + (placed[0] + envelope.mono_ns - placed[1]) / 1e9 / self._speed
+        if due - now > self._longest_pause:
+            self._began -= due - now - self._longest_pause
+            due = now + self._longest_pause
+        if due > now:
+            await anyio.sleep_until(due)
+
+
+def _is_full(subscription: Subscription) -> bool:
+    return isinstance(subscription.policy, Lossless) and subscription.depth >= WINDOW

@@ -1,0 +1,152 @@
+"""The streaming channel: the logs of all streams, by id, and how long they are kept.
+
+    open ──close()──▶ kept whole for `retain_seconds` ──▶ folded ──▶ evicted, least recently used first
+
+A reader may attach at any of the first three stages and gets everything, in one form or another; after the last it
+gets `UnknownStream`. `max_bytes` bounds all logs that are closed: when they weigh more, the oldest are folded
+before their time, and then evicted. An open log bounds itself (see `bus.streams.log`).
+
+There is no timer. Time is looked at whenever a stream is opened, attached to or closed, which is when memory could
+grow; an idle channel keeps what it has.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Literal
+
+import msgspec
+
+from ..clock import Clock
+from ..errors import UnknownStream
+from .events import TurnEvent
+from .log import StreamLog, StreamReader, StreamReset, Unfold
+
+__all__ = ["StreamChannel", "StreamChannelStatistics", "StreamLog", "StreamReader", "StreamReset"]
+
+
+class StreamChannelStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of a channel. open, kept, folded: logs at that stage now. evicted: logs forgotten so far.
+
+    closed_bytes: of memory, roughly, of those that are over. readers: of all logs. max_lag: events that the
+    slowest of them has not read yet.
+    """
+
+    open: int
+    kept: int
+    folded: int
+    evicted: int
+    closed_bytes: int
+    readers: int
+    max_lag: int
+
+
+class _Closed(msgspec.Struct):
+    log: StreamLog[TurnEvent]
+    closed_ns: int
+    bytes: int
+
+
+class StreamChannel:
+    """All streams of a host. For one thread.
+
+    retain_seconds: how long a closed log is kept event by event, by `clock`; then it is folded. max_bytes: of all
+    closed logs together; above it the oldest are folded, and then forgotten.
+    """
+
+    def __init__(self, *, clock: Clock, retain_seconds: float = 60.0, max_bytes: int = 64 * 1024 * 1024) -> None:
+        self._clock = clock
+        self._retain_ns = int(retain_seconds * 1e9)
+        self._max_bytes = max_bytes
+        self._open: dict[str, StreamLog[TurnEvent]] = {}
+        self._kept: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their closing
+        self._folded: OrderedDict[str, _Closed] = OrderedDict()  # in the order of their last use
+        self._closed_bytes = 0
+        self._evicted = 0
+
+    def open(self, stream_id: str) -> StreamLog[TurnEvent]:
+        """A new log. Raises ValueError if there is, or still is, one of that id."""
+        self._sweep()
+        if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
+            raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
+        log: StreamLog[TurnEvent] = StreamLog(stream_id, on_close=self._closed)
+        self._open[stream_id] = log
+        return log
+
+    def attach(
+        self,
+        stream_id: str,
+        *,
+        from_seq: int | Literal["tail"] = 0,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        unfold: Unfold[TurnEvent] | None = None,
+    ) -> StreamReader[TurnEvent]:
+        """A reader of a stream, running or over, from the event `from_seq` on; `coalesce`, `min_interval` and
+        `unfold` as for `StreamLog.reader`.
+
+        Its going never does anything to the stream. Raises UnknownStream, or ValueError for a seq beyond the end.
+        """
+        self._sweep()
+        log = self._open.get(stream_id)
+        if log is None:
+            if (closed := self._kept.get(stream_id)) is not None:
+                log = closed.log
+            elif (closed := self._folded.get(stream_id)) is not None:
+                self._folded.move_to_end(stream_id)
+                log = closed.log
+            else:
+                raise UnknownStream(
+                    f"no stream {stream_id!r}: it was never opened here, or ended too long ago. "
+                    "Take the finished message from its session instead"
+                )
+        return log.reader(from_seq, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
+
+    def __contains__(self, stream_id: object) -> bool:
+        """Whether `attach` would find the stream."""
+        return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
+
+    def statistics(self) -> StreamChannelStatistics:
+        """A snapshot."""
+        self._sweep()
+        readers = [reader for log in self._logs() for reader in log.readers]
+        return StreamChannelStatistics(
+            open=len(self._open),
+            kept=len(self._kept),
+            folded=len(self._folded),
+            evicted=self._evicted,
+            closed_bytes=self._closed_bytes,
+            readers=len(readers),
+            max_lag=max((reader.statistics().lag for reader in readers), default=0),
+        )
+
+    def _logs(self) -> list[StreamLog[TurnEvent]]:
+        closed = [*self._kept.values(), *self._folded.values()]
+        return [*self._open.values(), *(entry.log for entry in closed)]
+
+    def _closed(self, log: StreamLog[TurnEvent]) -> None:
+        del self._open[log.stream_id]
+        self._kept[log.stream_id] = _Closed(log, self._clock.monotonic_ns(), log.size)
+        self._closed_bytes += log.size
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Fold what has had its time; then make room: fold early, then evict."""
+        due = self._clock.monotonic_ns() - self._retain_ns
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if oldest.closed_ns > due and self._closed_bytes <= self._max_bytes:
+                break
+            self._fold(oldest)
+        while self._folded and self._closed_bytes > self._max_bytes:
+            _, evicted = self._folded.popitem(last=False)
+            self._closed_bytes -= evicted.bytes
+            self._evicted += 1
+
+    def _fold(self, closed: _Closed) -> None:
+        log = closed.log
+        del self._kept[log.stream_id]
+        self._folded[log.stream_id] = closed
+        log.fold()
+        self._closed_bytes += log.size - closed.bytes
+        closed.bytes = log.size

@@ -1,0 +1,164 @@
+"""Saying the same with fewer events: merging adjacent deltas, folding a finished stretch, weighing what is kept.
+
+All three are pure and look only at the events of `bus.streams.events`; any other event is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock, ThinkingBlock, ToolResultBlock
+from .events import (
+    MessageComplete,
+    MessageStart,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseInputDelta,
+)
+
+MERGE_LIMIT = 16 * 1024
+"""Readers get merged deltas of at most so many characters."""
+
+_EVENT_BYTES = 160
+"""What an event weighs besides its text: the object, its string's header, its place in the list."""
+
+
+def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
+    """Adjacent text and thinking deltas merged, and for each event the seq of the last one that went into it."""
+    merged: list[object] = []
+    seqs: list[int] = []
+    run: list[TextDelta | ThinkingDelta] = []
+    length = 0
+
+    def end_run() -> None:
+        nonlocal length
+        if run:
+            merged.append(_join(run))
+            run.clear()
+            length = 0
+
+    for seq, event in enumerate(events, first_seq):
+        if not isinstance(event, (TextDelta, ThinkingDelta)):
+            end_run()
+            merged.append(event)
+            seqs.append(seq)
+            continue
+        if run and (length + len(event.text) > MERGE_LIMIT or not _continues(run[-1], event)):
+            end_run()
+        if run:
+            seqs[-1] = seq
+        else:
+            seqs.append(seq)
+        run.append(event)
+        length += len(event.text)
+    end_run()
+    return merged, seqs
+
+
+def fold(events: Iterable[object]) -> tuple[object, ...]:
+    """The fewest events that say the same.
+
+    A finished message becomes its MessageStart and its MessageComplete, whose content is what its deltas add up
+    to. Of an unfinished one, the deltas of each block are joined, arguments of a tool call included.
+    """
+    folded: list[object] = []
+    message_at: int | None = None  # where the unfinished message starts in `folded`
+    run: list[TextDelta | ThinkingDelta | ToolUseInputDelta] = []
+    for event in events:
+        if isinstance(event, (TextDelta, ThinkingDelta, ToolUseInputDelta)):
+            if run and not _continues(run[-1], event):
+                folded.append(_join(run))
+                run.clear()
+            run.append(event)
+            continue
+        if run:
+            folded.append(_join(run))
+            run.clear()
+        if isinstance(event, MessageStart):
+            message_at = len(folded)
+        elif isinstance(event, MessageComplete) and message_at is not None:
+            del folded[message_at + 1 :]
+            message_at = None
+        folded.append(event)
+    if run:
+        folded.append(_join(run))
+    return tuple(folded)
+
+
+def weigh(event: object) -> int:
+    """Roughly how many bytes of memory an event keeps alive."""
+    match event:
+        case TextDelta() | ThinkingDelta():
+            return _EVENT_BYTES + len(event.text)
+        case ToolUseInputDelta():
+            return _EVENT_BYTES + len(event.partial_json)
+        case ToolUseEnd():
+            return _EVENT_BYTES + _weigh_json(event.final_input)
+        case MessageComplete():
+            return _EVENT_BYTES + weigh_content(event.final_content)
+        case _:
+            return _EVENT_BYTES
+
+
+def weigh_all(events: Iterable[object]) -> int:
+    """The sum of `weigh`, quick for the text deltas that most events are."""
+    total = 0
+    for event in events:
+        total += _EVENT_BYTES + len(event.text) if type(event) is TextDelta else weigh(event)
+    return total
+
+
+def weigh_content(content: Iterable[object]) -> int:
+    """Roughly how many bytes of memory the blocks of a message keep alive; in their number, not in their size."""
+    return sum(_weigh_block(block) for block in content)
+
+
+def _weigh_block(block: object) -> int:
+    match block:
+        case TextBlock() | ThinkingBlock():
+            return _EVENT_BYTES + len(block.text)
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            return _EVENT_BYTES + len(block.data or b"") + len(block.url or "")
+        case ToolResultBlock():
+            return _EVENT_BYTES + len(block.text)
+        case _:
+            return 2 * _EVENT_BYTES
+
+
+def _weigh_json(value: object) -> int:
+    if isinstance(value, str):
+        return 50 + len(value)
+    if isinstance(value, dict):
+        return 64 + sum(_weigh_json(key) + _weigh_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return 64 + sum(_weigh_json(item) for item in value)
+    return 32
+
+
+_Delta = TextDelta | ThinkingDelta | ToolUseInputDelta
+
+
+def _same_block(first: _Delta, second: _Delta) -> bool:
+    return first.content_block_index == second.content_block_index and first.message_id == second.message_id
+
+
+def _continues(first: _Delta, second: _Delta) -> bool:
+    if type(first) is not type(second) or not _same_block(first, second):
+        return False
+    return not (isinstance(first, ThinkingDelta) and first.signature is not None)
+
+
+def _join(run: Sequence[_Delta]) -> _Delta:
+    """One delta for a run that `_continues` all along."""
+    first, last = run[0], run[-1]
+    if len(run) == 1:
+        return first
+    index, message_id = first.content_block_index, first.message_id
+    if isinstance(last, ToolUseInputDelta):
+        fragments = (delta.partial_json for delta in run if isinstance(delta, ToolUseInputDelta))
+        return ToolUseInputDelta(last.tool_use_id, "".join(fragments), index, message_id)
+    text = "".join(delta.text for delta in run if not isinstance(delta, ToolUseInputDelta))
+    if isinstance(last, ThinkingDelta):
+        return ThinkingDelta(text, last.signature, index, message_id)
+    return TextDelta(text, index, message_id)

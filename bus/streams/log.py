@@ -1,0 +1,364 @@
+"""One stream: an append-only log with one producer, and a cursor per reader.
+
+There is no queue per reader, so nothing is copied, nothing is dropped, and the producer's cost does not depend on
+who reads or how fast. A cursor is a sequence number:
+
+    seq:   0 .......... base ............ next_seq
+           [ snapshot ) [ events .......)
+
+* `append` gives the event the number `next_seq`, counted from 0, and wakes the idle readers, who all wait on one
+  shared signal; with nobody idle it is a list append.
+* A reader takes what is there, at most 256 at a time, from its cursor on. It has let others run between any two
+  such batches. When it has everything it waits; when it has everything and the log is closed, it ends.
+* Memory is bounded by folding the oldest part into `snapshot`, events that say the same as all before `base`. A
+  reader whose cursor is before `base` gets one `StreamReset` with that snapshot, and goes on from `base`. A log
+  that is over and whose time is up is folded altogether: base = next_seq.
+
+So every reader gets the same events in the same order, from wherever it starts, without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
+from weakref import WeakSet
+
+import anyio
+import anyio.lowlevel
+import msgspec
+
+from ..backend import Signal, new_signal
+from ..log import Log
+from . import fold as stream_fold
+
+_log = Log("bus.stream")
+
+T = TypeVar("T")
+
+Unfold: TypeAlias = Callable[[Sequence[T]], Iterable[T]]
+"""Makes of a snapshot the events that a new reader gets in its place."""
+
+READ_BATCH = 256
+FOLD_ABOVE_BYTES = 8 * 1024 * 1024
+_WEIGH_EVERY = 512
+
+
+class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
+    """The reader is behind what the log still has in full: forget what was read, and take `snapshot` instead.
+
+    snapshot: events that say the same as all before `next_seq`; deltas of a block are joined, and a finished
+    message is its MessageStart and MessageComplete alone. next_seq: the seq of the event that comes next.
+    """
+
+    snapshot: tuple[T, ...]
+    next_seq: int
+    type: ClassVar[str] = "stream.reset"
+
+
+class ReaderStatistics(msgspec.Struct, frozen=True):
+    """A snapshot of a reader. seq: of the last event read, -1 before the first. lag: events appended and not yet
+    read.
+
+    delivered: events given out, merged ones as one. resets: how often it got a StreamReset in place of events.
+    """
+
+    seq: int
+    lag: int
+    delivered: int
+    resets: int
+
+
+class StreamLog(Generic[T]):
+    """The log of one stream: a single message or a whole turn, as its owner likes. For one thread.
+
+    stream_id: begins the id of every frame. on_close: called once, when it is closed.
+    """
+
+    def __init__(self, stream_id: str, *, on_close: Callable[[StreamLog[T]], None] | None = None) -> None:
+        self.stream_id = stream_id
+        self._on_close = on_close
+        self._events: list[T] = []
+        self._base = 0
+        self._snapshot: tuple[T, ...] = ()
+        self._snapshot_bytes = 0
+        self._bytes = 0
+        self._weighed = 0
+        self._weigh_at = _WEIGH_EVERY
+        self._signal: Signal | None = None
+        self._closed = False
+        self._readers: WeakSet[StreamReader[T]] | None = None  # made for the first: 2 µs for a call that has none
+
+    def append(self, event: T) -> int:
+        """Add an event and return its seq. Never waits. Raises anyio.ClosedResourceError after `close`."""
+        if self._closed:
+            raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
+        events = self._events
+        events.append(event)
+        if self._signal is not None:
+            self._wake()
+        if len(events) >= self._weigh_at:
+            self._weigh()
+            if self._bytes > FOLD_ABOVE_BYTES:
+                self._fold_oldest()
+        return self._base + len(events) - 1
+
+    def extend(self, events: Sequence[T]) -> None:
+        """Add several events at once, as if each were appended. Raises anyio.ClosedResourceError after `close`."""
+        if self._closed:
+            raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
+        self._events.extend(events)
+        if self._signal is not None:
+            self._wake()
+        if len(self._events) >= self._weigh_at:
+            self._weigh()
+            if self._bytes > FOLD_ABOVE_BYTES:
+                self._fold_oldest()
+
+    def close(self) -> None:
+        """Nothing more will come; readers end when they have read everything. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._weigh()
+            self._wake()
+            if self._on_close is not None:
+                self._on_close(self)
+
+    @property
+    def closed(self) -> bool:
+        """True when nothing more will come."""
+        return self._closed
+
+    @property
+    def next_seq(self) -> int:
+        """The seq that the next event gets or would get: the number of events so far."""
+        return self._base + len(self._events)
+
+    @property
+    def first_seq(self) -> int:
+        """The seq of the oldest event that is not folded; what is before it is in `snapshot`."""
+        return self._base
+
+    @property
+    def size(self) -> int:
+        """Roughly how many bytes of memory the log keeps alive; up to 512 events behind while it is open."""
+        return self._bytes + self._snapshot_bytes
+
+    @property
+    def folded(self) -> bool:
+        """True when only the snapshot is left."""
+        return self._closed and not self._events and self._base > 0
+
+    @property
+    def snapshot(self) -> tuple[T, ...]:
+        """Events that say the same as all that have been folded."""
+        return self._snapshot
+
+    @property
+    def readers(self) -> tuple[StreamReader[T], ...]:
+        """The readers that are attached."""
+        return tuple(self._readers or ())
+
+    def reader(
+        self,
+        from_seq: int | Literal["tail"] = 0,
+        *,
+        coalesce: bool = False,
+        min_interval: float = 0.0,
+        unfold: Unfold[T] | None = None,
+    ) -> StreamReader[T]:
+        """A new reader, starting with the event `from_seq` (0: all of it; ``"tail"``: what is appended later).
+
+        coalesce: merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are read together.
+        min_interval: seconds from one batch of events to the next, so that a display is not redrawn for each
+        token; the first is never delayed, and neither is catching up.
+        unfold: makes the events that a reader who has read nothing yet gets in place of a StreamReset.
+        Raises ValueError if `from_seq` is negative or beyond the end.
+        """
+        start = self.next_seq if from_seq == "tail" else from_seq
+        if not 0 <= start <= self.next_seq:
+            raise ValueError(f"stream {self.stream_id} has events 0 to {self.next_seq - 1}; from_seq={from_seq}")
+        reader = StreamReader(self, start, coalesce=coalesce, min_interval=min_interval, unfold=unfold)
+        if self._readers is None:
+            self._readers = WeakSet()
+        self._readers.add(reader)
+        return reader
+
+    def since(self, seq: int) -> list[T]:
+        """The events from the one numbered `seq` on, now and without waiting; what has been folded is left out."""
+        return self._events[max(seq - self._base, 0) :]
+
+    def fold(self) -> None:
+        """Fold everything into the snapshot. Readers that have not read it all get a StreamReset."""
+        self._fold_until(len(self._events))
+
+    def _wake(self) -> None:
+        signal, self._signal = self._signal, None
+        if signal is not None:
+            try:
+                signal.set()
+            except RuntimeError as error:
+                # A reader's event loop has ended while it waited; the producer must not suffer for it.
+                _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
+
+    async def _changed(self) -> None:
+        """Wait for the next append, the close, or the going of a reader."""
+        if self._signal is None:
+            self._signal = new_signal()
+        await self._signal.wait()
+
+    def _weigh(self) -> None:
+        events = self._events
+        self._bytes += stream_fold.weigh_all(events[self._weighed :])
+        self._weighed = len(events)
+        self._weigh_at = self._weighed + _WEIGH_EVERY
+
+    def _fold_oldest(self) -> None:
+        """Fold until half of the limit is left, so that it is done once per 4 MiB and not once per event."""
+        surplus = self._bytes - FOLD_ABOVE_BYTES // 2
+        cut = 0
+        while surplus > 0 and cut < len(self._events):
+            surplus -= stream_fold.weigh(self._events[cut])
+            cut += 1
+        self._fold_until(cut)
+
+    def _fold_until(self, cut: int) -> None:
+        if cut == 0:
+            return
+        # fold() makes no other kinds of events than it is given
+        self._snapshot = cast("tuple[T, ...]", stream_fold.fold((*self._snapshot, *self._events[:cut])))
+        self._snapshot_bytes = stream_fold.weigh_all(self._snapshot)
+        del self._events[:cut]
+        self._base += cut
+        self._bytes, self._weighed = 0, 0
+        self._weigh()
+
+
+class StreamReader(Generic[T]):
+    """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
+
+    Ends when the log is closed and read to its end. Being slow costs nobody anything, being cancelled loses
+    nothing. start, coalesce, min_interval, unfold: as given there.
+    seq: of the last event read (of a merged one, the last that went into it), -1 before the first; to go on after
+    it, attach with ``from_seq=reader.seq + 1``.
+    """
+
+    def __init__(
+        self, log: StreamLog[T], start: int, *, coalesce: bool, min_interval: float, unfold: Unfold[T] | None
+    ) -> None:
+        self.stream_id = log.stream_id
+        self.seq = start - 1
+        self._log = log
+        self._cursor = start
+        self._coalesce = coalesce
+        self._min_interval = min_interval
+        self._unfold = unfold
+        self._batch: Sequence[T | StreamReset[T]] = ()
+        self._seqs: Sequence[int] = ()
+        self._index = 0
+        self._taken_at: float | None = None
+        self._delivered = 0
+        self._resets = 0
+        self._closed = False
+
+    @property
+    def frame_id(self) -> str:
+        """``<stream_id>:<seq>`` of the last event read: what a client sends back to go on after it."""
+        return f"{self.stream_id}:{self.seq}"
+
+    def __aiter__(self) -> StreamReader[T]:
+        return self
+
+    async def __anext__(self) -> T | StreamReset[T]:
+        index = self._index
+        if index >= len(self._batch):
+            await self._refill()
+            index = 0
+        self._index = index + 1
+        self.seq = self._seqs[index]
+        return self._batch[index]
+
+    async def _refill(self) -> None:
+        """Get the next batch, or raise StopAsyncIteration. Nothing is taken before the last await."""
+        log = self._log
+        waited = await self._pace()
+        while not self._closed and self._cursor >= log.next_seq:
+            if log.closed:
+                self.close()
+                break
+            await log._changed()
+            waited = True
+        if not waited and self._delivered and not self._closed:
+            await anyio.lowlevel.checkpoint()
+        if self._closed:
+            raise StopAsyncIteration
+        if self._min_interval:
+            self._taken_at = anyio.current_time()
+        self._take()
+
+    async def _pace(self) -> bool:
+        if self._taken_at is None or self._log.next_seq - self._cursor >= READ_BATCH:
+            return False
+        rest = self._taken_at + self._min_interval - anyio.current_time()
+        if rest <= 0:
+            return False
+        await anyio.sleep(rest)
+        return True
+
+    def _take(self) -> None:
+        log = self._log
+        self._index = 0
+        if self._cursor < log._base:
+            self._take_snapshot(log)
+        else:
+            start = self._cursor - log._base
+            events = log._events[start : start + READ_BATCH]
+            first, self._cursor = self._cursor, self._cursor + len(events)
+            if self._coalesce:
+                merged, self._seqs = stream_fold.coalesce(events, first)
+                self._batch = cast("list[T]", merged)  # a merged delta is of the kind of its parts
+            else:
+                self._batch, self._seqs = events, range(first, self._cursor)
+        self._delivered += len(self._batch)
+
+    def _take_snapshot(self, log: StreamLog[T]) -> None:
+        if self._unfold is not None and self._cursor == 0:
+            self._batch = tuple(self._unfold(log._snapshot))
+            # whoever goes on from amidst these gets a StreamReset; the last one stands for all that was folded
+            amidst = (min(index, log._base - 2) for index in range(len(self._batch) - 1))
+            self._seqs = (*amidst, log._base - 1)
+        else:
+            self._batch = (StreamReset(log._snapshot, log._base),)
+            self._seqs = (log._base - 1,)
+            self._resets += 1
+        self._cursor = log._base
+
+    def close(self) -> None:
+        """Detach from the log. What was taken and not yet read is forgotten; a task that waits here ends."""
+        if not self._closed:
+            self._closed = True
+            self._batch, self._seqs, self._index = (), (), 0
+            if self._log._readers is not None:
+                self._log._readers.discard(self)
+            self._log._wake()
+
+    async def aclose(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    async def __aenter__(self) -> StreamReader[T]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def statistics(self) -> ReaderStatistics:
+        """A snapshot of how far this reader is."""
+        return ReaderStatistics(
+            seq=self.seq,
+            lag=self._log.next_seq - 1 - self.seq,
+            delivered=self._delivered,
+            resets=self._resets,
+        )

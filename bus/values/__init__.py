@@ -1,0 +1,1 @@
+"""What is said: messages, their content, usage and costs."""

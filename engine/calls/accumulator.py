@@ -1,0 +1,171 @@
+"""From stream events back to a message: what a reader of deltas has at any moment."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from adapters import CanonicalResponse
+from adapters.replies.whole import content_events
+from bus import CallboardError, StreamReset
+from bus.streams.events import (
+    MessageComplete,
+    MessageStart,
+    ProviderBlock,
+    StreamEvent,
+    TextDelta,
+    ThinkingDelta,
+    ToolUseEnd,
+    ToolUseStart,
+    TurnEvent,
+)
+from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, TextBlock, ThinkingBlock, ToolUseBlock
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason, TokenUsage, UsageSource
+from bus.values.whole_calls import with_whole_calls
+
+from ..generation.view_events import Finish, ProviderEvent, ViewEvent
+
+
+class StreamAccumulator:
+    """`process(event)` in order, and `response()` is what `complete()` would have returned.
+
+    It takes the events of an adapter's stream, of a turn's log and of `stream()`. Where several messages follow
+    each other, it is about the last one. request_id: the response's, which no event carries.
+
+    message_id: of the message that it is about, empty before it has begun; started: whether it has. complete: how
+    it ended; None while it comes.
+    """
+
+    def __init__(self, *, request_id: str = "") -> None:
+        self.message_id = ""
+        self.started = False
+        self.complete: MessageComplete | None = None
+        self._request_id = request_id
+        self._start = MessageStart()
+        self._done: list[ContentBlock] = []
+        self._open: ToolUseStart | TextDelta | ThinkingDelta | None = None  # the last block, while it may grow
+        self._pieces: list[str] = []
+        self._response: CanonicalResponse | None = None
+
+    def process(self, event: TurnEvent | ViewEvent | StreamReset[TurnEvent]) -> None:
+        """Take the next event."""
+        match event:
+            case TextDelta() | ThinkingDelta():
+                if type(event) is not type(self._open) or self._index_of_open != event.content_block_index:
+                    self._close_block()
+                self._open = event
+                self._pieces.append(event.text)
+            case MessageStart():
+                self._begin(event)
+            case ToolUseStart():
+                self._close_block()
+                self._open = event
+            case ToolUseEnd():
+                if isinstance(start := self._open, ToolUseStart):
+                    self._open = None
+                    self._done.append(
+                        ToolUseBlock(
+                            start.tool_use_id, start.tool_name, event.final_input, incomplete=event.incomplete
+                        )
+                    )
+            case ProviderBlock() | ProviderEvent():
+                self._close_block()
+                raw: JsonObject = event.raw if isinstance(event.raw, dict) else {"value": event.raw}
+                self._done.append(OpaqueBlock(event.kind, ProviderRaw("", raw)))
+            case MessageComplete():
+                self.complete = event
+            case Finish():
+                self._response = event.response
+            case StreamReset():
+                self._begin(MessageStart())
+                self.started = False
+                for earlier in event.snapshot:
+                    self.process(earlier)
+            case _:
+                pass  # arguments count once they are whole; what is between messages is of no message
+
+    def response(self) -> CanonicalResponse:
+        """The reply. While it still comes: as if it were cut off now. Raises CallboardError before it has begun.
+
+        Of the events of an adapter or a log it lacks what they don't carry, such as latency and warnings.
+        """
+        if self._response is not None:
+            return self._response
+        if not self.started:
+            raise CallboardError("no message has begun yet, so there is no response")
+        complete = self.complete or MessageComplete(
+            with_whole_calls(self.content, StopReason.CANCELLED),
+            StopReason.CANCELLED,
+            None,
+            TokenUsage(source=UsageSource.PARTIAL),
+            self.message_id,
+        )
+        return CanonicalResponse(
+            request_id=self._request_id,
+            model=f"{self._start.provider}:{self._start.model}",
+            provider=self._start.provider,
+            content=complete.final_content,
+            stop_reason=complete.stop_reason,
+            raw_stop_reason=complete.raw_stop_reason,
+            usage=complete.usage,
+            warnings=self._start.warnings,
+        )
+
+    @property
+    def content(self) -> tuple[ContentBlock, ...]:
+        """The blocks as far as they have come."""
+        if self.complete is not None:
+            return self.complete.final_content
+        growing = self._growing()
+        return (*self._done, growing) if growing is not None else tuple(self._done)
+
+    def _begin(self, start: MessageStart) -> None:
+        self.started, self.message_id, self._start = True, start.message_id, start
+        self.complete = self._response = self._open = None
+        self._done, self._pieces = [], []
+
+    @property
+    def _index_of_open(self) -> int:
+        return self._open.content_block_index if self._open is not None else -1
+
+    def _growing(self) -> ContentBlock | None:
+        match self._open:
+            case TextDelta():
+                return TextBlock("".join(self._pieces))
+            case ThinkingDelta(signature=signature):
+                return ThinkingBlock("".join(self._pieces), signature)
+            case ToolUseStart(tool_use_id=tool_use_id, tool_name=name):
+                return ToolUseBlock(tool_use_id, name, {}, incomplete=True)
+            case None:
+                return None
+            case _:
+                assert_never(self._open)
+
+    def _close_block(self) -> None:
+        growing = self._growing()
+        if growing is not None:
+            self._done.append(growing)
+        self._open, self._pieces = None, []
+
+    def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
+        """The events that end the message in order when nothing more will come; none if it has its end."""
+        if self.complete is not None or not self.started:
+            return []
+        events: list[StreamEvent] = []
+        if isinstance(start := self._open, ToolUseStart):
+            events.append(ToolUseEnd(start.tool_use_id, {}, True, start.content_block_index, self.message_id))
+        content = with_whole_calls(self.content, stop_reason)
+        events.append(MessageComplete(content, stop_reason, None, usage, self.message_id))
+        return events
+
+
+def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
+    """A reply that was not streamed, as the events of a stream in whole pieces."""
+    model = response.model.partition(":")[2]
+    return [
+        MessageStart(message_id, model, response.provider, response.warnings),
+        *content_events(message_id, response.content),
+        MessageComplete(
+            response.content, response.stop_reason, response.raw_stop_reason, response.usage, message_id
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""Commands that ask models: conversations, vectors, images, videos."""

@@ -1,0 +1,95 @@
+"""`callboard image`: an image from a prompt, or from other images, as a file."""
+
+from __future__ import annotations
+
+import argparse
+import mimetypes
+from pathlib import Path
+
+import anyio
+
+from bus import CallboardError
+from engine import Engine, ImageResult, load_registry
+from engine.media.images import ImageArguments
+
+from ..common.harmless import note, say
+from ..common.money import cost_text
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "image",
+        help="an image from a prompt, as a file",
+        description="Makes an image of what the prompt says; with --edit it changes an image, or composes "
+        "several. Of a provider that gives an address and no bytes, the address is printed instead.",
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help="what to show, or what to change")
+    parser.add_argument("--model", required=True, metavar="NAME", help="by any of its names")
+    parser.add_argument(
+        "-o", "--output", required=True, type=Path, metavar="FILE", help="several get a number each"
+    )
+    parser.add_argument("--edit", type=Path, action="append", default=[], metavar="FILE", help="may be repeated")
+    parser.add_argument("--mask", type=Path, metavar="FILE", help="a PNG; what is transparent in it may change")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument("--size", metavar="SIZE", help="such as 1024x1024, or as the provider calls it")
+    parser.add_argument("--aspect-ratio", metavar="RATIO", help="such as 16:9")
+    parser.add_argument("--quality", metavar="WORD", help="such as low, medium, high")
+    parser.add_argument("--background", metavar="WORD", help="such as transparent")
+    parser.add_argument("--format", metavar="WORD", help="of the file: png, jpeg, webp")
+    parser.add_argument(
+        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    registry = load_registry(arguments.models_file)
+
+    async def work() -> ImageResult:
+        async with Engine(models=registry) as engine:
+            model, options = arguments.model, _options(arguments)
+            if arguments.edit:
+                edited: list[Path] = arguments.edit
+                return await engine.edit_image(
+                    arguments.prompt, edited, mask=arguments.mask, model=model, **options
+                )
+            return await engine.generate_image(arguments.prompt, model=model, **options)
+
+    if arguments.mask is not None and not arguments.edit:
+        raise CallboardError("a mask needs an image that it lies upon: give it with --edit")
+    try:
+        result = anyio.run(work)
+        _write(result, arguments.output)
+    except (OSError, ValueError) as error:
+        raise CallboardError(str(error)) from error
+    for warning in result.warnings:
+        note(f"{warning.code}: {warning.message}")
+    what = f"{len(result.images)} of {result.operation}, {result.model}"
+    note(f"{what}: {cost_text(result.cost)}")
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> ImageArguments:
+    return {
+        "n": arguments.n,
+        "size": arguments.size,
+        "aspect_ratio": arguments.aspect_ratio,
+        "quality": arguments.quality,
+        "background": arguments.background,
+        "output_format": arguments.format,
+    }
+
+
+def _write(result: ImageResult, output: Path) -> None:
+    """Raises OSError."""
+    for number, image in enumerate(result.images, 1):
+        path = output if len(result.images) == 1 else output.with_stem(f"{output.stem}-{number}")
+        if image.data is None:
+            say(image.url or "")
+            continue
+        image.save(path)
+        kind = mimetypes.guess_type(path.name)[0]
+        other = "" if kind in (None, image.media_type) else f", which is {image.media_type}"
+        size = "" if image.width is None else f", {image.width}x{image.height}"
+        note(f"Written: {path}{size}{other}")

@@ -1,0 +1,79 @@
+"""Money as text. Amounts are integer nano-USD; no float comes near them."""
+
+from __future__ import annotations
+
+from decimal import ROUND_HALF_UP, Decimal
+
+from bus import Cost
+from bus.values.cost_sum import CostSum
+
+NANO = 1_000_000_000
+
+
+def usd(nano_usd: int) -> str:
+    """An amount with the digits that matter at its size: a call's to the nano-dollar, a month's to the cent."""
+    size = abs(nano_usd)
+    if size == 0:
+        return "$0"
+    places = 9 if size < NANO // 100 else 6 if size < NANO else 2 if size >= 1000 * NANO else 4
+    shown = Decimal(size).scaleb(-9).quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP)
+    return f"{'-' if nano_usd < 0 else ''}${shown:,f}"
+
+
+def rounded(nano_usd: int) -> str:
+    """An amount for the eye: to the cent from a dollar on, and below with the digits that matter."""
+    if abs(nano_usd) < NANO:
+        return usd(nano_usd)
+    cents = Decimal(abs(nano_usd)).scaleb(-9).quantize(Decimal("0.01"), ROUND_HALF_UP)
+    return f"{'-' if nano_usd < 0 else ''}${cents:,f}"
+
+
+def exact(nano_usd: int, places: int = 2) -> str:
+    """An amount with all its digits, and at least so many decimals; a minus is a real one, for print."""
+    whole, _, part = f"{Decimal(abs(nano_usd)).scaleb(-9):.9f}".partition(".")
+    return f"{'−' if nano_usd < 0 else ''}${int(whole):,}.{part.rstrip('0').ljust(places, '0')}"
+
+
+def places(nano_usd: int) -> int:
+    """How many decimals an amount has."""
+    return len(f"{abs(nano_usd) % NANO:09}".rstrip("0"))
+
+
+def cost_text(cost: Cost | None) -> str:
+    """A call's cost; one without a figure says so."""
+    if cost is None:
+        return "-"
+    return "unpriced" if cost.nano_usd is None else usd(cost.nano_usd)
+
+
+def difference(before: int, after: int) -> str:
+    """What changed, with its sign."""
+    change = after - before
+    return "no change" if change == 0 else f"{'+' if change > 0 else '-'}{usd(abs(change))}"
+
+
+def percent(before: int, after: int) -> str:
+    """The change in per cent, with its sign; nothing where there was nothing before, or no change."""
+    change = after - before
+    if change == 0 or before <= 0:
+        return ""
+    sign = "+" if change > 0 else "-"
+    permille = (abs(change) * 1000 + before // 2) // before
+    if permille < 100:
+        return f"{sign}{permille // 10}.{permille % 10}%"
+    return f"{sign}{(abs(change) * 100 + before // 2) // before:,}%"
+
+
+def sum_text(total: CostSum) -> str:
+    """A sum, with what is in no amount beside it."""
+    if total.calls and total.unpriced == total.calls:
+        return "unpriced"
+    if total.calls and total.unknown == total.calls:
+        return "unknown"
+    return " + ".join([usd(total.nano_usd), *beside(total)])
+
+
+def beside(total: CostSum) -> list[str]:
+    """How many calls are in no amount, and why."""
+    kinds = ((total.unpriced, "unpriced"), (total.unknown, "unknown"))
+    return [f"{count:,} {kind}" for count, kind in kinds if count]

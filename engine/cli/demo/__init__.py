@@ -1,0 +1,1 @@
+"""The command `demo`: everything that there is to see, in one go."""

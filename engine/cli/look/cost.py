@@ -1,0 +1,156 @@
+"""`callboard cost`: what stored calls used and cost, summed by whatever one likes."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import Any
+
+import anyio
+
+from bus import ConfigurationError
+from bus.values.cost_sum import CostSum
+from tracestore import CostRow, TraceStore
+from tracestore.sql.dimensions import DIMENSIONS
+
+from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.fitting import FittingTable
+from ..common.money import usd
+from ..common.output import add_format, write_records
+from ..common.screen import make_console
+from ..common.tables import rate, tell_beside
+
+_MAY_GO = {"calls": 3, "in": 4, "out": 5, "cached": 6, "at call time": 1, "estimated": 2}
+_SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("cost", help="what calls cost, by model, day, session, tag and more")
+    add_by(parser)
+    add_filters(parser)
+    parser.add_argument(
+        "--under", metavar="VERSION", help="the costs under this price version (default: the current)"
+    )
+    add_format(parser, "for each group")
+    parser.set_defaults(run=run)
+
+
+def add_by(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--by",
+        type=dimensions,
+        default=("model",),
+        metavar="A,B",
+        help=f"group by these (default model): {', '.join((*_SHORT, *DIMENSIONS))}, tag:KEY; or 'total'",
+    )
+
+
+def dimensions(text: str) -> tuple[str, ...]:
+    if text == "total":
+        return ()
+    names = tuple(_SHORT.get(name, name) for name in text.split(",") if name)
+    for name in names:
+        if name not in DIMENSIONS and not (name.startswith("tag:") and len(name) > 4):
+            raise argparse.ArgumentTypeError(
+                f"{name!r} is nothing to group by; there are {', '.join((*_SHORT, *DIMENSIONS))} and tag:KEY"
+            )
+    return names
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    by: tuple[str, ...] = arguments.by
+    rows = anyio.run(_read, arguments)
+    if arguments.format != "table":
+        fields = (*CostRow.__struct_fields__[1:], "cache_hit_rate")
+        write_records(arguments.format, (*by, *fields), (_record(by, row) for row in rows))
+        return 0
+    show(rows, by)
+    return 0
+
+
+async def _read(arguments: argparse.Namespace) -> list[CostRow]:
+    async with TraceStore.open_readonly(chosen_file(arguments)) as store:
+        under: str | None = arguments.under
+        if under is not None:
+            known = [table.version for table in await store.price_tables()]
+            fitting = [version for version in known if version.startswith(under)]
+            if len(fitting) != 1:
+                raise ConfigurationError(
+                    f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
+                    f"the file knows {', '.join(known) or 'none'}"
+                )
+            under = fitting[0]
+        rows = await store.costs(call_filter(arguments), arguments.by, under=under)
+    by: tuple[str, ...] = arguments.by
+    if "day" in by:  # days are read in their order; within one the dearest comes first
+        rows.sort(key=lambda row: row.key[by.index("day")])
+    return rows
+
+
+def _record(by: Sequence[str], row: CostRow) -> dict[str, Any]:
+    values = {name: getattr(row, name) for name in CostRow.__struct_fields__[1:]}
+    return {**dict(zip(by, row.key, strict=True)), **values, "cache_hit_rate": row.cache_hit_rate}
+
+
+def show(rows: Sequence[CostRow], by: Sequence[str]) -> None:
+    console = make_console()
+    calls = sum(row.calls for row in rows)
+    if not calls:
+        console.print("No such calls.")
+        return
+    total_now, total_then = reduce(add, map(_now, rows)), reduce(add, map(_then, rows))
+    some = [name for name in ("unknown", "estimated") if getattr(total_now, name)]
+    many = len(rows) > 1
+    table = FittingTable(footer=many)
+    totals = ("all", *[""] * (len(by) - 1)) if by else ()
+    for name, total in zip(by, totals, strict=True):
+        table.add_column(name, total, folds=True)
+    sums = (
+        ("calls", f"{calls:,}"),
+        ("in", f"{sum(row.total_input_tokens for row in rows):,}"),
+        ("cached", ""),
+        ("out", f"{sum(row.output_tokens for row in rows):,}"),
+        ("cost", _amount(total_now)),
+        ("at call time", _amount(total_then)),
+        ("unpriced", _count(total_now.unpriced)),
+        *((name, _count(getattr(total_now, name))) for name in some),
+    )
+    for heading, total in sums:
+        table.add_column(heading, total, justify="right", may_go=_MAY_GO.get(heading, 0))
+    for row in rows:
+        table.add_row(
+            *(key or "-" for key in row.key),
+            f"{row.calls:,}",
+            f"{row.total_input_tokens:,}",
+            rate(row.cache_hit_rate),
+            f"{row.output_tokens:,}",
+            _amount(_now(row)),
+            _amount(_then(row)),
+            *(_count(getattr(row, name)) for name in ("unpriced", *some)),
+        )
+    console.print(table)
+    if not total_now.complete or total_now.estimated:
+        console.print()
+    tell_beside(console, total_now)
+
+
+def _now(row: CostRow) -> CostSum:
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)
+
+
+def _then(row: CostRow) -> CostSum:
+    return CostSum(row.at_call_time_nano_usd, row.calls, row.estimated, row.at_call_time_unpriced, row.unknown)
+
+
+def _count(calls: int) -> str:
+    return f"{calls:,}" if calls else ""
+
+
+def _amount(total: CostSum) -> str:
+    """A sum; nothing but calls whose cost isn't known is not nothing."""
+    if total.nano_usd or total.complete:
+        return usd(total.nano_usd)
+    return "unpriced" if total.unpriced else "unknown"

@@ -1,0 +1,135 @@
+"""Bus events in a few words each, for people who watch."""
+
+from __future__ import annotations
+
+from bus import (
+    ActorCrashed,
+    ActorEscalated,
+    ActorRestarted,
+    ActorStarted,
+    ActorStoppedEvent,
+    ConfigReloaded,
+    Envelope,
+    Event,
+    Gap,
+    JobCompleted,
+    JobCreated,
+    JobFailed,
+    JobProgress,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    PricingRepriced,
+    PricingTableLoaded,
+    ProviderAvailabilityChanged,
+    SessionCreated,
+    SessionMessageAppended,
+    SessionModelChanged,
+    SessionRenamed,
+    SessionTurnCompleted,
+    SessionTurnStarted,
+    StoreStateChanged,
+    ToolFinished,
+    ToolProgress,
+    ToolStarted,
+)
+from bus.values.cost_sum import CostSum
+
+from ..common.money import cost_text, sum_text, usd
+
+
+def describe(envelope: Envelope) -> str:
+    """What an event says, without its topic; empty for one whose topic says it all."""
+    data = envelope.data
+    return _of_call(envelope) or _of_session(data) or _of_job(data) or _of_the_rest(data)
+
+
+def _of_call(envelope: Envelope) -> str:
+    match envelope.data:
+        case LlmCallStarted() as data:
+            again = "" if data.reason == "first" else f"  attempt {envelope.attempt}, {data.reason}"
+            return f"{data.model}{again}"
+        case LlmCallCompleted() as data:
+            used = f"{data.usage.total_input_tokens} in, {data.usage.output_tokens} out"
+            return f"{used}  {cost_text(data.cost)}  {seconds(data.latency_ms)}"
+        case LlmCallFailed() as data:
+            again = f"; again in {data.delay_seconds:.1f} s" if data.will_retry else ""
+            return f"{data.error_class}: {data.message}{again}"
+        case _:
+            return ""
+
+
+def _of_session(data: Event) -> str:
+    match data:
+        case SessionCreated() | SessionTurnStarted():
+            return data.model
+        case SessionRenamed():
+            return data.name
+        case SessionModelChanged():
+            return f"{data.previous} -> {data.current}"
+        case SessionTurnCompleted():
+            parts = (data.known_nano_usd, data.attempts, data.estimated, data.unpriced, data.unknown)
+            cost = f"  {sum_text(CostSum(*parts))}" if data.attempts else ""
+            return f"{data.status}  {plural(data.calls, 'call')}{cost}"
+        case SessionMessageAppended():
+            return f"message {data.position + 1}, {data.message.role}"
+        case ToolStarted():
+            return data.tool_name
+        case ToolProgress():
+            return f"{data.tool_name}{'' if data.fraction is None else f'  {data.fraction:.0%}'}"
+        case ToolFinished():
+            return f"{data.tool_name}  {'error' if data.is_error else 'ok'}  {seconds(data.latency_ms)}"
+        case _:
+            return ""
+
+
+def _of_job(data: Event) -> str:
+    match data:
+        case JobCreated():
+            return f"{data.model}  {data.kind} {data.job_id}"
+        case JobProgress():
+            return f"{data.job_id}  {data.status}{'' if data.progress is None else f'  {data.progress:.0%}'}"
+        case JobCompleted():
+            return f"{data.job_id}{'' if data.cost_nano_usd is None else f'  {usd(data.cost_nano_usd)}'}"
+        case JobFailed():
+            return f"{data.job_id}  {data.status}: {data.message}"
+        case _:
+            return ""
+
+
+def _of_the_rest(data: Event) -> str:
+    match data:
+        case ConfigReloaded():
+            return data.source
+        case ActorStarted():
+            return data.actor
+        case ActorCrashed():
+            return f"{data.actor}: {data.error}"
+        case ActorRestarted():
+            return f"{data.actor}, restart {data.restarts}"
+        case ActorStoppedEvent() | ActorEscalated():
+            return f"{data.actor}: {data.reason}"
+        case ProviderAvailabilityChanged():
+            return f"{data.provider}: {data.previous} -> {data.current} ({data.reason})"
+        case PricingTableLoaded():
+            return f"{data.label} ({data.pricing_version})"
+        case PricingRepriced():
+            change = f"{usd(data.sum_before_nano_usd)} -> {usd(data.sum_after_nano_usd)}"
+            return f"{plural(data.calls, 'call')}  {change}"
+        case StoreStateChanged():
+            return f"{data.previous} -> {data.current}: {data.reason}"
+        case Gap():
+            return f"{plural(data.count, 'event')} not shown"
+        case _:
+            return ""
+
+
+def seconds(milliseconds: int | None) -> str:
+    """A duration, short: milliseconds below a second."""
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,91 @@
+"""`callboard export`: the calls of a trace file as CSV, JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from codecs import getincrementaldecoder
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+import anyio
+
+from bus import CallboardError, ConfigurationError
+from tracestore import CallFilter, TraceStore
+from tracestore.export import FORMATS, Format, export_calls
+
+from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.harmless import harmless, harmless_json, note
+from .events import plural
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+STDOUT = "-"
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="the calls of a trace file as CSV, JSON lines or Parquet",
+        description="Writes one row for each attempt. Money is integer nano-USD, and exact decimal text.",
+    )
+    parser.add_argument("--format", choices=FORMATS, required=True, help="what to write")
+    parser.add_argument("--under", metavar="VERSION", help="costs under this price version (default: the current)")
+    add_filters(parser)
+    parser.add_argument("path", metavar="PATH", help=f"file to write, or {STDOUT} for stdout; replaced if there")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    source = chosen_file(arguments)
+    where = call_filter(arguments)
+    work = partial(_export, source, arguments.path, arguments.format, where, arguments.under)
+    try:
+        rows = anyio.run(work)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise CallboardError(f"{arguments.path}: {error.strerror or error}") from error
+    if arguments.path != STDOUT:
+        note(f"{plural(rows, 'row')} written to {arguments.path}")
+    return 0
+
+
+def _stdout(format: Format) -> IO[bytes]:
+    """Raises ConfigurationError for a terminal that would be sent what is no text."""
+    if not sys.stdout.isatty():
+        return sys.stdout.buffer
+    if format == "parquet":
+        raise ConfigurationError("Parquet is not for a terminal; name a file, or pipe it")
+    return cast("IO[bytes]", _Terminal(harmless_json if format == "jsonl" else harmless))
+
+
+class _Terminal(io.RawIOBase):
+    """Shows UTF-8 to a person. clean: takes out what could steer the terminal."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Buffer) -> int:
+        sys.stdout.write(self._clean(self._decoder.decode(bytes(data))))
+        return memoryview(data).nbytes
+
+
+async def _export(source: Path, path: str, format: Format, where: CallFilter, under: str | None) -> int:
+    target = _stdout(format) if path == STDOUT else Path(path)
+    async with TraceStore.open_readonly(source) as store:
+        if under is not None:
+            known = [table.version for table in await store.price_tables()]
+            if under not in known:
+                there = ", ".join(known) or "none"
+                raise ConfigurationError(f"{source}: no costs under price version {under!r}; there are: {there}")
+        return await export_calls(store, target, format, where=where, under=under)

@@ -1,0 +1,188 @@
+"""`callboard sessions`: the sessions of a trace file, or what was said in one of them."""
+
+from __future__ import annotations
+
+import argparse
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import assert_never
+
+import anyio
+import msgspec
+
+from adapters import (
+    AudioBlock,
+    ContentBlock,
+    DocumentBlock,
+    ImageBlock,
+    Message,
+    OpaqueBlock,
+    RedactedThinkingBlock,
+    Role,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from adapters.requests.surrogates import mend_json
+from bus import CallboardError
+from bus.private_file import write_private
+from engine.sessions.whole import document_of
+from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
+from tracestore.writing.captured import encode, encode_metadata
+
+from ..common.filters import chosen_file, positive
+from ..common.harmless import note, say, write_json
+from ..common.money import sum_text
+from ..common.output import json_text
+from ..common.screen import make_console
+from ..common.tables import session_sum, sessions_table
+from .events import plural
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("sessions", help="the sessions of a trace file, or what was said in one")
+    parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
+    parser.add_argument(
+        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+    )
+    parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
+    parser.add_argument(
+        "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
+    )
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most N sessions (default 50)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object a line for each session, or each message of one"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    if arguments.session is None and (arguments.delete or arguments.export is not None):
+        raise CallboardError("name the session: callboard sessions SESSION --export FILE, or --delete")
+    path = chosen_file(arguments)
+    tell = note if arguments.json else say  # beside the rows that a program asked for
+    if arguments.export is not None:
+        document = document_of(anyio.run(_saved, path, arguments.session))
+        try:
+            write_private(arguments.export, document)
+        except OSError as error:
+            raise CallboardError(f"{arguments.export}: {error.strerror or error}; nothing was deleted") from error
+        tell(f"Exported {arguments.session} to {arguments.export}.")
+    if arguments.delete:
+        anyio.run(_delete, path, arguments.session)
+        tell(f"Deleted {arguments.session}; its calls and costs stay.")
+    if arguments.delete or arguments.export is not None:
+        return 0
+    if arguments.session is not None:
+        transcript(anyio.run(_saved, path, arguments.session), as_json=arguments.json)
+        return 0
+    rows = anyio.run(_sessions, path, arguments.limit)
+    if arguments.json:
+        for row in rows:
+            write_json(json_text(row))
+        return 0
+    show(path, rows)
+    return 0
+
+
+async def _sessions(path: Path, limit: int) -> list[SessionRow]:
+    async with TraceStore.open_readonly(path) as store:
+        return await store.sessions(limit)
+
+
+async def _saved(path: Path, session_id: str) -> SavedSession:
+    async with TraceStore.open_readonly(path) as store:
+        saved = await store.saved_session(session_id)
+        if saved is not None:
+            return saved
+        if not await store.calls(CallFilter(session_id=session_id), limit=1):
+            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+    raise CallboardError(
+        f"{path} has the calls of {session_id} and not what was said: only `callboard chat --save`, and an Engine "
+        "with capture_content=True, keeps that"
+    )
+
+
+async def _delete(path: Path, session_id: str) -> None:
+    async with TraceStore(path) as store:
+        if not await store.delete_session(session_id):
+            raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
+
+
+def show(path: Path, rows: list[SessionRow]) -> None:
+    console = make_console()
+    if not rows:
+        console.print(f"No sessions in {path}.", soft_wrap=True)
+        return
+    console.print(sessions_table(rows))
+    resumable = sum(row.resumable for row in rows)
+    total = sum_text(reduce(add, map(session_sum, rows)))
+    console.print(
+        f"\n{plural(len(rows), 'session')}, {resumable} of them can be resumed, {total}, from {path}",
+        style="dim",
+    )
+
+
+def transcript(saved: SavedSession, *, as_json: bool) -> None:
+    """Everything that is stored of a session, oldest first; what is missing, on stderr."""
+    if as_json:
+        for message in saved.messages:
+            write_json(as_json_line(message))
+    else:
+        console = make_console()
+        prompt = None if saved.setup is None else saved.setup.system_prompt
+        said = [] if prompt is None else [("system", prompt)]
+        said += [(_speaker(message), _words(message)) for message in saved.messages]
+        for speaker, words in said:
+            console.print(f"{speaker}>", style="bold", end=" ", soft_wrap=True)
+            console.print(words, soft_wrap=True)
+    for missing in saved.missing:
+        note(f"callboard: {missing}")
+
+
+def as_json_line(message: Message) -> str:
+    written = encode(
+        {
+            "id": message.id,
+            "role": message.role,
+            "name": message.name,
+            "content": msgspec.Raw(encode(message.content)),
+            "metadata": None if message.metadata is None else msgspec.Raw(encode_metadata(message.metadata)),
+        }
+    )
+    return mend_json(written).decode()
+
+
+def _speaker(message: Message) -> str:
+    metadata = message.metadata
+    return metadata.model if metadata is not None and message.role is Role.ASSISTANT else str(message.role)
+
+
+def _words(message: Message) -> str:
+    return "\n".join(_of_block(block) for block in message.content)
+
+
+def _of_block(block: ContentBlock) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case ThinkingBlock():
+            return f"(thought: {block.text})"
+        case RedactedThinkingBlock():
+            return "(thought, hidden by the provider)"
+        case ImageBlock() | AudioBlock() | DocumentBlock():
+            kind = block.media_type or type(block).__name__.removesuffix("Block").lower()
+            size = (block.url or "")[:99] if block.data is None else f"{len(block.data):,} bytes"
+            return f"({kind}, {size})"
+        case ToolUseBlock():
+            arguments = encode(block.input).decode()
+            return f"(calls {block.name} with {arguments}{', cut off' if block.incomplete else ''})"
+        case ToolResultBlock():
+            return f"({'error' if block.is_error else 'result'}: {block.text})"
+        case OpaqueBlock():
+            return f"({block.kind}, of {block.provider_raw.provider})"
+        case _:
+            assert_never(block)

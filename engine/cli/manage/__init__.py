@@ -1,0 +1,1 @@
+"""Commands that look after models, prices and trace files."""

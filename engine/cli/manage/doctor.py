@@ -1,0 +1,118 @@
+"""`callboard doctor`: what is configured, whether it works, and what to do where it doesn't."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from bus import ConfigurationError
+from engine import Check, Engine, HealthReport
+from engine.health import check_store, report_of, unreadable
+from engine.models.config import home_folder
+from tracestore import TraceStore
+from tracestore.sqlite.library import sqlite_version
+
+from ..common.harmless import one_line, write_json
+from ..common.output import json_text
+from ..common.places import TRACE_NAME
+from ..common.screen import folded, make_console
+
+FAILED = 1
+UNREADABLE = 2
+
+_PACKAGES = ("callboard", "httpx", "xllamacpp")
+_NAME_WIDTH = 26
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What `--json` prints. readable: whether there is a configuration at all."""
+
+    ok: bool
+    readable: bool
+    versions: dict[str, str | None]
+    places: dict[str, str]
+    checks: tuple[Check, ...]
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check configuration, keys, providers and the trace file",
+        description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
+        "can't be read.",
+    )
+    parser.add_argument(
+        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    )
+    parser.add_argument("--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db)")
+    parser.add_argument("--offline", action="store_true", help="ask no provider")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    trace: Path = arguments.db or home_folder() / TRACE_NAME
+    models: Path | None = arguments.models_file
+    console = None if arguments.json else make_console()
+    readable, report = anyio.run(_examine, models, trace, arguments.offline)
+    places = {"configuration": str(models or home_folder() / "models.yaml"), "trace": str(trace)}
+    findings = Findings(report.ok, readable, versions(), places, report.checks)
+    if console is None:
+        write_json(msgspec.json.format(json_text(findings)))
+    else:
+        terminal = console.is_terminal
+        for line, style in lines_of(findings, signs=("✓", "✗") if terminal else ("ok", "FAIL")):
+            text = folded(one_line(line), sys.stdout, indent=_NAME_WIDTH + 3)
+            console.print(text, style=style, soft_wrap=True)
+    if not readable:
+        return UNREADABLE
+    return 0 if report.ok else FAILED
+
+
+async def _examine(models: Path | None, trace: Path, offline: bool) -> tuple[bool, HealthReport]:
+    """Whether the configuration can be read, and all that could be checked."""
+    try:
+        engine = Engine(models=models, store=trace)
+    except ConfigurationError as error:
+        return False, report_of([unreadable(error), *await check_store(TraceStore(trace))])
+    return True, await engine.health(offline=offline)
+
+
+def versions() -> dict[str, str | None]:
+    """Of what matters when something fails; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version(), "sqlite": sqlite_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _absence(place: str) -> str:
+    return "" if Path(place).exists() else " (not there)"
+
+
+def lines_of(findings: Findings, *, signs: tuple[str, str]) -> list[tuple[str, str | None]]:
+    """The report as lines, each with its style. signs: of a check that is well, and of one that failed."""
+    good, bad = signs
+    width = max(map(len, signs)) + 1
+    lines: list[tuple[str, str | None]] = [
+        (", ".join(f"{name} {found or '(not installed)'}" for name, found in findings.versions.items()), "dim"),
+        *((f"{name}: {place}{_absence(place)}", "dim") for name, place in findings.places.items()),
+        ("", None),
+    ]
+    for check in findings.checks:
+        sign, style = (good, None) if check.ok else (bad, "bold red")
+        lines.append((f"{sign:<{width}}{check.name:<{_NAME_WIDTH}} {' '.join(check.detail.split())}", style))
+        if check.fix:
+            lines.append((f"{'':<{width}}{'':<{_NAME_WIDTH}} -> {' '.join(check.fix.split())}", "yellow"))
+    failed = sum(not check.ok for check in findings.checks)
+    last = f"{failed} of {len(findings.checks)} checks failed." if failed else "All is well."
+    return [*lines, ("", None), (last, "bold")]

@@ -1,0 +1,87 @@
+"""`callboard models update`: newer knowledge of models, kept in $CALLBOARD_HOME."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+
+from bus.private_file import write_private
+from engine.models.config import home_folder
+from engine.models.known_models import (
+    FILE_NAME,
+    MOST_BYTES,
+    KnownModel,
+    KnownModels,
+    convert,
+    decode,
+    encode,
+    known_models,
+)
+from tracestore.prices.source import parse
+
+from ..common.harmless import note, say
+from ..look.events import plural
+from .price_download import download
+
+UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_and_context_window.json"
+UPDATE = "update"
+MOST_SHOWN = 20
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of the update, among those of `callboard models`."""
+    update = parser.add_argument_group("callboard models update")
+    update.add_argument("--from", dest="source", default=UPSTREAM, metavar="FILE|URL", help="https only")
+    update.add_argument("--dry-run", action="store_true", help="only show the difference")
+    update.add_argument("--shipped", action="store_true", help="go back to what came with Callboard")
+
+
+def run_update(arguments: argparse.Namespace) -> int:
+    """Raises ConfigurationError, CallboardError if the network fails."""
+    home, tell = home_folder(), say if arguments.format == "table" else note  # there are no rows to tell
+    path = home / FILE_NAME
+    if arguments.shipped:
+        path.unlink(missing_ok=True)
+        tell("What is known of models is what came with Callboard.")
+        return 0
+    source: str = arguments.source
+    after = read_source(download(source, MOST_BYTES), source)
+    for line in difference(known_models(home), after):
+        tell(line)
+    if arguments.dry_run:
+        tell("Nothing was changed.")
+        return 0
+    home.mkdir(parents=True, exist_ok=True)
+    write_private(path, encode(after))
+    tell(f"{plural(len(after.models), 'model')} of {after.date}, in {path}")
+    return 0
+
+
+def read_source(data: bytes, source: str) -> KnownModels:
+    """A file of ours, or LiteLLM's list made into one. Raises ConfigurationError."""
+    value = parse(data, source)
+    if isinstance(value, dict) and "format" in value:
+        return decode(data, source)
+    return convert(value, source=f"LiteLLM, {source}", day=datetime.now(UTC).date().isoformat())
+
+
+def difference(before: KnownModels, after: KnownModels) -> list[str]:
+    """What changes, by model; at most `MOST_SHOWN` lines of a kind."""
+    old, new = ({model.id: model for model in known.models} for known in (before, after))
+    kinds = {
+        "new": sorted(new.keys() - old.keys()),
+        "gone": sorted(old.keys() - new.keys()),
+        "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
+    }
+    lines = []
+    for kind, names in kinds.items():
+        lines += [f"{kind}: {name} {_facts((new if name in new else old)[name])}" for name in names[:MOST_SHOWN]]
+        if len(names) > MOST_SHOWN:
+            lines.append(f"{kind}: and {len(names) - MOST_SHOWN} more")
+    return lines or ["nothing has changed"]
+
+
+def _facts(model: KnownModel) -> str:
+    window = "?" if model.context_window is None else f"{model.context_window:,}"
+    words = [word for word in ("tools", "vision", "reasoning", "structured") if getattr(model, word)]
+    return f"{window} tokens; {', '.join(words) or 'no more known'}"

@@ -1,0 +1,294 @@
+"""`callboard models`: which models there are, what each can do and costs, and which can be asked for here."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+
+from bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
+from engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
+from engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
+from engine.models.config import home_folder, load_registry
+from engine.models.offered import configured_models
+from engine.models.published_prices import published_name
+from engine.routing.availability import AvailabilityTable
+from engine.runtime.adapter_pool import make_spare
+from tracestore.prices.home import price_table
+
+from ...models.nearest import nearest
+from ..common.fitting import FittingTable
+from ..common.output import add_format, write
+from ..common.screen import make_console
+from ..look.events import plural
+from .model_update import UPDATE, add_options, run_update
+
+_WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}
+"""What a table says of a capability."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One model, as --json and --csv print it.
+
+    id: ``provider:name``. state: of one that is configured here, else empty. What is not known is None. Limits are
+    in tokens, costs in USD for a million tokens, as exact decimals. source, date: where what is known is from, and
+    of which day.
+    """
+
+    id: str
+    display_name: str | None
+    state: str
+    context_window: int | None
+    max_output: int | None
+    supports_tools: bool | None
+    supports_vision: bool | None
+    supports_reasoning: bool | None
+    supports_structured_output: bool | None
+    input_cost_per_million: Decimal | None
+    output_cost_per_million: Decimal | None
+    aliases: tuple[str, ...]
+    released: str | None
+    deprecated: bool
+    retires: str | None
+    reason: str = ""
+    source: str = ""
+    date: str = ""
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "models",
+        help="which models there are, what they can do and cost",
+        description="The models that can be asked for here: those of models.yaml, and what else its keys open. "
+        "With a name, all that is known of one model. `callboard models update` reads a newer list of models, and "
+        "keeps it in $CALLBOARD_HOME if it is valid. Exit code: 1 if there is no such model.",
+    )
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a name from models.yaml, or any known model's; or `update`"
+    )
+    parser.add_argument("--all", action="store_true", help="every model that is known, configured or not")
+    parser.add_argument(
+        "--provider", metavar="NAME", help="only those of an adapter here, or else of any provider"
+    )
+    parser.add_argument("--capability", metavar="NAME", help=f"only those with {', '.join(CAPABILITIES)}")
+    parser.add_argument(
+        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    )
+    add_options(parser)
+    add_format(parser, "for each model")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Raises ConfigurationError; CallboardError for an unknown model or capability."""
+    if arguments.name == UPDATE:
+        return run_update(arguments)
+    registry = load_registry(arguments.models_file)
+    if arguments.name is not None:
+        lines = list(_named(registry, arguments.name))
+        if not lines:
+            raise CallboardError(_unknown(arguments.name))
+    else:
+        lines = list(_chosen(registry, arguments))
+    if arguments.format != "table":
+        write(arguments.format, Line, lines)
+    elif arguments.name is not None:
+        _show(lines[0])
+    else:
+        _print(lines, arguments)
+    return 0
+
+
+# -- which
+
+
+def _chosen(registry: ModelRegistry, arguments: argparse.Namespace) -> Iterator[Line]:
+    provider: str | None = arguments.provider
+    field = None if arguments.capability is None else CAPABILITIES[capability_name(arguments.capability)]
+    if arguments.all or (provider is not None and provider not in registry.adapters):
+        lines: Iterable[Line] = map(_known, list_models(provider))
+    else:
+        here = _configured(registry)
+        lines = (_line(model) for model in here if provider in (None, model.provider))
+    return (line for line in lines if field is None or getattr(line, field))
+
+
+def _configured(registry: ModelRegistry) -> list[ConfiguredModel]:
+    return configured_models(
+        registry,
+        lambda entry: make_spare(entry, SYSTEM_CLOCK),
+        AvailabilityTable(),
+        price_table(home_folder()),
+        SYSTEM_CLOCK,
+    )
+
+
+def _named(registry: ModelRegistry, name: str) -> Iterator[Line]:
+    """The model of a name: as it is configured here, else as it is known."""
+    info, found = get_model_info(name), None
+    try:
+        entry = registry.resolve(name).model
+    except ConfigurationError:
+        pass
+    else:
+        routed = f"{entry.adapter}:{entry.wire_name}"
+        info = info or get_model_info(published_name(registry.adapters[entry.adapter], entry) or routed)
+        names = (entry.wire_name, None if info is None else info.id)  # it may be a dated name
+        here = (model for model in _configured(registry) if model.provider == entry.adapter)
+        found = next((model for model in here if model.wire_name in names), None)
+    if found is not None:
+        yield _line(found)
+    elif info is not None:
+        yield _known(info)
+
+
+def _unknown(name: str) -> str:
+    models = list_models(include_retired=True)
+    names = {word for info in models for word in (info.id, f"{info.provider}:{info.id}", *info.aliases)}
+    near = nearest(name, names, most=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`callboard models --all` lists all."
+    return f"nothing is known of a model {name!r}: {hint} As provider:name, it can be asked for all the same."
+
+
+def _known(info: ModelInfo) -> Line:
+    return Line(
+        id=f"{info.provider}:{info.id}",
+        display_name=info.display_name,
+        state="",
+        context_window=info.context_window,
+        max_output=info.max_output,
+        supports_tools=info.supports_tools,
+        supports_vision=info.supports_vision,
+        supports_reasoning=info.supports_reasoning,
+        supports_structured_output=info.supports_structured_output,
+        input_cost_per_million=info.input_cost_per_million,
+        output_cost_per_million=info.output_cost_per_million,
+        aliases=info.aliases,
+        released=info.released,
+        deprecated=info.deprecated,
+        retires=info.retires,
+        source=info.source,
+        date=info.date,
+    )
+
+
+def _line(model: ConfiguredModel) -> Line:
+    """A configured model, as its adapter knows it."""
+    can, info = model.capabilities, model.info
+    return Line(
+        id=model.id,
+        display_name=None if info is None else info.display_name,
+        state=model.state,
+        context_window=None if can is None else can.max_context_tokens,
+        max_output=None if can is None else can.max_output_tokens,
+        supports_tools=None if can is None else can.supports_tools,
+        supports_vision=None if can is None else can.supports_images,
+        supports_reasoning=None if can is None else can.supports_thinking,
+        supports_structured_output=None if can is None else can.supports_structured_output,
+        input_cost_per_million=model.input_cost_per_million,
+        output_cost_per_million=model.output_cost_per_million,
+        aliases=model.aliases,
+        released=None if info is None else info.released,
+        deprecated=info is not None and info.deprecated,
+        retires=None if info is None else info.retires,
+        reason=model.reason,
+        source="" if info is None else info.source,
+        date="" if info is None else info.date,
+    )
+
+
+# -- how it looks
+
+
+def _print(lines: Sequence[Line], arguments: argparse.Namespace) -> None:
+    console = make_console()
+    if not lines:
+        console.print("No such models. `callboard models --all` lists every one that is known.")
+        return
+    table = FittingTable()
+    table.add_column("model", folds=True)
+    for heading, may_go in (("window", 2), ("output", 3), ("$/M in", 0), ("$/M out", 0)):
+        table.add_column(heading, justify="right", may_go=may_go)
+    table.add_column("can", folds=True, may_go=1)
+    table.add_column("also called", folds=True)
+    table.add_column("", folds=True)
+    for line in lines:
+        table.add_row(
+            line.id,
+            _count(line.context_window),
+            _count(line.max_output),
+            _dollars(line.input_cost_per_million),
+            _dollars(line.output_cost_per_million),
+            ", ".join(_abilities(line)) or ("?" if _unsaid(line) else "-"),
+            ", ".join(line.aliases),
+            _standing(line),
+        )
+    console.print(table)
+    console.print(
+        f"\n{plural(len(lines), 'model')}, as known on {default_catalogue().date}. Prices are of a small prompt.",
+        style="dim",
+    )
+
+
+def _show(line: Line) -> None:
+    console = make_console()
+    title = f"{line.id} ({line.display_name})" if line.display_name else line.id
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    can = _abilities(line)
+    unknown = _unsaid(line)
+    facts = {
+        "state": _standing(line) or ("" if line.state else "not configured here"),
+        "also called": ", ".join(line.aliases),
+        "window": _tokens(line.context_window),
+        "output": _tokens(line.max_output),
+        "can": ", ".join(can) or ("-" if not unknown else ""),
+        "not known": ", ".join(unknown),
+        "price": _price(line),
+        "released": line.released or "",
+        "known from": f"{line.source}, {line.date}" if line.source else "",
+    }
+    for name, fact in facts.items():
+        if fact:
+            console.print(f"  {name:<12}{fact}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _abilities(line: Line) -> list[str]:
+    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name])]
+
+
+def _unsaid(line: Line) -> list[str]:
+    """Capabilities of which it isn't known whether the model has them."""
+    return [word for name, word in _WORDS.items() if getattr(line, CAPABILITIES[name]) is None]
+
+
+def _standing(line: Line) -> str:
+    """What is to be known before a model is chosen."""
+    parts = [] if line.state in ("", "available") else [line.state.replace("_", " ")]
+    parts += [line.reason] if line.reason else []
+    if line.retires is not None:
+        parts.append(f"gone from {line.retires} on")
+    elif line.deprecated:
+        parts.append("deprecated")
+    return ", ".join(parts)
+
+
+def _count(tokens: int | None) -> str:
+    return "?" if tokens is None else f"{tokens:,}"
+
+
+def _tokens(tokens: int | None) -> str:
+    return "not known" if tokens is None else f"{tokens:,} tokens"
+
+
+def _dollars(amount: Decimal | None) -> str:
+    return "?" if amount is None else f"{amount:f}"
+
+
+def _price(line: Line) -> str:
+    if line.input_cost_per_million is None and line.output_cost_per_million is None:
+        return "not known; `callboard prices update` may bring it"
+    into, out = _dollars(line.input_cost_per_million), _dollars(line.output_cost_per_million)
+    return f"${into} for a million tokens in, ${out} out; `callboard prices show {line.id}` has the rest"

@@ -1,0 +1,140 @@
+"""`callboard prune` and `callboard backup`: what keeps a trace file small, and safe."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from pathlib import Path
+
+import anyio
+
+from bus import StoreError
+from tracestore import PruneReport, TraceStore
+
+from ..common.filters import chosen_file
+from ..common.places import short
+from ..common.screen import make_console
+from ..look.events import plural
+
+_UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
+_SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+
+
+def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "prune",
+        help="delete old calls and events from a trace file",
+        description="Deletes calls with all that belongs to them, and events, in small steps: programs that write "
+        "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first.",
+    )
+    _add_file(parser)
+    parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
+    parser.add_argument("--max-size", type=size, metavar="SIZE", help="the oldest, until it takes less: 500M, 2G")
+    parser.add_argument(
+        "--vacuum", action="store_true", help="rewrite the file afterwards; writers wait meanwhile"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only count")
+    parser.set_defaults(run=prune)
+
+
+def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "backup",
+        help="copy a trace file while programs write to it",
+        description="Copies the trace file as it is at this moment. Overwrites nothing.",
+    )
+    parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
+    _add_file(parser)
+    parser.set_defaults(run=backup)
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--db", type=Path, metavar="FILE", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
+    )
+
+
+def prune(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    if arguments.older_than is None and arguments.max_size is None and not arguments.vacuum:
+        raise StoreError("say what is to go: --older-than AGE, --max-size SIZE, or only --vacuum")
+    path = chosen_file(arguments)
+    report = anyio.run(_prune, path, arguments)
+    console = make_console()
+    for line in lines_of(report):
+        console.print(line, soft_wrap=True)
+    return 0
+
+
+async def _prune(path: Path, arguments: argparse.Namespace) -> PruneReport:
+    before = None if arguments.older_than is None else time.time_ns() // 1000 - arguments.older_than * 1_000_000
+    if arguments.dry_run:
+        async with TraceStore.open_readonly(path) as reader:
+            return await reader.prune(before=before, max_bytes=arguments.max_size, dry_run=True)
+    async with await existing(path) as store:
+        return await store.prune(
+            before=before,
+            max_bytes=arguments.max_size,
+            vacuum=arguments.vacuum,
+            progress=lambda report: _show(f"{report.attempts:,} attempts, {report.events:,} events"),
+        )
+
+
+async def existing(path: Path) -> TraceStore:
+    """A file that is there: none of these is a reason to make one. Raises StoreError."""
+    if not await anyio.Path(path).exists():
+        raise StoreError(f"there is no trace file at {path}")
+    return TraceStore(path)
+
+
+def lines_of(report: PruneReport) -> list[str]:
+    counted = f"{plural(report.attempts, 'attempt')}, {plural(report.events, 'event')}"
+    costs = f" and {plural(report.costs, 'cost')} of repricings" if report.costs else ""
+    if report.dry_run:
+        return [f"Would delete {counted}{costs}, of {_mb(report.bytes_before)}.", "Nothing was changed."]
+    said = f", and {plural(report.bodies, 'piece')} of what was said" if report.bodies else ""
+    return [
+        f"Deleted {counted}{costs}{said}.",
+        f"In use: {_mb(report.bytes_before)} before, {_mb(report.bytes_after)} now; "
+        f"the file has {_mb(report.file_bytes)}.",
+    ]
+
+
+def backup(arguments: argparse.Namespace) -> int:
+    """Raises CallboardError."""
+    path = chosen_file(arguments)
+    anyio.run(_backup, path, arguments.path)
+    make_console().print(f"Copied {short(path)} to {short(arguments.path)}.", soft_wrap=True)
+    return 0
+
+
+async def _backup(path: Path, target: Path) -> None:
+    async with TraceStore.open_readonly(path) as store:
+        await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
+
+
+def _show(text: str) -> None:
+    """Progress, for someone who watches."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{text}\r")
+        sys.stderr.flush()
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1_000_000:,.1f} MB"
+
+
+def age(text: str) -> int:
+    """Seconds."""
+    if (found := re.fullmatch(r"(\d{1,6})([hdw])", text)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age such as 90d, 12h or 8w")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def size(text: str) -> int:
+    """Bytes."""
+    if (found := re.fullmatch(r"(\d{1,12})([KMG]?)B?", text, re.IGNORECASE)) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 500M or 2G")
+    return int(found[1]) * _SIZES[found[2].upper()]

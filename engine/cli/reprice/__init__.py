@@ -1,0 +1,1 @@
+"""The command `reprice`, and its page."""

@@ -1,0 +1,105 @@
+"""The functions that most people call. Each is the method of the same name on the engine that is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from adapters import ContentBlock
+
+from ..conversation.results import GenerateResult
+from ..generation.asking import Arguments
+from ..generation.streaming import OnUsage, StreamResult
+from ..routing.choice import Model
+from .default import default_engine
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from .sync_stream import SyncStreamResult
+
+
+async def generate(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """Ask a model, run the tools that it calls, and return when it has answered.
+
+    model: any of its names, several in order, a `ModelChoice`, or None for the configured default. prompt: text or
+    content blocks; or else `messages=[...]`, the whole conversation. arguments: the fields of `Arguments`
+    (system_prompt, tools, tags, provider, timeout) and of `TurnOptions` (max_output_tokens, max_tool_rounds,
+    signal and so on). engine: None is `default_engine()`.
+
+    Cancelling the task that waits here cancels the call. Raises AdapterError, with what had arrived (`content`,
+    `usage`) and what had been done (`.turn`: its `steps`, `cost`, `messages`); ConfigurationError;
+    CallboardError or TypeError for arguments that don't go together.
+    """
+    return await (engine or default_engine()).generate(model, prompt, **arguments)
+
+
+def stream(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    on_usage: OnUsage | None = None,
+    **arguments: Unpack[Arguments],
+) -> StreamResult:
+    """Like `generate`, but the reply is given as it comes; see `StreamResult`. Nothing is sent before it is read.
+
+    The arguments, and what is raised by reading, are those of `generate`; arguments that don't go together are a
+    CallboardError or TypeError at once. on_usage: is called with what was used so far, while the result is
+    iterated: every few deltas, and after every step.
+    """
+    return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
+
+
+def generate_sync(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    **arguments: Unpack[Arguments],
+) -> GenerateResult:
+    """`generate` for code without an event loop; Ctrl-C cancels the call.
+
+    The work is done in one thread for the whole process, on whose loop async tools run as well. Its engine is
+    closed when the program ends. In a thread with a running event loop it works, with a RuntimeWarning, because it
+    holds that loop up. engine: one that is used by the sync functions only. The other arguments as of `generate`.
+    Raises what `generate` raises; WrongLoop for an engine of another loop, and in an async tool, where it would
+    wait for itself.
+    """
+    from .sync_host import sync_host
+
+    host = sync_host()
+
+    async def ask() -> GenerateResult:
+        return await host.engine(engine).generate(model, prompt, **arguments)
+
+    return host.run(ask, name="generate_sync")
+
+
+def stream_sync(
+    model: Model | None = None,
+    prompt: str | Sequence[ContentBlock] | None = None,
+    *,
+    engine: Engine | None = None,
+    on_usage: OnUsage | None = None,
+    **arguments: Unpack[Arguments],
+) -> SyncStreamResult:
+    """`stream` for code without an event loop; see `generate_sync`, and `SyncStreamResult`. on_usage: is called in
+    the sync thread.
+    """
+    from .sync_host import sync_host
+    from .sync_stream import SyncStreamResult
+
+    host = sync_host()
+
+    async def ask() -> StreamResult:
+        result = host.engine(engine).stream(model, prompt, on_usage=on_usage, **arguments)
+        host.close_at_end(result)
+        return result
+
+    return SyncStreamResult(host, host.run(ask, name="stream_sync"))

@@ -1,0 +1,1 @@
+"""Which models there are, under which names, and which adapter serves each."""

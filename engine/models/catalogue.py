@@ -1,0 +1,334 @@
+"""Which models there are: what is known of each, with its published prices.
+
+Three sources, read when first asked for, never at import. The tables of the adapters for Anthropic, OpenAI and
+Gemini know what a model can do (`adapters.model_table`); they are what the adapters themselves go by. The
+published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them with
+their window; what these can do is not known, so it is None, and never guessed. `callboard prices update` brings
+both prices and names of newer models. `callboard models update` brings limits and abilities of models, those that
+are in no table among them (`known_models`); an adapter's own table stands before it.
+
+The catalogue advises and restricts nothing: a name that isn't in it goes to the provider as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from adapters.registry import MODEL_TABLES, model_table
+from bus import SYSTEM_CLOCK, CallboardError, Clock
+from tracestore import PriceTable
+
+from .config import home_folder
+from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
+from .nearest import nearest
+
+if TYPE_CHECKING:
+    from adapters.model_table import ModelRow
+    from tracestore.prices.snapshot import Snapshot, SnapshotModel
+
+CAPABILITIES = {
+    "tools": "supports_tools",
+    "vision": "supports_vision",
+    "reasoning": "supports_reasoning",
+    "structured_output": "supports_structured_output",
+}
+"""What models can be chosen by, and the field of `ModelInfo` that says it."""
+
+_SAME = {"images": "vision", "thinking": "reasoning"}
+"""The adapters' words for two of them."""
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a model; None is not known.
+
+    id: what its provider calls it. display_name: for people. context_window: tokens of input and output together.
+    max_output: tokens. input_cost_per_million, output_cost_per_million: USD for a million tokens, now, at the
+    standard tier and of a small prompt; exact. aliases: short names that Callboard knows it by. general: anybody
+    may use it for anything; else it is for one purpose, or for those who are let in. released: since when it is
+    there, YYYY-MM-DD. deprecated: its provider advises against it. retires: from that day on it is gone. source,
+    date: where that is from, and of which day.
+
+    All of it is from tables that are shipped, or of `callboard models update`; nobody is asked.
+    """
+
+    id: str
+    provider: str
+    display_name: str
+    context_window: int | None = None
+    max_output: int | None = None
+    supports_tools: bool | None = None
+    supports_vision: bool | None = None
+    supports_reasoning: bool | None = None
+    supports_structured_output: bool | None = None
+    input_cost_per_million: Decimal | None = None
+    output_cost_per_million: Decimal | None = None
+    aliases: tuple[str, ...] = ()
+    general: bool = True
+    released: str | None = None
+    deprecated: bool = False
+    retires: str | None = None
+    source: str = ""
+    date: str = ""
+
+    def can(self, capability: str) -> bool | None:
+        """Whether it has a capability: one of `CAPABILITIES`. Raises CallboardError for another word."""
+        known: bool | None = getattr(self, CAPABILITIES[capability_name(capability)])
+        return known
+
+
+def capability_name(word: str) -> str:
+    """One of `CAPABILITIES`, also by the adapters' words. Raises CallboardError, naming the nearest."""
+    plain = word.removeprefix("supports_")
+    name = _SAME.get(plain, plain)
+    if name not in CAPABILITIES:
+        near = nearest(name, CAPABILITIES)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(CAPABILITIES)}."
+        raise CallboardError(f"models can't be chosen by {word!r}: {hint}")
+    return name
+
+
+def get_model_info(model_id: str) -> ModelInfo | None:
+    """What is known of a model: by its id, also a dated one; by a short name; or as ``provider:id``.
+
+    None if it isn't known, or if several providers have it and none of them is named; Anthropic, OpenAI and Gemini
+    go before others. Raises ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+    """
+    return default_catalogue().info(model_id)
+
+
+def list_models(
+    provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
+) -> list[ModelInfo]:
+    """All known models that still are served: of a provider, or that are known to have a capability.
+
+    A provider's own table is in its order, the best first. include_retired: those, too, that are gone. Raises
+    CallboardError for an unknown capability, ConfigurationError as `get_model_info`.
+    """
+    return default_catalogue().models(provider, capability, include_retired=include_retired)
+
+
+def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
+    """The model to take of a provider when nothing else is known: the best for general use that isn't deprecated.
+
+    Of two of a kind, the newer is the better. None if there is none with that capability, or no table of that
+    provider (only Anthropic, OpenAI and Gemini have one). Raises CallboardError for an unknown capability.
+    """
+    return default_catalogue().latest(provider, capability)
+
+
+def default_catalogue() -> Catalogue:
+    """The catalogue under the published prices: those of `callboard prices update`, else the shipped ones."""
+    from tracestore.prices.home import SNAPSHOT_NAME
+
+    home = home_folder()
+    return _read(home, _written(home / SNAPSHOT_NAME), _written(home / FILE_NAME))
+
+
+def _written(path: Path) -> int:
+    """Tells a newer file from one that was read; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+@lru_cache(maxsize=4)
+def _read(home: Path, *written: int) -> Catalogue:
+    from tracestore.prices.home import published_snapshot
+
+    return Catalogue(published_snapshot(home), known=known_models(home))
+
+
+class Catalogue:
+    """The models of the adapters' tables and of a price snapshot, with the prices of a table."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        prices: PriceTable | None = None,
+        *,
+        known: KnownModels = NOTHING,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """prices: None are the snapshot's own. known: of `callboard models update`."""
+        self._known_file = known
+        self._snapshot = snapshot
+        self._own_prices = prices
+        self._clock = clock
+
+    def info(self, name: str) -> ModelInfo | None:
+        """See `get_model_info`."""
+        found = self.locate(name)
+        return None if found is None else self._of_provider(*found)
+
+    def locate(self, name: str) -> tuple[str, str] | None:
+        """The provider of a model, and what it is called there; None if it isn't known, or not which is meant."""
+        provider, colon, rest = name.partition(":")
+        provider = self._provider(provider)
+        if colon and self._knows(provider):
+            return (provider, rest) if self._has(provider, rest) else None
+        owners = self.owners(name)
+        return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in MODEL_TABLES) else None
+
+    def owners(self, name: str) -> tuple[str, ...]:
+        """The provider that a name names, or else all that have a model of that name."""
+        provider, colon, _ = name.partition(":")
+        provider = self._provider(provider)
+        if colon and self._knows(provider):
+            return (provider,)
+        providers = {**dict.fromkeys(MODEL_TABLES), **self._priced, **self._known}
+        return tuple(provider for provider in providers if self._has(provider, name))
+
+    def models(
+        self, provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
+    ) -> list[ModelInfo]:
+        """See `list_models`."""
+        wanted = None if capability is None else capability_name(capability)
+        today = self._today()
+        return [
+            info
+            for info in self._all(None if provider is None else self._provider(provider))
+            if (include_retired or info.retires is None or today < info.retires)
+            and (wanted is None or info.can(wanted))
+        ]
+
+    def latest(self, provider: str, capability: str | None = None) -> ModelInfo | None:
+        """See `get_latest_model`."""
+        if self._provider(provider) not in MODEL_TABLES:
+            return None
+        models = self.models(provider, capability)
+        return next((info for info in models if info.general and not info.deprecated), None)
+
+    @cached_property
+    def date(self) -> str:
+        """Of which day the oldest of its sources is, YYYY-MM-DD."""
+        tables = [table.file.date for table in map(model_table, MODEL_TABLES) if table is not None]
+        return min(self._snapshot.date, *tables)
+
+    # -- how
+
+    @cached_property
+    def _prices(self) -> PriceTable:
+        """Made when a price is first asked for: names need none."""
+        from tracestore.prices.snapshot import shipped_snapshot
+
+        if self._own_prices is not None:
+            return self._own_prices
+        return PriceTable.default() if self._snapshot is shipped_snapshot() else self._snapshot.table()
+
+    @cached_property
+    def _priced(self) -> dict[str, dict[str, SnapshotModel]]:
+        """The snapshot's models by provider and id."""
+        found: dict[str, dict[str, SnapshotModel]] = {}
+        for model in self._snapshot.models:
+            provider, _, name = model.id.partition(":")
+            found.setdefault(provider, {})[name] = model
+        return found
+
+    @cached_property
+    def _known(self) -> dict[str, dict[str, KnownModel]]:
+        """What the update told, by provider and id."""
+        found: dict[str, dict[str, KnownModel]] = {}
+        for model in self._known_file.models:
+            provider, _, name = model.id.partition(":")
+            found.setdefault(provider, {})[name] = model
+        return found
+
+    def _provider(self, name: str) -> str:
+        from tracestore.prices.source import PROVIDERS
+
+        return PROVIDERS.get(name, name)
+
+    def _all(self, provider: str | None) -> Iterator[ModelInfo]:
+        for name in MODEL_TABLES if provider is None else (provider,):
+            table = model_table(name)
+            for row in table.rows if table is not None else ():
+                yield self._from_row(name, row)
+        for name in {**self._priced, **self._known} if provider is None else (provider,):
+            # the price list of a provider with a table also has what doesn't chat, and what is long gone
+            priced = self._priced.get(name, {}) if name not in MODEL_TABLES else {}
+            for model in {**priced, **self._known.get(name, {})}:
+                if _row(name, model) is None:
+                    yield self._of_lists(name, model)
+
+    def _knows(self, provider: str) -> bool:
+        return provider in MODEL_TABLES or provider in self._priced or provider in self._known
+
+    def _has(self, provider: str, name: str) -> bool:
+        lists = (self._priced, self._known)
+        return _row(provider, name) is not None or any(name in listed.get(provider, {}) for listed in lists)
+
+    def _of_provider(self, provider: str, name: str) -> ModelInfo:
+        row = _row(provider, name)
+        if row is not None:
+            return self._from_row(provider, row)
+        return self._of_lists(provider, name)
+
+    def _from_row(self, provider: str, row: ModelRow) -> ModelInfo:
+        into, out = self._costs(f"{provider}:{row.id}")
+        table = model_table(provider)
+        return ModelInfo(
+            id=row.id,
+            provider=provider,
+            display_name=row.display_name,
+            context_window=row.context_window,
+            max_output=row.max_output,
+            supports_tools=row.tools,
+            supports_vision=row.images,
+            supports_reasoning=row.reasons,
+            supports_structured_output=row.structured,
+            input_cost_per_million=into,
+            output_cost_per_million=out,
+            aliases=row.aliases,
+            general=row.general,
+            released=row.released,
+            deprecated=row.deprecated,
+            retires=row.retires,
+            source="" if table is None else table.file.source,
+            date="" if table is None else table.file.date,
+        )
+
+    def _of_lists(self, provider: str, name: str) -> ModelInfo:
+        """What the price list and the update tell together of a model that is in no table."""
+        priced = self._priced.get(provider, {}).get(name)
+        known = self._known.get(provider, {}).get(name)
+        origin = self._snapshot if known is None else self._known_file
+        known = known or KnownModel(id=name)
+        into, out = self._costs(f"{provider}:{name}")
+        return ModelInfo(
+            id=name,
+            provider=provider,
+            display_name=(priced.name if priced is not None else None) or name,
+            context_window=known.context_window or (None if priced is None else priced.context_window),
+            max_output=known.max_output,
+            supports_tools=known.tools,
+            supports_vision=known.vision,
+            supports_reasoning=known.reasoning,
+            supports_structured_output=known.structured,
+            input_cost_per_million=into,
+            output_cost_per_million=out,
+            general=priced is not None or provider not in MODEL_TABLES,
+            deprecated=priced is not None and priced.deprecated,
+            retires=known.retires,
+            source=origin.source,
+            date=origin.date,
+        )
+
+    def _costs(self, model: str) -> tuple[Decimal | None, Decimal | None]:
+        row = self._prices.find(model, self._clock.now_us())
+        return (None, None) if row is None else (row.per_million("input"), row.per_million("output"))
+
+    def _today(self) -> str:
+        return datetime.fromtimestamp(self._clock.now_us() / 1e6, UTC).date().isoformat()
+
+
+def _row(provider: str, name: str) -> ModelRow | None:
+    table = model_table(provider)
+    return None if table is None else table.listed(name) or table.by_alias(name)

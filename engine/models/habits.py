@@ -1,0 +1,133 @@
+"""What the configuration changes in a request for the sake of one provider's or model's habits.
+
+Some models need to be told more, take fewer tools, or call none unless they must. All of this is off unless
+models.yaml says so. Pure functions of the configuration and the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
+
+from adapters import AdapterCapabilities, CallWarning, Message, Role, ToolChoice, ToolDefinition
+from bus.values.json import JsonObject
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is given tools; None leaves things as they are.
+
+    strict: for tools that don't say it themselves. max: how many at most in a request, `core` (names) before those
+    that the conversation has used, those before the rest in their order. parallel: where the caller doesn't say.
+    force_first_turn: the first reply of a conversation must call a tool, if there are any.
+    """
+
+    strict: bool | None = None
+    max: int | None = None
+    core: tuple[str, ...] | None = None
+    parallel: bool | None = None
+    force_first_turn: bool | None = None
+
+
+NO_TOOL_SETTINGS = ToolSettings()
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What of a turn is sent to one model.
+
+    schema: what the model itself is held to. forced: the call that stands for a reply after a schema.
+    """
+
+    tools: tuple[ToolDefinition, ...]
+    system_prompt: str | None
+    warnings: tuple[CallWarning, ...] = ()
+    schema: JsonObject | None = None
+    forced: ToolChoice | None = None
+
+
+def over(upper: S, lower: S) -> S:
+    """Settings with what they leave open filled from those below."""
+    said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
+    return msgspec.structs.replace(lower, **said)
+
+
+def shape(
+    settings: ToolSettings,
+    addendum: str | None,
+    *,
+    tools: Sequence[ToolDefinition],
+    system_prompt: str | None,
+    messages: Sequence[Message],
+    choice: ToolChoice | None,
+) -> Shape:
+    """The tools and the system text that a model gets. choice: of the caller; its tool is never left out."""
+    given = tuple(tools)
+    warnings: tuple[CallWarning, ...] = ()
+    if settings.max is not None and len(given) > settings.max:
+        given, warnings = _limited(given, settings.max, settings.core or (), messages, choice)
+    if settings.strict is not None:
+        given = tuple(
+            msgspec.structs.replace(tool, strict=settings.strict) if tool.strict is None else tool
+            for tool in given
+        )
+    return Shape(given, joined(system_prompt, addendum), warnings)
+
+
+def joined(system_prompt: str | None, addendum: str | None) -> str | None:
+    """A system text and what a model needs to be told besides."""
+    return "\n\n".join(text for text in (system_prompt, addendum) if text) or None
+
+
+def _limited(
+    tools: tuple[ToolDefinition, ...],
+    limit: int,
+    core: Sequence[str],
+    messages: Sequence[Message],
+    choice: ToolChoice | None,
+) -> tuple[tuple[ToolDefinition, ...], tuple[CallWarning, ...]]:
+    """As many as may be, in their own order, so that what providers cache stays the same."""
+    chosen = choice.tool_name if choice is not None else None
+    used = {call.name for message in messages for call in message.tool_uses}
+
+    def tier(tool: ToolDefinition) -> int:
+        if tool.name == chosen:
+            return 0
+        if tool.name in core:
+            return 1
+        return 2 if tool.name in used else 3
+
+    kept = {tool.name for tool in sorted(tools, key=tier)[:limit]}
+    left_out = ", ".join(tool.name for tool in tools if tool.name not in kept)
+    text = f"{len(tools)} tools for a limit of {limit}; left out: {left_out}"
+    return tuple(tool for tool in tools if tool.name in kept), (CallWarning("tools_left_out", text),)
+
+
+def first_choice(
+    settings: ToolSettings,
+    choice: ToolChoice | None,
+    *,
+    tools: Sequence[ToolDefinition],
+    messages: Sequence[Message],
+    capabilities: AdapterCapabilities,
+) -> ToolChoice | None:
+    """The choice of tools for the first call of a turn: the caller's, or the one that is forced."""
+    if choice is not None or not settings.force_first_turn or not tools or not capabilities.supports_tool_choice:
+        return choice
+    begun = any(message.role is Role.ASSISTANT for message in messages)
+    return None if begun else ToolChoice("required")
+
+
+def parallel_calls(
+    settings: ToolSettings,
+    asked: bool | None,
+    *,
+    tools: Sequence[ToolDefinition],
+    capabilities: AdapterCapabilities,
+) -> bool | None:
+    """What to say about parallel calls: the caller's word, else the configuration's if the model can do it."""
+    if asked is not None or settings.parallel is None or not tools:
+        return asked
+    return settings.parallel if capabilities.supports_parallel_tool_calls else None

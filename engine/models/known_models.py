@@ -1,0 +1,137 @@
+"""What is known of models beyond the shipped tables: a file that `callboard models update` brings.
+
+It is made of the list of models that LiteLLM publishes (MIT), and tells of each model its limits and what it can
+do. It advises the catalogue; what the adapters' own tables say of a model stands before it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bus import ConfigurationError
+from bus.values.json import Json, JsonObject
+
+FILE_NAME = "known-models.json"
+FORMAT = 1
+MOST_BYTES = 64_000_000
+
+_CHATS = ("chat", "responses")
+_PROVIDERS: Mapping[str, str] = {
+    "azure_ai": "azure",
+    "bedrock": "aws",
+    "bedrock_converse": "aws",
+    "cohere_chat": "cohere",
+    "fireworks_ai": "fireworks",
+    "together_ai": "together",
+    "vertex_ai-language-models": "vertex",
+    "voyage": "voyageai",
+}
+"""LiteLLM's names for providers that have another in price tables."""
+_CAPABILITIES: Mapping[str, str] = {
+    "tools": "supports_function_calling",
+    "vision": "supports_vision",
+    "reasoning": "supports_reasoning",
+    "structured": "supports_response_schema",
+}
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model; None is not known.
+
+    id: ``provider:name``, with the provider's name in price tables. context_window: tokens of the input at most.
+    max_output: tokens. tools, vision, reasoning, structured: what it can do. retires: from that day on it is gone.
+    """
+
+    id: str
+    context_window: int | None = None
+    max_output: int | None = None
+    tools: bool | None = None
+    vision: bool | None = None
+    reasoning: bool | None = None
+    structured: bool | None = None
+    retires: str | None = None
+
+
+class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of them. kind: tells it from other files. date: of which day it is. source: where it is from."""
+
+    kind: Literal["known-models"]
+    format: int
+    date: str
+    source: str
+    models: tuple[KnownModel, ...]
+
+
+NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", models=())
+
+
+def known_models(home: Path) -> KnownModels:
+    """Those of that folder; nothing if there is no such file. Raises ConfigurationError if it can't be read."""
+    path = home / FILE_NAME
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return NOTHING
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be read: {error}") from error
+    return decode(data, str(path))
+
+
+def decode(data: bytes, source: str) -> KnownModels:
+    """What such a file holds. source: for errors. Raises ConfigurationError."""
+    try:
+        found = msgspec.json.decode(data, type=KnownModels)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise ConfigurationError(f"{source}: no list of known models: {error}") from error
+    if found.format != FORMAT:
+        raise ConfigurationError(f"{source}: format {found.format}; this version reads {FORMAT}")
+    return found
+
+
+def encode(known: KnownModels) -> bytes:
+    """The file."""
+    return msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n"
+
+
+def convert(data: Json, *, source: str, day: str) -> KnownModels:
+    """LiteLLM's list as ours. source: what it is. day: YYYY-MM-DD. Raises ConfigurationError."""
+    if not isinstance(data, dict):
+        raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
+    models = {model.id: model for model in _models(data)}
+    if not models:
+        raise ConfigurationError(f"{source}: there is no model in it in a form that is known here")
+    ordered = tuple(models[name] for name in sorted(models))
+    return KnownModels(kind="known-models", format=FORMAT, date=day, source=source, models=ordered)
+
+
+def _models(data: JsonObject) -> Iterator[KnownModel]:
+    for name, facts in data.items():
+        if isinstance(facts, dict) and facts.get("mode") in _CHATS:
+            provider = facts.get("litellm_provider")
+            if isinstance(provider, str) and provider:
+                yield _model(name.removeprefix(f"{provider}/"), provider, facts)
+
+
+def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
+    can: dict[str, Any] = {
+        ours: facts[theirs] for ours, theirs in _CAPABILITIES.items() if isinstance(facts.get(theirs), bool)
+    }
+    retires = facts.get("deprecation_date")
+    return KnownModel(
+        id=f"{_PROVIDERS.get(provider, provider)}:{name}",
+        context_window=_tokens(facts.get("max_input_tokens")),
+        max_output=_tokens(facts.get("max_output_tokens")),
+        retires=retires if isinstance(retires, str) and _DAY.fullmatch(retires) else None,
+        **can,
+    )
+
+
+def _tokens(value: Json) -> int | None:
+    """A limit; what is no number, or no limit, is not known."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None

@@ -1,0 +1,140 @@
+"""The models that an engine can be asked for: those of models.yaml, and those that its keys open besides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import msgspec
+
+from adapters import AdapterCapabilities, ProviderAdapter
+from bus import Clock, ConfigurationError
+from tracestore import PriceTable
+
+from ..routing.availability import AvailabilityTable, State
+from ..routing.choice import overridden
+from .catalogue import Catalogue, ModelInfo, default_catalogue
+from .published_prices import published_name, published_provider
+from .registry import AdapterEntry, ModelEntry, ModelKind, ModelRegistry
+
+Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
+"""An adapter to ask what needs no network. Raises ConfigurationError if there can be none."""
+
+
+class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be asked for under its id, or any of its aliases.
+
+    id: ``provider:name``. provider: the adapter's name. kind: what it is for. listed: in models.yaml; else in the
+    catalogue, and its provider's key is there. state: as the engine has found it so far, or ``not_configured``,
+    for want of a key or of an adapter that can be made; reason says why it is not available. wire_name: what the
+    provider calls it. capabilities: of the model through its adapter, corrected by models.yaml; None if there is
+    no adapter to ask. input_cost_per_million, output_cost_per_million: USD for a million tokens under the engine's
+    prices, now; None if it is unpriced. info: what the catalogue knows of it, if anything.
+    """
+
+    id: str
+    provider: str
+    wire_name: str
+    kind: ModelKind
+    aliases: tuple[str, ...]
+    listed: bool
+    state: State | Literal["not_configured"]
+    reason: str = ""
+    capabilities: AdapterCapabilities | None = None
+    input_cost_per_million: Decimal | None = None
+    output_cost_per_million: Decimal | None = None
+    info: ModelInfo | None = None
+
+
+def configured_models(
+    registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
+) -> list[ConfiguredModel]:
+    """All of them: first those that are listed, in their order; then each adapter's others, the best first."""
+    return list(_Offer(registry, consult, availability, prices, clock).models())
+
+
+class _Offer:
+    def __init__(
+        self,
+        registry: ModelRegistry,
+        consult: Consult,
+        availability: AvailabilityTable,
+        prices: PriceTable,
+        clock: Clock,
+    ) -> None:
+        self._registry = registry
+        self._consult = consult
+        self._availability = availability
+        self._prices = prices
+        self._clock = clock
+        self._catalogue: Catalogue = default_catalogue()
+
+    def models(self) -> Iterator[ConfiguredModel]:
+        for entry in self._registry.models.values():
+            yield self._model(entry, entry.aliases, listed=True)
+        for adapter in self._registry.adapters.values():
+            yield from self._others(adapter)
+
+    def _others(self, adapter: AdapterEntry) -> Iterator[ConfiguredModel]:
+        """The models of the catalogue that an adapter's key opens, and that aren't listed."""
+        provider = published_provider(adapter)
+        if provider is None or adapter.missing_key is not None or not self._is_the_providers_own(adapter):
+            return
+        listed = {entry.wire_name for entry in self._registry.models.values() if entry.adapter == adapter.name}
+        for info in self._catalogue.models(provider):
+            if info.supports_tools is None or not info.general or info.id in listed:
+                continue
+            entry = ModelEntry(id=f"{adapter.name}:{info.id}", adapter=adapter.name, wire_name=info.id)
+            aliases = tuple(alias for alias in info.aliases if alias not in self._registry.names)
+            yield self._model(entry.on(adapter), aliases, listed=False)
+
+    def _is_the_providers_own(self, adapter: AdapterEntry) -> bool:
+        """Whether an adapter's address is its provider's, and not of a server that only speaks like it."""
+        from adapters.http.adapter import HttpAdapter
+
+        try:
+            found = self._consult(adapter)
+        except ConfigurationError:
+            return False
+        if not isinstance(found, HttpAdapter):
+            return False
+        return urlsplit(found.base_url).hostname == urlsplit(found.default_base_url).hostname
+
+    def _model(self, entry: ModelEntry, aliases: tuple[str, ...], *, listed: bool) -> ConfiguredModel:
+        adapter = self._registry.adapters[entry.adapter]
+        routed, published = f"{adapter.name}:{entry.wire_name}", published_name(adapter, entry)
+        state, reason = self._state(adapter, routed)
+        capabilities = None
+        try:
+            found = self._consult(adapter).get_capabilities(entry.wire_name)
+            capabilities = overridden(found, entry.capabilities)
+        except ConfigurationError as error:
+            state, reason = "not_configured", str(error)
+        row = self._prices.find(routed, self._clock.now_us(), priced_as=published)
+        return ConfiguredModel(
+            id=entry.id,
+            provider=adapter.name,
+            wire_name=entry.wire_name,
+            kind=entry.kind,
+            aliases=aliases,
+            listed=listed,
+            state=state,
+            reason=reason,
+            capabilities=capabilities,
+            input_cost_per_million=None if row is None else row.per_million("input"),
+            output_cost_per_million=None if row is None else row.per_million("output"),
+            info=self._catalogue.info(published or routed),
+        )
+
+    def _state(self, adapter: AdapterEntry, model: str) -> tuple[State | Literal["not_configured"], str]:
+        if adapter.missing_key is not None:
+            return "not_configured", f"{adapter.missing_key} is not set"
+        state = self._availability.state(adapter.name, model)
+        troubled = [
+            found.reason
+            for found in self._availability.snapshot()
+            if found.provider == adapter.name and found.model in (None, model) and found.state == state
+        ]
+        return state, troubled[0] if troubled else ""

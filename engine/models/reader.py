@@ -1,0 +1,271 @@
+"""What a models.yaml says, checked key by key. Every complaint names the file, the key and what was expected."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NoReturn, cast
+
+import msgspec
+
+from adapters import AdapterConfig, RetryPolicy
+from adapters.registry import ADAPTER_TYPES
+from bus import ConfigurationError
+from bus.log import Log
+from bus.values.json import Json, JsonObject
+
+from ..routing.choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
+from .habits import ToolSettings
+from .nearest import nearest
+from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ModelRegistry
+
+_log = Log("engine.config")
+
+_SHARED_KEYS = ("capabilities", "defaults", "prompt_addendum", "retry", "tools")
+"""Of an adapter for all its models, and of one model."""
+
+_ADAPTER_KEYS = {
+    "type",
+    "api_key",
+    "api_key_env",
+    "base_url",
+    "timeout_seconds",
+    "max_retries",
+    "max_concurrency",
+    "drain_for_usage",
+    "connect_timeout",
+    "first_event_timeout",
+    "stream_read_timeout",
+    "extra_headers",
+    "options",
+    "prices_as",
+    *_SHARED_KEYS,
+}
+_MODEL_KEYS = {
+    "adapter",
+    "wire_name",
+    "tier",
+    "can_delegate",
+    "aliases",
+    "max_output_tokens",
+    "max_retries",
+    "fallback",
+    "kind",
+    "embedding_space",
+    *_SHARED_KEYS,
+}
+_DEFAULT_KEYS = {"max_output_tokens", "temperature", "effort"}
+_TOOL_KEYS = {"strict", "max", "core", "parallel", "force_first_turn"}
+_TOP_KEYS = {"adapters", "models", "default_model", "default_provider"}
+
+
+class Reader:
+    """Walks the document with the key path in hand, so that each error can name it."""
+
+    def __init__(self, path: Path, environ: Mapping[str, str]) -> None:
+        self.path = path
+        self.environ = environ
+
+    def registry(self, document: object) -> ModelRegistry:
+        top = self._mapping(document if document is not None else {}, "the file")
+        self._known(top, _TOP_KEYS, "")
+        given = self._mapping(top.get("adapters") or {}, "adapters")
+        models = self._mapping(top.get("models") or {}, "models")
+        adapters = {name: self._adapter(name, entry) for name, entry in given.items()}
+        return ModelRegistry(
+            adapters,
+            {name: self._model(name, entry, adapters) for name, entry in models.items()},
+            default_model=self._string(top, "default_model", ""),
+            default_provider=self._string(top, "default_provider", ""),
+            source=str(self.path),
+        )
+
+    def _adapter(self, name: str, value: Json) -> AdapterEntry:
+        where = f"adapters.{name}"
+        entry = self._mapping(value, where)
+        self._known(entry, _ADAPTER_KEYS, where)
+        kind = self._string(entry, "type", where)
+        if kind is None:
+            self._fail(f"{where}.type", "an adapter type such as anthropic", None)
+        if kind not in ADAPTER_TYPES and ":" not in kind:
+            near = nearest(kind, ADAPTER_TYPES)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ADAPTER_TYPES))}."
+            raise ConfigurationError(
+                f"{self.path}: {where}.type: no adapter type {kind!r}: {hint} Your own is package.module:Class."
+            )
+        key, missing = self._key(entry, where)
+        config = AdapterConfig(
+            api_key=key,
+            base_url=self._string(entry, "base_url", where),
+            timeout_seconds=self._number(entry, "timeout_seconds", where, 600.0),
+            max_retries=int(self._number(entry, "max_retries", where, 2)),
+            extra_headers=self._strings(entry, "extra_headers", where),
+            options=self._mapping(entry.get("options") or {}, f"{where}.options"),
+            connect_timeout=self._number(entry, "connect_timeout", where, 10.0),
+            first_event_timeout=self._number(entry, "first_event_timeout", where, 120.0),
+            stream_read_timeout=self._number(entry, "stream_read_timeout", where, 120.0),
+            drain_for_usage=self._number(entry, "drain_for_usage", where, 0.0),
+            api_key_env=self._string(entry, "api_key_env", where),
+            retry=self._retry(entry, where, RetryPolicy()),
+        )
+        slots = int(self._number(entry, "max_concurrency", where, 0))
+        return AdapterEntry(
+            name=name,
+            type=kind,
+            config=config,
+            prices_as=self._string(entry, "prices_as", where),
+            missing_key=missing,
+            max_concurrency=slots or None,
+            capabilities=self._capabilities(entry, where),
+            defaults=self._defaults(entry, where),
+            tools=self._tools(entry, where),
+            prompt_addendum=self._string(entry, "prompt_addendum", where),
+        )
+
+    def _key(self, entry: JsonObject, where: str) -> tuple[str | None, str | None]:
+        """The adapter's key, and the variable that should hold it and doesn't."""
+        direct = self._string(entry, "api_key", where)
+        if direct is not None:
+            _log.warning("api_key_in_file", file=str(self.path), key=f"{where}.api_key", better="api_key_env")
+            if self.path.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+                _log.warning("api_key_file_readable_by_others", file=str(self.path), fix="chmod 600")
+            return direct, None
+        variable = self._string(entry, "api_key_env", where)
+        if variable is None:
+            return None, None
+        key = self.environ.get(variable)
+        return (key, None) if key else (None, variable)
+
+    def _model(self, name: str, value: Json, adapters: Mapping[str, AdapterEntry]) -> ModelEntry:
+        where = f"models.{name}"
+        entry = self._mapping(value, where)
+        self._known(entry, _MODEL_KEYS, where)
+        adapter = self._string(entry, "adapter", where)
+        if adapter is None:
+            self._fail(f"{where}.adapter", "the name of one of adapters", None)
+        limit = self._number(entry, "max_output_tokens", where, 0)
+        policy = adapters[adapter].config.retry if adapter in adapters else RetryPolicy()
+        return ModelEntry(
+            id=name,
+            adapter=adapter,
+            wire_name=self._string(entry, "wire_name", where) or name.partition(":")[2] or name,
+            tier=self._string(entry, "tier", where),
+            can_delegate=self._boolean(entry, "can_delegate", where),
+            aliases=self._names(entry, "aliases", where),
+            max_output_tokens=int(limit) or None,
+            fallback=self._names(entry, "fallback", where),
+            capabilities=self._capabilities(entry, where),
+            defaults=self._defaults(entry, where),
+            tools=self._tools(entry, where),
+            prompt_addendum=self._string(entry, "prompt_addendum", where),
+            max_retries=int(self._number(entry, "max_retries", where, 0)) if "max_retries" in entry else None,
+            retry=self._retry(entry, where, policy) if "retry" in entry else None,
+            kind=self._kind(entry, where),
+            embedding_space=self._string(entry, "embedding_space", where),
+        )
+
+    def _kind(self, entry: JsonObject, where: str) -> ModelKind:
+        match self._string(entry, "kind", where):
+            case None | "chat":
+                return "chat"
+            case "embedding" | "image" | "video" as kind:
+                return kind
+            case other:
+                self._fail(f"{where}.kind", "chat, embedding, image or video", other)
+
+    def _capabilities(self, entry: JsonObject, where: str) -> dict[str, bool | int]:
+        where = f"{where}.capabilities"
+        given = self._mapping(entry.get("capabilities") or {}, where)
+        self._known(given, CAPABILITY_FLAGS | CAPABILITY_LIMITS, where)
+        overrides: dict[str, bool | int] = {}
+        for key in given:
+            if key in CAPABILITY_FLAGS:
+                overrides[key] = self._boolean(given, key, where)
+            else:
+                overrides[key] = int(self._number(given, key, where, 0))
+        return overrides
+
+    def _defaults(self, entry: JsonObject, where: str) -> ModelDefaults:
+        where = f"{where}.defaults"
+        given = self._mapping(entry.get("defaults") or {}, where)
+        self._known(given, _DEFAULT_KEYS, where)
+        limit = self._number(given, "max_output_tokens", where, 0)
+        return ModelDefaults(
+            max_output_tokens=int(limit) or None,
+            temperature=self._number(given, "temperature", where, 0) if "temperature" in given else None,
+            effort=self._string(given, "effort", where),
+        )
+
+    def _tools(self, entry: JsonObject, where: str) -> ToolSettings:
+        where = f"{where}.tools"
+        given = self._mapping(entry.get("tools") or {}, where)
+        self._known(given, _TOOL_KEYS, where)
+        limit, core = given.get("max"), self._names(given, "core", where)
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            self._fail(f"{where}.max", "a whole number, at least 1", limit)
+        if limit is not None and len(core) > limit:
+            self._fail(f"{where}.core", f"at most {limit} names, as {where}.max says", core)
+        flags = {name: self._boolean(given, name, where) for name in given if name not in ("max", "core")}
+        return ToolSettings(max=limit, core=core or None, **flags)
+
+    def _retry(self, entry: JsonObject, where: str, policy: RetryPolicy) -> RetryPolicy:
+        """What is said of retries, on top of a policy."""
+        where = f"{where}.retry"
+        given = self._mapping(entry.get("retry") or {}, where)
+        self._known(given, [name for name in RetryPolicy.__struct_fields__ if name != "on_retry"], where)
+        said: dict[str, bool | float] = {}
+        for key in given:
+            flag = isinstance(getattr(policy, key), bool)
+            said[key] = self._boolean(given, key, where) if flag else self._number(given, key, where, 0)
+        return msgspec.structs.replace(policy, **said)
+
+    def _names(self, entry: JsonObject, key: str, where: str) -> tuple[str, ...]:
+        names = entry.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self._fail(f"{where}.{key}", "a list of names", names)
+        return tuple(cast("list[str]", names))
+
+    def _mapping(self, value: object, where: str) -> JsonObject:
+        if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+            self._fail(where, "a mapping of names", value)
+        return value
+
+    def _string(self, entry: JsonObject, key: str, where: str) -> str | None:
+        value = entry.get(key)
+        if value is not None and not isinstance(value, str):
+            self._fail(f"{where}.{key}".lstrip("."), "a string", value)
+        return value
+
+    def _number(self, entry: JsonObject, key: str, where: str, default: float) -> float:
+        value = entry.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            self._fail(f"{where}.{key}", "a number, not negative", value)
+        return value
+
+    def _boolean(self, entry: JsonObject, key: str, where: str) -> bool:
+        value = entry.get(key, False)
+        if not isinstance(value, bool):
+            self._fail(f"{where}.{key}", "true or false", value)
+        return value
+
+    def _strings(self, entry: JsonObject, key: str, where: str) -> dict[str, str]:
+        value = self._mapping(entry.get(key) or {}, f"{where}.{key}")
+        for name, text in value.items():
+            if not isinstance(text, str):
+                self._fail(f"{where}.{key}.{name}", "a string", text)
+        return cast("dict[str, str]", value)
+
+    def _known(self, entry: JsonObject, known: Collection[str], where: str) -> None:
+        for key in entry:
+            if key not in known:
+                near = nearest(key, known)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                place = f"{where}.{key}".lstrip(".")
+                raise ConfigurationError(
+                    f"{self.path}: {place}: unknown key{hint} Expected one of {', '.join(sorted(known))}."
+                )
+
+    def _fail(self, where: str, expected: str, found: object) -> NoReturn:
+        shown = "nothing" if found is None else f"{type(found).__name__} {found!r}"[:80]
+        raise ConfigurationError(f"{self.path}: {where}: expected {expected}, found {shown}")

@@ -1,0 +1,329 @@
+"""Which models there are, under which names, and which adapter serves each.
+
+Names resolve in this order: ``provider:name`` as listed; an alias; a provider's own name for a model, listed here
+or in the catalogue (where it also may be a short name, such as ``sonnet``); and, with an explicit provider that is
+configured, or with a default one, any name at all. What the catalogue doesn't know either is passed through as it
+is: nothing is known of what it can do.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from adapters.registry import ADAPTER_TYPES
+from bus import Clock, ConfigurationError
+
+from .habits import NO_TOOL_SETTINGS, ToolSettings, over
+from .nearest import nearest
+
+
+class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request to a model asks where its caller says nothing; None leaves it to the model.
+
+    max_output_tokens: of a reply, reasoning included. temperature: mostly from 0 to 2. effort: of reasoning, in
+    the model's own words.
+    """
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    effort: str | None = None
+
+
+NO_DEFAULTS = ModelDefaults()
+
+_MOST_FOUND = 1024
+"""Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
+
+
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One configured adapter.
+
+    name: stands before the colon of its models' names. type: a registered one, or ``package.module:Class``.
+    config: what it is made with. prices_as: the provider whose published prices its models have, where its type
+    and address don't say it.
+    missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
+    more wait. None is the engine's `Limits.calls_per_provider`. capabilities, defaults, tools, prompt_addendum:
+    for its models, where they don't say otherwise themselves; see `ModelEntry`.
+
+    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
+    the same one, which is the host's own.
+    """
+
+    name: str
+    type: str
+    config: AdapterConfig
+    prices_as: str | None = None
+    missing_key: str | None = None
+    max_concurrency: int | None = None
+    capabilities: dict[str, bool | int] = {}
+    defaults: ModelDefaults = NO_DEFAULTS
+    tools: ToolSettings = NO_TOOL_SETTINGS
+    prompt_addendum: str | None = None
+    make: Callable[[], ProviderAdapter] | None = None
+    shared: bool = False
+
+    @property
+    def state(self) -> Literal["configured", "not_configured"]:
+        """Whether it has the key that it needs."""
+        return "configured" if self.missing_key is None else "not_configured"
+
+    def create(self, clock: Clock) -> ProviderAdapter:
+        """An adapter as configured. Raises ConfigurationError, and what a host's own raises."""
+        if self.make is not None:
+            return self.make()
+        return create_adapter(self.type, self.config, name=self.name, clock=clock)
+
+
+ModelKind: TypeAlias = Literal["chat", "embedding", "image", "video"]
+
+
+class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One listed model. id: ``provider:name``. adapter: by its name. wire_name: what the provider calls it.
+
+    tier: a name among its adapter's models. aliases: further names. can_delegate: for hosts; kept, and not used
+    here. max_output_tokens: the most that may be asked for. defaults: what requests ask where
+    callers say nothing. tools: how it is given tools.
+    fallback: names of the models to try, in order, when this one fails. capabilities: fields of
+    `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
+    max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
+    kind: a model of another kind than ``chat`` is never chosen for a conversation by itself. embedding_space:
+    models of the same one may stand in for each other; None goes by the name.
+    """
+
+    id: str
+    adapter: str
+    wire_name: str
+    tier: str | None = None
+    can_delegate: bool = False
+    aliases: tuple[str, ...] = ()
+    max_output_tokens: int | None = None
+    fallback: tuple[str, ...] = ()
+    capabilities: dict[str, bool | int] = {}
+    defaults: ModelDefaults = NO_DEFAULTS
+    tools: ToolSettings = NO_TOOL_SETTINGS
+    prompt_addendum: str | None = None
+    max_retries: int | None = None
+    retry: RetryPolicy | None = None
+    usual_max_output: int | None = None
+    kind: ModelKind = "chat"
+    embedding_space: str | None = None
+
+    def on(self, adapter: AdapterEntry) -> ModelEntry:
+        """This entry, with what it leaves open as its adapter has it."""
+        defaults = over(self.defaults, msgspec.structs.replace(adapter.defaults, max_output_tokens=None))
+        return msgspec.structs.replace(
+            self,
+            capabilities={**adapter.capabilities, **self.capabilities},
+            defaults=defaults,
+            tools=over(self.tools, adapter.tools),
+            prompt_addendum=adapter.prompt_addendum if self.prompt_addendum is None else self.prompt_addendum,
+            usual_max_output=adapter.defaults.max_output_tokens,
+        )
+
+
+class Resolved(msgspec.Struct, frozen=True):
+    """What a name means. resolved_by: id, alias, native_name, catalogue or passthrough."""
+
+    model: ModelEntry
+    resolved_by: str
+
+
+class ModelRegistry:
+    """The adapters and models of a configuration; immutable. adapters: by name. models: by id, as given, and
+    completed by the settings of their adapters.
+
+    default_model: for callers that name none. default_provider: the adapter that names go to which mean nothing
+    else; None makes them errors. source: where it comes from, for messages. removed: names that an earlier
+    configuration of the same engine had; they are errors, never passed through.
+    Raises ConfigurationError if a name is taken twice, or leads nowhere.
+    """
+
+    def __init__(
+        self,
+        adapters: Mapping[str, AdapterEntry],
+        models: Mapping[str, ModelEntry],
+        *,
+        default_model: str | None = None,
+        default_provider: str | None = None,
+        source: str = "code",
+        removed: Collection[str] = (),
+    ) -> None:
+        self.adapters = dict(adapters)
+        self.models = {
+            name: model.on(adapters[model.adapter]) if model.adapter in adapters else model
+            for name, model in models.items()
+        }
+        self.default_model = default_model
+        self.default_provider = default_provider
+        self.source = source
+        if default_provider is not None and default_provider not in self.adapters:
+            raise ConfigurationError(f"{source}: default_provider: {self._no_adapter(default_provider)}")
+        self._aliases = self._index_aliases()
+        self._found: dict[str, Resolved] = {}
+        self.removed = frozenset(removed) - self.names
+        self._check_fallbacks()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All ids and aliases."""
+        return frozenset((*self.models, *self._aliases))
+
+    def succeeding(self, previous: ModelRegistry) -> ModelRegistry:
+        """This registry in place of an earlier one, whose names it remembers."""
+        return ModelRegistry(
+            self.adapters,
+            self.models,
+            default_model=self.default_model,
+            default_provider=self.default_provider,
+            source=self.source,
+            removed=previous.removed | previous.names,
+        )
+
+    def _check_fallbacks(self) -> None:
+        for model in self.models.values():
+            for name in model.fallback:
+                try:
+                    self.resolve(name)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"{self.source}: models.{model.id}.fallback: {error}") from error
+
+    def _index_aliases(self) -> dict[str, str]:
+        aliases: dict[str, str] = {}
+        for model in self.models.values():
+            if model.adapter not in self.adapters:
+                raise ConfigurationError(
+                    f"{self.source}: models.{model.id}.adapter: {model.adapter!r} is not one of adapters: "
+                    f"{', '.join(sorted(self.adapters)) or 'none'}"
+                )
+            for alias in model.aliases:
+                if alias in aliases:
+                    raise ConfigurationError(
+                        f"{self.source}: models.{model.id}.aliases: {alias!r} already belongs to {aliases[alias]}"
+                    )
+                aliases[alias] = model.id
+        return aliases
+
+    def resolve(self, name: str, provider: str | None = None) -> Resolved:
+        """The model of a name. provider: the adapter that it must be a model of, by name.
+
+        Raises ConfigurationError: unknown (with the nearest), ambiguous, or another provider's.
+        """
+        if provider is not None:
+            return self._at(name, provider)
+        if name in self.models:
+            return Resolved(self.models[name], "id")
+        if name in self._aliases:
+            return Resolved(self.models[self._aliases[name]], "alias")
+        if name in self.removed:
+            raise ConfigurationError(
+                f"model {name!r} is no longer in {self.source}: a reload removed it. Known are "
+                f"{', '.join(sorted(self.names)) or 'none'}."
+            )
+        found = self._found.get(name)
+        if found is None:
+            found = self._look_for(name)
+            if len(self._found) < _MOST_FOUND:
+                self._found[name] = found
+        return found
+
+    def _look_for(self, name: str) -> Resolved:
+        """A name that is neither an id nor an alias here."""
+        prefix, colon, rest = name.partition(":")
+        if colon and prefix in self.adapters:
+            return self._listed_at(prefix, rest) or self._unlisted_at(prefix, rest)
+        native = [model for model in self.models.values() if model.wire_name == name]
+        if len(native) == 1:
+            return Resolved(native[0], "native_name")
+        if native:
+            raise ConfigurationError(
+                f"model {name!r} is ambiguous: say one of {', '.join(sorted(model.id for model in native))}"
+            )
+        return self._not_listed(name)
+
+    def _at(self, name: str, provider: str) -> Resolved:
+        """The model of a name that one adapter serves."""
+        if provider not in self.adapters:
+            raise ConfigurationError(self._no_adapter(provider))
+        prefix, colon, rest = name.partition(":")
+        known = self.models.get(name) or self.models.get(self._aliases.get(name, ""))
+        owner = known.adapter if known is not None else prefix if colon and prefix in self.adapters else provider
+        if owner != provider:
+            raise ConfigurationError(f"model {name!r} is one of {owner}'s, not of provider={provider!r}")
+        if known is not None:
+            return Resolved(known, "id" if name in self.models else "alias")
+        local = rest if colon and prefix == provider else name
+        return self._listed_at(provider, local) or self._unlisted_at(provider, local)
+
+    def _listed_at(self, adapter: str, name: str) -> Resolved | None:
+        """An adapter's listed model by its provider's name, or by its tier."""
+        listed = [m for m in self.models.values() if m.adapter == adapter and name in (m.wire_name, m.tier)]
+        return Resolved(listed[0], "native_name") if len(listed) == 1 else None
+
+    def _unlisted_at(self, adapter: str, name: str) -> Resolved:
+        """A model of an adapter by a name of the catalogue, or by any."""
+        from .unlisted import name_at
+
+        wire_name, known = name_at(self.adapters[adapter], name)
+        listed = self._listed_at(adapter, wire_name)
+        if listed is not None:
+            return listed
+        entry = ModelEntry(id=f"{adapter}:{wire_name}", adapter=adapter, wire_name=wire_name)
+        return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
+
+    def _not_listed(self, name: str) -> Resolved:
+        """A bare name that is in the catalogue, or that the default provider may know."""
+        from .unlisted import place_in_catalogue, refuse_foreign
+
+        placed = place_in_catalogue(self.adapters, name, self.default_provider)
+        if placed is not None:
+            adapter, local = placed
+            return self._listed_at(adapter, local) or self._unlisted_at(adapter, local)
+        if self.default_provider is None:
+            raise ConfigurationError(self._unknown(name))
+        refuse_foreign(self.adapters[self.default_provider], name)
+        return self._unlisted_at(self.default_provider, name)
+
+    def _no_adapter(self, name: str) -> str:
+        near = nearest(name, self.adapters)
+        hint = f"did you mean {near[0]!r}?" if near else f"they are {', '.join(sorted(self.adapters)) or 'none'}."
+        return f"{name!r} is none of the adapters in {self.source}: {hint}"
+
+    def _unknown(self, name: str) -> str:
+        from .unlisted import names_at
+
+        prefix, colon, _ = name.partition(":")
+        if colon and prefix in ADAPTER_TYPES:
+            return f"unknown model {name!r}: {self._no_adapter(prefix)} To have one, add it to the adapters there."
+        known = sorted(self.names)
+        near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known) or 'none'}."
+        return (
+            f"unknown model {name!r}: {hint} Models are listed in {self.source}; 'provider:name' reaches any "
+            "model of an adapter there, and so does any name with a default_provider."
+        )
+
+    def adapter_of(self, model: ModelEntry) -> AdapterEntry:
+        """The adapter that serves a model. Raises ConfigurationError if its key is missing."""
+        entry = self.adapters[model.adapter]
+        if entry.missing_key is not None:
+            raise ConfigurationError(
+                f"model {model.id!r} is not_configured: adapter {entry.name!r} needs its key in the environment "
+                f"variable {entry.missing_key}, which is not set"
+            )
+        return entry
+
+    def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
+        """This registry and one more adapter. Raises ConfigurationError if there is one of that name."""
+        if entry.name in self.adapters:
+            raise ConfigurationError(
+                f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"
+            )
+        fuller = copy.copy(self)
+        fuller.adapters = {**self.adapters, entry.name: entry}
+        fuller._found = {}  # a name that was another provider's until now may be this one's
+        return fuller

@@ -1,0 +1,1 @@
+"""Replies that are data: asked for, checked, and shown while they grow."""

@@ -1,0 +1,133 @@
+"""`generate_object`: a reply as an object that follows a schema, or an error that says why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
+
+from adapters import ContentBlock, Message
+from bus import CallboardError, Cost
+
+from ..conversation.results import GenerateResult, StepResult
+from ..conversation.turn import Turn, own
+from ..generation.asking import Arguments, new_turn
+from ..routing.choice import Model
+from .reply import NoObjectGeneratedError, Unfit, read_reply
+from .schema import ObjectSchema
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+T = TypeVar("T")
+
+
+class ObjectArguments(Arguments, total=False):
+    """What `generate_object` and `stream_object` take besides model, prompt and schema.
+
+    max_reasks: how often a reply that is no JSON or doesn't follow the schema is shown to the model with what is
+    wrong, to be given anew; each is a further call. repair: read nearly valid JSON as it was meant (a comma too
+    many, a bracket too few); also of a truncated reply, if what there is follows the schema.
+    """
+
+    max_reasks: int
+    repair: bool
+
+
+class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
+    """What `generate_object` returns. output: the object. repaired: the text is no valid JSON, and was read as it
+    was meant.
+
+    `text` is the JSON of the last reply; `steps` are all replies, with those that were asked for anew.
+    """
+
+    output: T
+    repaired: bool = False
+
+
+class ObjectTask(Generic[T]):
+    """One object to be had: its turns, one after the other, and what is made of them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        model: Model | None,
+        prompt: str | Sequence[ContentBlock] | None,
+        schema: object,
+        *,
+        streamed: bool,
+        max_reasks: int = 0,
+        repair: bool = False,
+        **arguments: Unpack[Arguments],
+    ) -> None:
+        if arguments.get("output_schema") is not None:
+            raise CallboardError("generate_object takes schema=, not output_schema=")
+        self.engine = engine
+        self.schema: ObjectSchema[T] = ObjectSchema(schema)
+        asked: Arguments = {"schema_mode": "auto", **arguments, "output_schema": self.schema.sent}
+        self.first = new_turn(engine, model, prompt, streamed=streamed, **asked)
+        self._turns: list[Turn] = []
+        self.may_repair = repair
+        self.has_tools = bool(arguments.get("tools"))
+        self._reasks = max_reasks
+
+    def judge(self, turn: Turn) -> ObjectResult[T] | Turn:
+        """The object of a turn that is over, or the turn to run next. Raises NoObjectGeneratedError."""
+        self._turns.append(turn)
+        response = turn.steps[-1].response
+        try:
+            if turn.status != "completed":
+                raise Unfit("not_json", _open_calls(turn), may_be_mended=False)
+            output, repaired = read_reply(response, self.schema, may_repair=self.may_repair)
+        except Unfit as unfit:
+            if unfit.may_be_mended and self._reasks > 0:
+                self._reasks -= 1
+                return turn.followed_by(Message.user(_correction(unfit)))
+            steps = self._steps()
+            raise NoObjectGeneratedError(
+                unfit.reason,
+                unfit.detail,
+                text=response.text,
+                steps=steps,
+                usage=reduce(add, (step.usage for step in steps)),
+                cost=self._cost(),
+            ) from unfit
+        return ObjectResult(
+            output=output,
+            repaired=repaired,
+            steps=self._steps(),
+            messages=turn.messages,
+            status=turn.status,
+            total_cost=self._cost(),
+            cost_sum=reduce(add, (turn.cost_sum for turn in self._turns)),
+        )
+
+    def _steps(self) -> tuple[StepResult, ...]:
+        return tuple(step for turn in self._turns for step in turn.steps)
+
+    def _cost(self) -> Cost:
+        return reduce(add, (turn.cost for turn in self._turns))
+
+
+def _open_calls(turn: Turn) -> str:
+    names = ", ".join(call.name for call in turn.steps[-1].tool_calls)
+    return (
+        f"it calls {names}, and the turn ended with {turn.status}; give max_tool_rounds, and tools that can be run"
+    )
+
+
+def _correction(unfit: Unfit) -> str:
+    fault = "is not JSON" if unfit.reason == "not_json" else "does not follow the schema"
+    return f"Your answer {fault}: {unfit.detail}\nGive the whole corrected JSON object, and nothing else."
+
+
+async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
+    """See `Engine.generate_object`."""
+    turn = task.first
+    while True:
+        await own(turn, await task.engine.start_turn(turn))
+        judged = task.judge(turn)
+        if isinstance(judged, ObjectResult):
+            return judged
+        turn = judged

@@ -1,0 +1,313 @@
+"""JSON text as it grows: what can be said of a value before its text is whole.
+
+A push-down machine over the pieces of the text, wherever they are cut: no text is read twice. Members and items
+are there once they have begun to be text, an object or an array; a number, a literal and a name only once they
+are whole, because a part of them says something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from bus.values.json import Json, JsonObject
+
+from .json_string import JsonString
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_TOKEN = re.compile(r"[-+.0-9A-Za-z]*")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?\Z")
+_SCALAR_STARTS = frozenset("-0123456789tfn")
+_LITERALS: dict[str, Json] = {"true": True, "false": False, "null": None}
+
+_State: TypeAlias = Callable[[str, int], int]
+"""Reads from a place in a piece of text on; the place where the next state goes on."""
+
+
+class PartialJson:
+    """`feed(text)` piece by piece; `value` is what the text says so far.
+
+    embedded: the value, then an object or an array, may stand amid other text, in a code fence for example; what
+    is before and after it is ignored. opening: how it may begin. lenient: commas too many, line breaks in strings
+    and unknown escapes are read as they were meant, and `close()` closes what is open.
+
+    started: there is a value. complete: it is whole. error: what is wrong with the text, and where; the value is
+    then what was read before.
+    """
+
+    def __init__(self, *, embedded: bool = False, opening: str = "{[", lenient: bool = False) -> None:
+        self.started = False
+        self.complete = False
+        self.error: str | None = None
+        self._embedded = embedded
+        self._opening = opening
+        self._lenient = lenient
+        self._root: Json = None
+        self._stack: list[JsonObject | list[Json]] = []
+        self._names: list[str] = []  # of the member that is open in each object of the stack
+        self._string: JsonString | None = None  # the open one
+        self._is_name = False  # the open string is a member's name
+        self._token = ""  # an open number or literal
+        self._before = 0  # characters of earlier pieces
+        self._grew = False
+        self._state: _State = self._seek if embedded else self._begin_value
+
+    @property
+    def value(self) -> Json:
+        """What there is, as a snapshot; None before `started`. Takes time for what is open, not for the whole.
+
+        Snapshots share the parts that are whole: don't change them.
+        """
+        open_text = self._string.text if self._string is not None and not self._is_name else None
+        if not self._stack:
+            return self._root if open_text is None else open_text
+        inner: Json = open_text
+        names = len(self._names)
+        for depth, container in enumerate(reversed(self._stack)):
+            has_child = depth > 0 or open_text is not None
+            if isinstance(container, list):
+                copied_list = list(container)
+                if has_child:
+                    copied_list[len(copied_list) - (depth > 0) :] = [inner]
+                inner = copied_list
+            else:
+                names -= 1
+                copied = dict(container)
+                if has_child:
+                    copied[self._names[names]] = inner
+                inner = copied
+        return inner
+
+    def feed(self, text: str) -> bool:
+        """Read on. True if the value has grown."""
+        self._grew = False
+        place, end = 0, len(text)
+        while place < end and self.error is None:
+            place = self._state(text, place)
+        self._before += end
+        return self._grew
+
+    def close(self, *, cut_off: bool = False) -> bool:
+        """The text has ended. True if the value has grown by that. Sets `error` if it isn't whole.
+
+        If lenient, what is open is closed instead. cut_off: the text was truncated, so that a number at its end
+        may lack digits; it is left out.
+        """
+        self._grew = False
+        at_root = not self._stack
+        if self._is_open() and self._state == self._scalar and (at_root or (self._lenient and not cut_off)):
+            self._end_scalar(0)
+        if self._is_open() and self._lenient and self.started:
+            self._close_all()
+        if self._is_open():
+            self._end_with("the text ends before the value does" if self.started else "there is no JSON", 0)
+        return self._grew
+
+    def _is_open(self) -> bool:
+        return self.error is None and not self.complete
+
+    def _close_all(self) -> None:
+        self._root, self._stack, self._names, self._string = self.value, [], [], None
+        self.complete, self._state = True, self._after
+
+    # -- the states
+
+    def _seek(self, text: str, place: int) -> int:
+        """Skip what is before the value."""
+        found = [at for mark in self._opening if (at := text.find(mark, place)) >= 0]
+        if not found:
+            return len(text)
+        self._state = self._begin_value
+        return min(found)
+
+    def _begin_value(self, text: str, place: int) -> int:
+        place = _after_space(text, place)
+        if place == len(text):
+            return place
+        match text[place]:
+            case "{":
+                self._open({})
+                self._state = self._first_name
+            case "[":
+                self._open([])
+                self._state = self._first_item
+            case '"':
+                self._begin_string(is_name=False)
+            case character if character in _SCALAR_STARTS:
+                self._token = ""
+                self._state = self._scalar
+                return place
+            case _:
+                return self._fail("a value was expected", place)
+        return place + 1
+
+    def _first_item(self, text: str, place: int) -> int:
+        return self._end_or(self._begin_value, "]", text, place)
+
+    def _next_item(self, text: str, place: int) -> int:
+        return (
+            self._end_or(self._begin_value, "]", text, place) if self._lenient else self._begin_value(text, place)
+        )
+
+    def _first_name(self, text: str, place: int) -> int:
+        return self._end_or(self._begin_name, "}", text, place)
+
+    def _next_name(self, text: str, place: int) -> int:
+        return self._end_or(self._begin_name, "}", text, place) if self._lenient else self._begin_name(text, place)
+
+    def _end_or(self, otherwise: _State, end: str, text: str, place: int) -> int:
+        place = _after_space(text, place)
+        if place < len(text) and text[place] == end:
+            self._pop()
+            return place + 1
+        return otherwise(text, place)
+
+    def _begin_name(self, text: str, place: int) -> int:
+        place = _after_space(text, place)
+        if place == len(text):
+            return place
+        if text[place] != '"':
+            return self._fail("a name in double quotes was expected", place)
+        self._begin_string(is_name=True)
+        return place + 1
+
+    def _colon(self, text: str, place: int) -> int:
+        place = _after_space(text, place)
+        if place == len(text):
+            return place
+        if text[place] != ":":
+            return self._fail("a colon was expected", place)
+        self._state = self._begin_value
+        return place + 1
+
+    def _comma(self, text: str, place: int) -> int:
+        """After a member or an item."""
+        place = _after_space(text, place)
+        if place == len(text):
+            return place
+        in_list = isinstance(self._stack[-1], list)
+        if text[place] == ",":
+            self._state = self._next_item if in_list else self._next_name
+        elif text[place] == ("]" if in_list else "}"):
+            self._pop()
+        else:
+            return self._fail("a comma or the end was expected", place)
+        return place + 1
+
+    def _after(self, text: str, place: int) -> int:
+        if not self._embedded and not self._lenient:
+            place = _after_space(text, place)
+            if place < len(text):
+                return self._fail("there is text after the value", place)
+        return len(text)
+
+    # -- strings
+
+    def _begin_string(self, *, is_name: bool) -> None:
+        self._string, self._is_name = JsonString(lenient=self._lenient), is_name
+        self._state = self._in_string
+        if not is_name:
+            self.started = self._grew = True
+
+    def _in_string(self, text: str, place: int) -> int:
+        string = self._string
+        assert string is not None
+        place = string.read(text, place)
+        if string.error is not None:
+            return self._fail(string.error, place)
+        if string.grew and not self._is_name:
+            self._grew = True
+        if string.closed:
+            self._end_string(string.text)
+        return place
+
+    def _end_string(self, text: str) -> None:
+        self._string = None
+        if self._is_name:
+            self._names[-1], self._state = text, self._colon
+        else:
+            grew = self._grew
+            self._place(text)
+            self._grew = grew  # all of it was there before
+
+    # -- numbers and literals
+
+    def _scalar(self, text: str, place: int) -> int:
+        part = _TOKEN.match(text, place)
+        assert part is not None
+        self._token += part[0]
+        if part.end() < len(text):
+            self._end_scalar(part.end())
+        return part.end()
+
+    def _end_scalar(self, place: int) -> None:
+        token = self._token
+        try:
+            if token in _LITERALS:
+                self._place(_LITERALS[token])
+            elif _INTEGER.match(token):
+                self._place(int(token))
+            elif _FLOAT.match(token):
+                self._place(float(token))
+            else:
+                self._fail(f"{token[:20]!r} is neither a number nor true, false or null", place)
+        except ValueError as error:  # more digits than Python is willing to read
+            self._fail(str(error), place)
+
+    # -- the tree
+
+    def _open(self, container: JsonObject | list[Json]) -> None:
+        self._put(container)
+        self._stack.append(container)
+        if isinstance(container, dict):
+            self._names.append("")
+
+    def _pop(self) -> None:
+        if isinstance(self._stack.pop(), dict):
+            self._names.pop()
+        self._state = self._comma if self._stack else self._after
+        self.complete = not self._stack
+
+    def _place(self, value: Json) -> None:
+        """A value that is whole."""
+        self._put(value)
+        self._state = self._comma if self._stack else self._after
+        self.complete = not self._stack
+
+    def _put(self, value: Json) -> None:
+        self.started = self._grew = True
+        if not self._stack:
+            self._root = value
+        elif isinstance(holder := self._stack[-1], list):
+            holder.append(value)
+        else:
+            holder[self._names[-1]] = value
+
+    def _fail(self, what: str, place: int) -> int:
+        if self._embedded and self._is_hardly_begun():
+            self._stack, self._names, self._string, self._root, self.started = [], [], None, None, False
+            self._state = self._seek
+        else:
+            self._end_with(what, place)
+        return place
+
+    def _is_hardly_begun(self) -> bool:
+        """What looked like the value was but a bracket in the text before it."""
+        return (
+            len(self._stack) == 1 and not self._stack[0] and self._names in ([], [""]) and not self._is_in_value()
+        )
+
+    def _is_in_value(self) -> bool:
+        return self._string is not None and not self._is_name
+
+    def _end_with(self, what: str, place: int) -> None:
+        self.complete = False
+        self.error = f"{what}, at character {self._before + place}"
+
+
+def _after_space(text: str, place: int) -> int:
+    space = _SPACE.match(text, place)
+    assert space is not None
+    return space.end()

@@ -1,0 +1,146 @@
+"""Whether a reply is the object that was wanted, and if not, why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Literal, NoReturn, TypeAlias, TypeVar
+
+from adapters import CanonicalResponse, StopReason
+from bus import CallboardError, Cost
+from bus.values.json import Json
+from bus.values.usage import TokenUsage
+
+from ..conversation.results import StepResult
+from .partial_json import PartialJson
+from .schema import ObjectSchema
+
+T = TypeVar("T")
+
+NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid"]
+
+
+class NoObjectGeneratedError(CallboardError):
+    """The model replied, but not with what was wanted.
+
+    reason: ``truncated`` (the reply reached max_output_tokens, or the window's end), ``refused`` (by the model or
+    a filter), ``not_json``, ``invalid`` (JSON that doesn't follow the schema). detail: what is wrong, with the
+    JSON path or the character. text: of the last reply. usage, cost: of all replies together. steps: the replies.
+    """
+
+    def __init__(
+        self,
+        reason: NoObjectReason,
+        detail: str,
+        *,
+        text: str,
+        steps: Sequence[StepResult],
+        usage: TokenUsage,
+        cost: Cost,
+    ) -> None:
+        super().__init__(f"{_SAID[reason]}: {detail}")
+        self.reason: NoObjectReason = reason
+        self.detail = detail
+        self.text = text
+        self.steps = tuple(steps)
+        self.usage = usage
+        self.cost = cost
+
+    @property
+    def response(self) -> CanonicalResponse:
+        """The last reply."""
+        return self.steps[-1].response
+
+
+_SAID: dict[NoObjectReason, str] = {
+    "truncated": "the reply was cut off before its object was whole; raise max_output_tokens",
+    "refused": "the model refused",
+    "not_json": "the reply is not JSON",
+    "invalid": "the reply does not follow the schema",
+}
+
+
+class Unfit(Exception):
+    """A reply that is not what was wanted.
+
+    may_be_mended: it makes sense to ask again. What was too long would be again, and a refusal is one.
+    """
+
+    def __init__(self, reason: NoObjectReason, detail: str, *, may_be_mended: bool = True) -> None:
+        super().__init__(detail)
+        self.reason: NoObjectReason = reason
+        self.detail = detail
+        self.may_be_mended = may_be_mended and reason in ("not_json", "invalid")
+
+
+def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
+    """The object, and whether its text had to be repaired. Raises Unfit."""
+    if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
+        raise Unfit("refused", response.text or response.raw_stop_reason or "without a word")
+    is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
+    repaired = False
+    try:
+        reply = read_json(response.text)
+    except ValueError as error:
+        ends_early = is_cut_off and isinstance(error, _Unfinished)
+        reply = _repaired(response.text, is_cut_off) if may_repair else None
+        if reply is None:
+            raise Unfit("truncated" if ends_early else "not_json", str(error)) from error
+        repaired = True
+    try:
+        return schema.read(reply), repaired
+    except ValueError as error:
+        raise Unfit("truncated" if repaired and is_cut_off else "invalid", str(error)) from error
+
+
+class _Unfinished(ValueError):
+    """Nothing is wrong with the JSON but that it ends too early, or has not begun."""
+
+
+def read_json(text: str) -> Json:
+    """The object in a reply, which may stand in a code fence or amid other words. Raises ValueError."""
+    try:
+        return _strictly(text)
+    except ValueError:
+        machine = PartialJson(embedded=True, opening="{")
+        machine.feed(text)
+        if machine.error is not None:
+            raise ValueError(machine.error) from None
+        machine.close()
+        if machine.error is not None:
+            raise _Unfinished(machine.error) from None
+        return machine.value
+
+
+def _repaired(text: str, is_cut_off: bool) -> Json:
+    try:
+        return repair(text, cut_off=is_cut_off)
+    except ValueError:
+        return None
+
+
+def _strictly(text: str) -> Json:
+    try:
+        value: Json = json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return value
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def repair(text: str, *, cut_off: bool = False) -> Json:
+    """The object in nearly valid JSON.
+
+    Read as they were meant are: text and code fences around it, commas too many, line breaks in strings, brackets
+    that were not closed. cut_off: the text was truncated, so that a number at its end may lack digits; it is left
+    out. Raises ValueError if that is not enough.
+    """
+    machine = PartialJson(embedded=True, opening="{", lenient=True)
+    machine.feed(text)
+    machine.close(cut_off=cut_off)
+    if machine.error is not None:
+        raise ValueError(machine.error)
+    return machine.value

@@ -1,0 +1,82 @@
+"""What a caller wants instead of text: the schema that a model is given, and what becomes of its reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from adapters.schemas.sanitizer import normalise_schema
+from adapters.schemas.strict import without_added_nulls
+from bus.values.json import Json, JsonObject
+
+from ..type_schema import SchemaError, check, check_schema, convert, inline_root, json_schema, refers_to
+
+T = TypeVar("T")
+
+_WRAPPED = "value"
+
+
+class ObjectSchema(Generic[T]):
+    """A type or a JSON Schema that a reply must follow.
+
+    sent: the schema for the model. Providers take an object at its root only, so anything else is wrapped into one
+    with the member ``value``, and taken out of it again.
+
+    Raises SchemaError for what is no schema, or has none.
+    """
+
+    def __init__(self, of: object) -> None:
+        schema = json_schema(of)
+        check_schema(schema)
+        if not _is_object(schema):
+            schema = inline_root(normalise_schema(schema))
+        self._type = None if isinstance(of, Mapping) else of
+        self._is_wrapped = not _is_object(schema)
+        self.sent = _wrapped(schema) if self._is_wrapped else schema
+
+    def read(self, reply: Json) -> T:
+        """What the caller wants, of a whole reply. Raises ValueError with the JSON path of what is wrong.
+
+        A null for an optional member that can't be null is as good as none: models write it often.
+        """
+        value = cast("Json", self.unwrapped(self._checked(reply)))
+        return cast("T", value if self._type is None else convert(value, self._type))
+
+    def _checked(self, reply: Json) -> Json:
+        try:
+            check(reply, self.sent)
+        except ValueError:
+            cleaned = without_added_nulls(reply, self.sent) if isinstance(reply, dict) else reply
+            if cleaned == reply:
+                raise
+            check(cleaned, self.sent)
+            return cleaned
+        return reply
+
+    def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
+        """The caller's part of a reply or of the beginning of one; UNSET if there is nothing of it yet."""
+        if not self._is_wrapped:
+            return reply
+        return reply.get(_WRAPPED, msgspec.UNSET) if isinstance(reply, dict) else msgspec.UNSET
+
+
+def _is_object(schema: JsonObject) -> bool:
+    return schema.get("type") == "object" and not {"anyOf", "oneOf", "allOf", "$ref"} & schema.keys()
+
+
+def _wrapped(schema: JsonObject) -> JsonObject:
+    if refers_to(schema, "#"):
+        raise SchemaError(
+            "this schema refers to itself as '#', which works only for an object at the root: give it a name in "
+            "$defs and refer to that"
+        )
+    inner = {name: value for name, value in schema.items() if name != "$defs"}
+    wrapped: JsonObject = {
+        "type": "object",
+        "properties": {_WRAPPED: inner},
+        "required": [_WRAPPED],
+        "additionalProperties": False,
+    }
+    return {**wrapped, "$defs": schema["$defs"]} if "$defs" in schema else wrapped

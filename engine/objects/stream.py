@@ -1,0 +1,192 @@
+"""`stream_object`: the object as it grows, and at the end the whole one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import anyio
+import msgspec
+
+from adapters import TextDelta, ToolUseInputDelta, ToolUseStart
+from bus import CallboardError
+from bus.errors import CancelledError
+from bus.values.json import Json
+
+from ..conversation.schema_means import ANSWER_TOOL
+from ..conversation.turn import Turn
+from ..generation.streaming import StreamResult
+from ..generation.view_events import ViewEvent
+from .generate import ObjectResult, ObjectTask
+from .partial_json import PartialJson
+from .schema import ObjectSchema
+
+T = TypeVar("T")
+
+
+class ObjectStream(Generic[T]):
+    """An object as it grows. Iterate it for what there is of it, and ask for `object()` or `result()`.
+
+        async with stream_object("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
+            async for partial in stream:
+                print(f"{len(partial)} recipes so far")
+        recipes = await stream.object()
+
+    Each partial is plain JSON, not yet checked, and says more than the one before; deltas that came together make
+    one. With `max_reasks`, partials begin anew when the model is asked again. The call begins when it is first
+    asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context before
+    the end cancels the call, and so does `aclose()`.
+    """
+
+    def __init__(self, task: ObjectTask[T]) -> None:
+        self._task = task
+        self._attempts: list[tuple[Turn, StreamResult]] = []
+        self._judging = anyio.Lock()
+        self._result: ObjectResult[T] | None = None
+        self._failure: CallboardError | None = None
+        self._closed = False
+        self._add(task.first)
+
+    def __aiter__(self) -> AsyncIterator[Json]:
+        return self._partials()
+
+    @property
+    def text_stream(self) -> AsyncIterator[str]:
+        """The text of the replies, piece by piece."""
+        return self._texts()
+
+    @property
+    def stream_id(self) -> str:
+        """What `Engine.attach` takes, for readers of all events of the reply that comes just now."""
+        return self._attempts[-1][1].stream_id
+
+    async def object(self) -> T:
+        """The whole object. Raises NoObjectGeneratedError, and what the call raised."""
+        return (await self.result()).output
+
+    async def result(self) -> ObjectResult[T]:
+        """The object with its text, usage, cost and steps. Raises as `object()` does."""
+        number = 0
+        while await self._has_next(number):
+            number += 1
+        assert self._result is not None
+        return self._result
+
+    # -- the end
+
+    async def cancel(self) -> bool:
+        """Cancel the call; whoever iterates gets CancelledError. False if it is over."""
+        return await self._attempts[-1][1].cancel()
+
+    async def aclose(self) -> None:
+        """Cancel what still runs, and wait until it has ended. Idempotent."""
+        self._closed = True
+        for _, stream in self._attempts:
+            await stream.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._attempts[0][1].__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # -- attempts
+
+    def _add(self, turn: Turn) -> None:
+        self._attempts.append((turn, StreamResult(self._task.engine, turn)))
+
+    async def _has_next(self, number: int) -> bool:
+        """Wait for the end of an attempt; whether another one follows it. Raises what ended the last one."""
+        turn, stream = self._attempts[number]
+        await stream.result()
+        async with self._judging:
+            if number + 1 < len(self._attempts):
+                return True
+            if self._failure is not None:
+                raise self._failure
+            if self._result is None:
+                try:
+                    judged = self._task.judge(turn)
+                except CallboardError as error:
+                    self._failure = error
+                    raise
+                if isinstance(judged, Turn):
+                    if self._closed:
+                        raise CancelledError("the stream was closed before the model was asked again")
+                    self._add(judged)
+                    return True
+                self._result = judged
+            return False
+
+    # -- readers
+
+    async def _partials(self) -> AsyncIterator[Json]:
+        number, more = 0, True
+        while more:
+            growing = _Growing(self._task.schema, lenient=self._task.may_repair)
+            async for message_id, piece in self._pieces(number):
+                value = growing.feed(message_id, piece)
+                if value is not msgspec.UNSET:
+                    yield value
+            more = await self._has_next(number)
+            number += 1
+
+    async def _texts(self) -> AsyncIterator[str]:
+        number, more = 0, True
+        while more:
+            async for _, piece in self._pieces(number):
+                yield piece
+            more = await self._has_next(number)
+            number += 1
+
+    async def _pieces(self, number: int) -> AsyncIterator[tuple[str, str]]:
+        """The text of an attempt's replies as it comes, each piece with its message's id."""
+        pieces = _Pieces(may_be_forced=not self._task.has_tools)
+        async with self._attempts[number][1].reader(coalesce=True) as reader:
+            async for event in reader:
+                if (piece := pieces.of(event)) is not None:
+                    yield piece
+
+
+class _Growing(Generic[T]):
+    """What there is of an object. A turn may have several replies, if tools are run between: each begins anew."""
+
+    def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
+        self._schema = schema
+        self._lenient = lenient
+        self._message_id = ""
+        self._machine = self._new_machine()
+
+    def feed(self, message_id: str, piece: str) -> Json | msgspec.UnsetType:
+        """The value, if it has grown; else UNSET."""
+        if message_id != self._message_id:
+            self._message_id, self._machine = message_id, self._new_machine()
+        return self._schema.unwrapped(self._machine.value) if self._machine.feed(piece) else msgspec.UNSET
+
+    def _new_machine(self) -> PartialJson:
+        return PartialJson(embedded=True, opening="{", lenient=self._lenient)
+
+
+class _Pieces:
+    """Text in events: deltas, and the arguments of the tool call that stands for a reply."""
+
+    def __init__(self, *, may_be_forced: bool) -> None:
+        self._may_be_forced = may_be_forced
+        self._answers: set[str] = set()
+
+    def of(self, event: ViewEvent) -> tuple[str, str] | None:
+        """A message's id, and a piece of its text; None if the event has none."""
+        match event:
+            case TextDelta():
+                return event.message_id, event.text
+            case ToolUseStart(tool_name=name) if self._may_be_forced and name == ANSWER_TOOL:
+                self._answers.add(event.tool_use_id)
+            case ToolUseInputDelta() if event.tool_use_id in self._answers:
+                return event.message_id, event.partial_json
+            case _:
+                pass
+        return None

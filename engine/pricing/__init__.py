@@ -1,0 +1,1 @@
+"""The prices of an engine's new calls, and repricing."""

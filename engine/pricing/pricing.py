@@ -1,0 +1,138 @@
+"""The price table of new calls, and repricing of those that were made.
+
+They are two things: new calls have the prices of the engine's own table, which changes only by an act that says
+so (`use_prices`, or `reprice` with `for_new_calls`). Repricing changes the past: store first, then live sessions,
+then the event that tells it. Another process that reprices the same file changes nothing for new calls here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bus import CallboardError, PricingRepriced, PricingTableLoaded
+from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
+from tracestore.prices.home import price_table, published_table
+
+from ..models.config import home_folder
+from ..sessions.manager import ApplyCosts
+from ..sessions.resuming import costs_of
+from .watch import PriceWatch, announcement
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..runtime.life import Hosted
+
+
+def load_prices(prices: PriceTable | Path | None) -> PriceTable:
+    """The table that an engine begins with, as `Engine` describes it. Raises ConfigurationError."""
+    return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
+
+
+class Money:
+    """prices: the table of new calls. An engine without a trace has prices, and nothing to reprice."""
+
+    def __init__(self, engine: Engine, prices: PriceTable) -> None:
+        self.prices = prices
+        self._engine = engine
+        # Of repricings here that changed the table as well: the one before it, and the one since.
+        self._changed: dict[int, tuple[PriceTable, PriceTable]] = {}
+        self._watch = None if engine.store is None else PriceWatch(engine.store, engine.clock)
+
+    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
+        """See `Engine.use_prices`."""
+        if isinstance(prices, str):
+            _, store, _ = await self._traced("look up prices in")
+            table = await _stored(store, prices)
+        else:
+            table = prices if isinstance(prices, PriceTable) else PriceTable.from_yaml(prices)
+        return self._take(table, alone=alone)
+
+    def _take(self, table: PriceTable, *, alone: bool) -> PriceTable:
+        self.prices = table if alone else published_table(home_folder()).merged(table)
+        self._engine.bus.publish(
+            PricingTableLoaded(
+                pricing_version=self.prices.version, label=self.prices.label, rows=len(self.prices.rows)
+            )
+        )
+        return self.prices
+
+    async def reprice(
+        self,
+        version: str | PriceTable,
+        *,
+        where: CallFilter | None,
+        dry_run: bool,
+        as_model: str | None,
+        for_new_calls: bool,
+    ) -> RepriceReport:
+        """See `Engine.reprice`."""
+        hosted, store, watch = await self._traced("reprice")
+        await hosted.flush()
+        kept = not dry_run and as_model is None
+        table = await _stored(store, version) if isinstance(version, str) else version
+        watch.held += 1
+        try:
+            report = await store.reprice(table, where=where, dry_run=dry_run, as_model=as_model)
+            if kept:
+                await watch.mark()
+        finally:
+            watch.held -= 1
+        if kept:
+            if for_new_calls and report.run_id is not None:
+                before = self.prices
+                self._changed[report.run_id] = (before, self._take(table, alone=False))
+            await self._show_costs(hosted, store)
+            self._engine.bus.publish(
+                PricingRepriced(
+                    pricing_version=report.version,
+                    calls=report.calls,
+                    unpriced=report.unpriced,
+                    estimated=report.estimated,
+                    unknown=report.unknown,
+                    sum_before_nano_usd=report.sum_before_nano_usd,
+                    sum_after_nano_usd=report.sum_after_nano_usd,
+                )
+            )
+        return report
+
+    async def undo_reprice(self) -> RepriceRun:
+        """See `Engine.undo_reprice`."""
+        hosted, store, watch = await self._traced("undo")
+        await hosted.flush()
+        await watch.mark()
+        run = await store.undo_reprice()
+        before, since = self._changed.pop(run.id, (None, None))
+        if before is not None and self.prices is since:
+            self._take(before, alone=True)
+        await self._look()
+        return run
+
+    def notice(self) -> None:
+        """Have a look, beside the turn that begins, whether somebody else repriced. At most one a second."""
+        hosted = self._engine.hosted
+        if self._watch is not None and hosted is not None and self._watch.due():
+            hosted.manager.spawn(self._look, name="look at prices")
+
+    async def _traced(self, what: str) -> tuple[Hosted, TraceStore, PriceWatch]:
+        hosted = await self._engine.start()
+        if self._engine.store is None or self._watch is None:
+            raise CallboardError(f"this engine keeps no trace (trace=False), so there is nothing to {what}")
+        return hosted, self._engine.store, self._watch
+
+    async def _look(self) -> None:
+        store, hosted = self._engine.store, self._engine.hosted
+        found = await self._watch.look() if self._watch is not None else None
+        if found is None or hosted is None or store is None:
+            return
+        await self._show_costs(hosted, store)
+        self._engine.bus.publish(announcement(found))
+
+    async def _show_costs(self, hosted: Hosted, store: TraceStore) -> None:
+        for session_id in list(self._engine.open_sessions.states):
+            await hosted.manager.ask(ApplyCosts(await costs_of(store, session_id)))
+
+
+async def _stored(store: TraceStore, version: str) -> PriceTable:
+    """Raises StoreError, naming the known ones, for a version that the trace doesn't know."""
+    return await store.price_table(version)

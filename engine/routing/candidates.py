@@ -1,0 +1,297 @@
+"""Where a call goes: from what a caller named to candidates in order, and from those to the one that is taken.
+
+Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve; whoever performs the turn
+finds out what each of them can do and how it stands (`Option`); `choose` takes one and says of every other why it
+was not taken. A chain is tried in its order, except that a model which asked for a pause comes after those that
+are ready, and that a turn stays with the model that has begun to answer it. The model that a caller names first
+must be able to do what is asked: its failures lead to a fallback, and a prompt that has outgrown its window, but
+no other lack. A model that stands alone is
+never refused for being unavailable: the call is the probe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from adapters import (
+    AdapterCapabilities,
+    AdapterError,
+    CallWarning,
+    CapabilityError,
+    ContextOverflowError,
+    InvalidRequestError,
+    NotFoundError,
+    TokenUsage,
+)
+from adapters.usage.estimate import at_most
+from bus import (
+    CallboardError,
+    Candidate,
+    ConfigurationError,
+    NoModelAvailable,
+    PromptTooLongError,
+    RoutingDecision,
+)
+from bus.errors import CancelledError, OutcomeUnknownError
+
+from ..models.habits import Shape
+from ..models.registry import ModelEntry, ModelRegistry
+from .availability import READY, Standing
+from .choice import Model, ModelChoice, Requirements, in_words
+
+UNLISTED_MAX_OUTPUT = 4096
+DEFAULT_MAX_OUTPUT = 16_384
+LEAST_DEFAULT_OUTPUT = 256
+
+NOMINAL_USAGE = TokenUsage(3000, 1000)
+"""What models are compared by when the cheapest is wanted."""
+
+
+class Named(msgspec.Struct, frozen=True):
+    """One model that may serve, under the name by which it came into question.
+
+    fallback_of: the model whose chain in models.yaml brought it in.
+    """
+
+    name: str
+    entry: ModelEntry
+    resolved_by: str
+    fallback_of: str | None = None
+
+    @property
+    def model(self) -> str:
+        """``provider:name`` as routed."""
+        return f"{self.entry.adapter}:{self.entry.wire_name}"
+
+    @property
+    def listed(self) -> bool:
+        return self.resolved_by != "passthrough"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller's words mean. chosen: the router chooses, so the first has no precedence of its own."""
+
+    requested: str
+    named: tuple[Named, ...]
+    chosen: bool = False
+    cheapest: bool = False
+    requires: Requirements = Requirements()
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that may serve, and what is known of it before anything is sent.
+
+    shape: what of the turn it would be sent. obstacle: why it can't serve this request. nominal_cost: in nano-USD;
+    None: not known, or not asked.
+    """
+
+    named: Named
+    capabilities: AdapterCapabilities | None = None
+    shape: Shape | None = None
+    estimated_tokens: int | None = None
+    warnings: tuple[CallWarning, ...] = ()
+    obstacle: CallboardError | None = None
+    standing: Standing = READY
+    nominal_cost: int | None = None
+
+
+class Route(msgspec.Struct, frozen=True):
+    """The decision for one call."""
+
+    decision: RoutingDecision
+    option: Option
+
+
+def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
+    """The models that may serve, in order; None is the configured default. Raises ConfigurationError.
+
+    fallback: instead of the chain in models.yaml. That one is of a model which is named alone, and goes on with
+    the chains of its members: first all that the model itself says, in its order, then what those say.
+    """
+    requested = model or registry.default_model
+    if not requested:
+        raise ConfigurationError(
+            f"no model named, and {registry.source} has no default_model: name one, as provider:name or as "
+            "`callboard models` lists it, or set default_model in models.yaml"
+        )
+    if isinstance(requested, ModelChoice):
+        return _expand_choice(registry, requested, fallback or ())
+    names = (requested,) if isinstance(requested, str) else tuple(requested)
+    if fallback is None and len(names) == 1:
+        return Plan(requested=in_words(requested), named=_chain(registry, names[0]))
+    return Plan(requested=in_words(requested), named=_distinct(registry, (*names, *(fallback or ()))))
+
+
+def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Sequence[str]) -> Plan:
+    listed = tuple(name for name, model in registry.models.items() if model.kind == "chat")
+    among = listed if choice.among is None else choice.among
+    named = _distinct(registry, (*among, *fallback))
+    if not named:
+        raise ConfigurationError(f"{in_words(choice)}: there is none to choose from in {registry.source}")
+    return Plan(
+        requested=in_words(choice),
+        named=named,
+        chosen=True,
+        cheapest=choice.prefer == "cheapest",
+        requires=choice.requires,
+    )
+
+
+def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
+    """A model and all that models.yaml has it fall back to, each once, so that a circle ends."""
+    named = _named(registry, name)
+    found = {named.model: named}
+    waiting = [named]
+    for member in waiting:  # which grows meanwhile
+        for further in member.entry.fallback:
+            named = _named(registry, further, fallback_of=member.model)
+            if named.model not in found:
+                found[named.model] = named
+                waiting.append(named)
+    return tuple(found.values())
+
+
+def _named(registry: ModelRegistry, name: str, fallback_of: str | None = None) -> Named:
+    resolved = registry.resolve(name)
+    return Named(name, resolved.model, resolved.resolved_by, fallback_of)
+
+
+def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...]:
+    found: dict[str, Named] = {}
+    for name in names:
+        named = _named(registry, name)
+        found.setdefault(named.model, named)
+    return tuple(found.values())
+
+
+def default_max_output(
+    model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool, prompt_tokens: int = 0
+) -> int:
+    """Output tokens for a caller who asks for no number: the model's own, within reason.
+
+    Where the configuration names none either, prompt and reply fit the model's window together.
+
+    Args:
+        model: As the configuration has it.
+        capabilities: What it can do, in effect.
+        listed: It stands in models.yaml.
+        prompt_tokens: An estimate.
+    """
+    configured = model.defaults.max_output_tokens or model.max_output_tokens
+    if configured is not None:
+        return configured
+    usual = model.usual_max_output
+    if usual is not None:
+        return min(capabilities.max_output_tokens, usual) if listed else usual
+    ceiling = DEFAULT_MAX_OUTPUT if listed else UNLISTED_MAX_OUTPUT
+    room = capabilities.max_context_tokens - at_most(prompt_tokens)
+    return min(capabilities.max_output_tokens, ceiling, max(room, LEAST_DEFAULT_OUTPUT))
+
+
+def asks_for_length(model: ModelEntry) -> bool:
+    """Whether the configuration says how long the model's replies may be."""
+    return bool(model.defaults.max_output_tokens or model.max_output_tokens or model.usual_max_output)
+
+
+def choose(
+    plan: Plan,
+    options: Sequence[Option],
+    *,
+    failed: Mapping[str, str] = {},
+    stay_with: str | None = None,
+) -> Route:
+    """Take one. failed: models that failed in this turn already, and how. stay_with: the one that has answered.
+
+    Raises CapabilityError, ConfigurationError or NoModelAvailable if there is none to take.
+    """
+    alone = len(options) == 1
+    rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
+    first = options[0]
+    lack = first.obstacle
+    too_long = isinstance(lack, PromptTooLongError)  # which a fallback with a larger window heals
+    if isinstance(lack, CapabilityError) and not too_long and not plan.chosen and not failed:
+        raise lack
+    usable = [option for option in options if rejected[option.named.model] is None]
+    if not usable:
+        raise refusal(plan, options)
+    taken = min(enumerate(usable), key=lambda place: _rank(plan, place[1], place[0], stay_with))[1]
+    why = f"not needed: {taken.named.model} comes before it"
+    candidates = tuple(
+        Candidate(
+            option.named.model,
+            None if option is taken else rejected[option.named.model] or _set_back(option, taken) or why,
+            option.named.fallback_of,
+        )
+        for option in options
+    )
+    decision = RoutingDecision(
+        requested=plan.requested,
+        model=taken.named.model,
+        provider=taken.named.entry.adapter,
+        resolved_by="choice" if plan.chosen else taken.named.resolved_by,
+        candidates=candidates,
+    )
+    return Route(decision, taken)
+
+
+def _rejection(option: Option, failed: Mapping[str, str], *, alone: bool) -> str | None:
+    if option.named.model in failed:
+        return failed[option.named.model]
+    if option.obstacle is not None:
+        return str(option.obstacle)
+    if option.standing.kind == "closed" and not alone:
+        return option.standing.reason
+    return None
+
+
+def _rank(plan: Plan, option: Option, place: int, stay_with: str | None) -> tuple[bool, bool, bool, int, int]:
+    unpriced = plan.cheapest and option.nominal_cost is None
+    cost = (option.nominal_cost or 0) if plan.cheapest else 0
+    return option.named.model != stay_with, option.standing.kind == "later", unpriced, cost, place
+
+
+def _set_back(option: Option, taken: Option) -> str | None:
+    if option.standing.kind == "later" and taken.standing.kind != "later":
+        return option.standing.reason
+    return None
+
+
+def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
+    """What to raise when there is no model to take."""
+    if len(options) == 1 and options[0].obstacle is not None:
+        return options[0].obstacle
+    reasons = "; ".join(f"{option.named.model}: {option.obstacle or option.standing.reason}" for option in options)
+    if any(option.obstacle is None for option in options):
+        waits = [option.standing.retry_after_seconds for option in options if option.obstacle is None]
+        return NoModelAvailable(
+            f"no model is available for {plan.requested!r}: {reasons}",
+            retryable=True,
+            retry_after_seconds=min((wait for wait in waits if wait is not None), default=None),
+        )
+    if all(isinstance(option.obstacle, ConfigurationError) for option in options):
+        return ConfigurationError(f"no model is configured for {plan.requested!r}: {reasons}")
+    return CapabilityError(f"no model can do what is asked of {plan.requested!r}: {reasons}")
+
+
+def may_fall_back(error: AdapterError) -> bool:
+    """Whether another model could heal this failure: not if the request itself is at fault, or was cancelled.
+
+    Nor if it may have been carried out, where another would be paid for as well.
+    """
+    if isinstance(error, CancelledError | NoModelAvailable | OutcomeUnknownError):
+        return False
+    return isinstance(error, NotFoundError) or not isinstance(error, InvalidRequestError)
+
+
+def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]) -> dict[str, str]:
+    """The models that are out of question after this failure, with the reason."""
+    out = {taken.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
+    if isinstance(error, ContextOverflowError) and taken.capabilities is not None:
+        window = taken.capabilities.max_context_tokens
+        for option in options:
+            own = option.capabilities
+            if option is not taken and own is not None and own.max_context_tokens <= window:
+                out[option.named.model] = f"its window of {own.max_context_tokens} tokens is no larger"
+    return out

@@ -1,0 +1,109 @@
+"""The adapters of an engine: started when first asked for, revived when they gave up, replaced by a reload."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+
+import anyio
+
+from adapters import ProviderAdapter
+from adapters.actor import AdapterActor
+from bus import Clock, ConfigurationError
+
+from ..models.registry import AdapterEntry, ModelRegistry
+from .life import Hosted
+from .running_adapter import RunningAdapter, come_up
+
+
+def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
+    """An adapter that is never started. Raises ConfigurationError if none can be made as configured."""
+    try:
+        return entry.create(clock)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"adapter {entry.name!r} can't be made: {type(error).__name__}: {error}"
+        ) from error
+
+
+class AdapterPool:
+    """start: the engine's host, up and running. registry: the current one. running: those that were needed so far,
+    by provider; one of them may be down just now.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Awaitable[Hosted]],
+        registry: Callable[[], ModelRegistry],
+        clock: Clock,
+    ) -> None:
+        self._start = start
+        self._registry = registry
+        self._clock = clock
+        self.running: dict[str, RunningAdapter] = {}
+        self._locks: dict[str, anyio.Lock] = {}
+        self._spares: dict[str, tuple[AdapterEntry, ProviderAdapter]] = {}
+
+    def __getitem__(self, provider: str) -> RunningAdapter:
+        return self.running[provider]
+
+    async def acquire(self, provider: str) -> RunningAdapter:
+        """The running adapter of a provider; `release()` it when it is no longer needed.
+
+        Raises ConfigurationError if the provider isn't configured, and what the adapter's start raised.
+        """
+        hosted = await self._start()
+        ready = self.running.get(provider)
+        if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
+            ready.acquire()
+            return ready
+        async with self._lock(provider):
+            running = await self._current(hosted, provider)
+            running.acquire()
+        return running
+
+    def consult(self, entry: AdapterEntry) -> ProviderAdapter:
+        """An adapter to ask what needs no network: the running one, or else a spare that is never started.
+
+        Raises ConfigurationError if there can be none.
+        """
+        running = self.running.get(entry.name)
+        if running is not None and running.entry == entry and isinstance(actor := running.ref.actor, AdapterActor):
+            return actor.adapter
+        known, spare = self._spares.get(entry.name, (None, None))
+        if spare is None or known != entry:
+            spare = make_spare(entry, self._clock)
+            self._spares[entry.name] = entry, spare
+        return spare
+
+    async def replace(self, names: Iterable[str]) -> None:
+        """Let the running adapters of these names finish what they do, and use them no more."""
+        hosted = await self._start()
+        for name in names:
+            self._spares.pop(name, None)
+            async with self._lock(name):  # one that is just starting is replaced as well
+                running = self.running.pop(name, None)
+                if running is not None:
+                    hosted.retire(running)
+
+    def _lock(self, provider: str) -> anyio.Lock:
+        return self._locks.setdefault(provider, anyio.Lock())
+
+    async def _current(self, hosted: Hosted, provider: str) -> RunningAdapter:
+        entry = self._entry(provider)
+        running = self.running.get(provider)
+        if running is None:
+            running = self.running[provider] = await hosted.start_adapter(entry)
+            self._spares.pop(provider, None)
+        elif not running.ref.running:
+            await hosted.revive_adapter(running)
+            await come_up(running.ref)
+        return running
+
+    def _entry(self, provider: str) -> AdapterEntry:
+        registry = self._registry()
+        entry = registry.adapters.get(provider)
+        if entry is None:
+            raise ConfigurationError(f"{registry.source}: there is no adapter {provider!r} any more")
+        return entry

@@ -1,0 +1,66 @@
+"""The adapters that somebody uses for a while: a turn, or the embedding of many texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from adapters import AdapterError
+from bus import CallboardError, RoutingDecision
+
+from ..routing.availability import Changes
+from .running_adapter import RunningAdapter
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+class BorrowedAdapters:
+    """Each is its borrower's own from its first use to `end()`, also when a reload replaces it for all others."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._adapters: dict[str, RunningAdapter] = {}
+
+    async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
+        """The adapter of a decision, started if need be; the availability table knows that a call is on its way.
+
+        Raises AdapterError, ConfigurationError.
+        """
+        engine = self._engine
+        now_us = engine.clock.now_us
+        self._publish(engine.availability.begin(decision.provider, decision.model, request_id, now_us()))
+        try:
+            return await self._adapter(decision.provider)
+        except BaseException as error:
+            self._publish(engine.availability.abandon(request_id, now_us()))
+            if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
+                raise
+            if isinstance(error, Exception):
+                self._publish(engine.availability.crashed(decision.provider, now_us()))
+                if not isinstance(error, AdapterError):
+                    what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
+                    raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
+            raise
+
+    def end(self) -> None:
+        """Give them back."""
+        while self._adapters:
+            self._adapters.popitem()[1].release()
+
+    async def _adapter(self, provider: str) -> RunningAdapter:
+        mine = self._adapters.get(provider)
+        if mine is not None and mine.ref.running:
+            return mine
+        running = await self._engine.adapters.acquire(provider)
+        mine = self._adapters.get(provider)  # again: another call of the same borrower may have waited as well
+        if mine is not None and mine.ref.running:
+            running.release()
+            return mine
+        if mine is not None:
+            mine.release()
+        self._adapters[provider] = running
+        return running
+
+    def _publish(self, changes: Changes) -> None:
+        for change in changes:
+            self._engine.bus.publish(change)

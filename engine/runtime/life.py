@@ -1,0 +1,251 @@
+"""The engine's life on one event loop: its root task, and the actors below it.
+
+The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
+availability, session manager, adapters, and stop in the reverse, when what is under way has been cancelled and has
+ended, or half of the time for the shutdown is over; what they publish while they stop is written before the store
+closes. The root is a task, not a context of whoever entered the engine, so that the engine can be
+left from another task than it was entered from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import anyio.abc
+
+from adapters.actor import AdapterActor
+from bus import (
+    ActorRef,
+    CallboardError,
+    ChildSpec,
+    Lossless,
+    PricingTableLoaded,
+    ProviderAvailabilityChanged,
+    ShutdownReport,
+    StoreError,
+    StoreUnavailable,
+    Supervisor,
+)
+from bus.actors.task import unwrapped
+from bus.log import Log
+from tracestore import TraceWriter, WriterCore
+
+from ..models.registry import AdapterEntry
+from ..routing.availability import WATCHED, AvailabilityActor
+from ..sessions.manager import SessionManager
+from .running_adapter import RunningAdapter
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+_log = Log("engine.hosting")
+
+MEMORY_US = 24 * 3600 * 1_000_000
+"""How old a stored change of availability may be to count after a restart."""
+
+MEMORY_EVENTS = 100_000
+"""How many stored events are looked through for them, so that a start on a large trace stays quick."""
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Whoever starts, uses or closes the engine is told its end, and the supervisor has logged it."""
+    if not task.cancelled():
+        task.exception()
+
+
+class Hosted:
+    """The engine's life on one event loop: its root task and what runs below it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.manager: ActorRef
+        self._engine = engine
+        self.supervisor: Supervisor | None = None
+        self._adapters: Supervisor
+        self._group: anyio.abc.TaskGroup
+        self._providers: dict[str, str] = {}  # of the adapters' actors, by their names
+        self._started = 0
+        self.writer: WriterCore | None = None
+        self._up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._report: ShutdownReport | None = None
+        self._started_ns = engine.clock.monotonic_ns()
+        self._stopped_ns: int | None = None
+        self._task = asyncio.create_task(self._root(), name="callboard engine")
+        self._task.add_done_callback(_seen)
+
+    @property
+    def state(self) -> Literal["starting", "running", "closed"]:
+        if self._task.done():
+            return "closed"
+        return "running" if self._up.is_set() else "starting"
+
+    @property
+    def uptime_seconds(self) -> float:
+        """Since it was made; when it is closed, how long it lived."""
+        until = self._engine.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
+        return (until - self._started_ns) / 1e9
+
+    async def ready(self) -> None:
+        """Raises what the start raised; CallboardError once somebody closes it."""
+        if self._up.is_set() or self._stop.is_set():
+            self._require_open()
+            return
+        up = asyncio.ensure_future(self._up.wait())
+        try:
+            await asyncio.wait((up, self._task), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+        if not self._up.is_set():
+            self._engine.forget_host()
+            self._task.result()
+        self._require_open()
+
+    def _require_open(self) -> None:
+        if self._stop.is_set() or self._task.done():
+            error = self._task.exception() if self._task.done() and not self._task.cancelled() else None
+            why = "" if error is None else f" ({error})"
+            raise CallboardError(f"this engine is closed{why}; make a new one")
+
+    async def stop(self) -> ShutdownReport | None:
+        """Raises what ended the engine before: SupervisorEscalated if an actor could not be kept running."""
+        self._stop.set()
+        if not self._task.done():
+            await asyncio.wait((self._task,))
+        if not self._task.cancelled() and (error := self._task.exception()) is not None:
+            raise error
+        return self._report
+
+    async def flush(self) -> None:
+        if self.writer is not None:
+            await self.writer.flush()
+
+    async def settle(self) -> None:
+        """Like `flush`, and what earlier processes had to leave is in the trace as well."""
+        if self.writer is not None:
+            await self.writer.adopted()
+            await self.writer.flush()
+
+    async def _root(self) -> None:
+        try:
+            await self._live()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._engine.middleware.aclose()
+            self._stopped_ns = self._engine.clock.monotonic_ns()
+
+    async def _live(self) -> None:
+        store = self._engine.store
+        if store is None:
+            await self._supervise()
+            return
+        try:
+            await store.open()
+        except StoreUnavailable as error:
+            _log.error("store_not_open", error=str(error))  # calls go on, and the writer keeps what it can
+        try:
+            await self._supervise()
+        finally:
+            with anyio.CancelScope(shield=True):
+                if self.writer is not None:
+                    await self.writer.close()  # what was published while the actors stopped
+                await store.close()
+
+    async def _supervise(self) -> None:
+        engine = self._engine
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+                await group.start(root.run)
+                budget = engine.shutdown_seconds
+                try:
+                    await self._start_children(root)
+                    self._up.set()
+                    await self._stop.wait()
+                    began = anyio.current_time()
+                    await engine.underway.end(budget / 2)
+                    budget -= anyio.current_time() - began
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        self._report = await root.stop(budget=budget)
+        except ExceptionGroup as error:
+            raise unwrapped(error) from None
+        finally:
+            if self._up.is_set():  # otherwise the next start needs it
+                engine.bus.close()
+
+    async def _start_children(self, root: Supervisor) -> None:
+        engine = self._engine
+        bus, clock = engine.bus, engine.clock
+        if engine.store is not None:
+            core = self.writer = WriterCore.for_bus(
+                engine.store, bus, capture=engine.capture, prices=engine.prices
+            )
+            await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
+        await self._restore_availability()
+        watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
+        table, providers = engine.availability, self._providers
+        await root.start_child(
+            ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
+        )
+        self.manager = await root.start_child(
+            ChildSpec("session manager", lambda: SessionManager(engine.open_sessions.states))
+        )
+        self._adapters = await root.start_supervisor("adapters")
+        prices = engine.prices
+        bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
+
+    async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        """Raises what the adapter's start raised."""
+        clock = self._engine.clock
+        actor = entry.name
+        if actor in self._providers:  # its predecessor still ends
+            self._started += 1
+            actor = f"{entry.name}, reload {self._started}"
+
+        def make() -> AdapterActor:
+            return AdapterActor(lambda: entry.create(clock))
+
+        self._providers[actor] = entry.name
+        try:
+            ref = await self._adapters.start_child(ChildSpec(actor, make, on_limit="stop"))
+        except BaseException:
+            del self._providers[actor]
+            raise
+        return RunningAdapter(entry, ref, self._engine.new_limiter(entry))
+
+    async def revive_adapter(self, running: RunningAdapter) -> None:
+        """Start the actor of an adapter afresh, if it had given up. Raises what its start raised."""
+        await self._adapters.restart_child(running.ref.name)
+
+    def retire(self, running: RunningAdapter) -> None:
+        """Stop an adapter when nobody uses it any more."""
+        self._group.start_soon(self._retire, running, name=f"retire {running.ref.name}")
+
+    async def _retire(self, running: RunningAdapter) -> None:
+        await running.wait_idle()  # at shutdown, too: turns end before the session manager does
+        await self._adapters.remove_child(running.ref.name)
+        self._providers.pop(running.ref.name, None)
+
+    async def _restore_availability(self) -> None:
+        """What an earlier run knew last of each provider; what is older than a day says nothing any more."""
+        engine = self._engine
+        if engine.store is None:
+            return
+        now_us = engine.clock.now_us()
+        topic = ProviderAvailabilityChanged.topic_of()
+        try:
+            after = await engine.store.last_event_id() - MEMORY_EVENTS
+            history = await engine.store.events(
+                topic=topic, since=now_us - MEMORY_US, after_id=max(after, 0), limit=None
+            )
+        except StoreError as error:
+            _log.warning("availability_not_restored", error=str(error))
+            return
+        known = engine.registry.adapters
+        events = (envelope for envelope in history if getattr(envelope.data, "provider", None) in known)
+        engine.availability.restore(events, now_us)

@@ -1,0 +1,47 @@
+"""An adapter at work: its actor, what bounds its calls, and who still needs it."""
+
+from __future__ import annotations
+
+import anyio
+
+from bus import ActorRef
+
+from ..calls.slots import CallSlots
+from ..models.registry import AdapterEntry
+
+RESTART_SECONDS = 6.0
+"""How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""
+
+
+async def come_up(ref: ActorRef) -> None:
+    """Give an actor that has crashed the time for its restart, so that what comes next finds a fresh one."""
+    if not ref.coming_up:  # nearly always
+        return
+    with anyio.move_on_after(RESTART_SECONDS):
+        while ref.coming_up:  # noqa: ASYNC110 (rare and short; an event would be one more thing to keep in step)
+            await anyio.sleep(0.01)
+
+
+class RunningAdapter:
+    """A provider's actor, what bounds its calls, and how many turns use it."""
+
+    def __init__(self, entry: AdapterEntry, ref: ActorRef, limiter: CallSlots) -> None:
+        self.entry = entry
+        self.ref = ref
+        self.limiter = limiter
+        self._users = 0
+        self._idle: anyio.Event | None = None  # there while somebody waits for it
+
+    def acquire(self) -> None:
+        self._users += 1
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0 and self._idle is not None:
+            self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no turn uses it; none may begin to meanwhile."""
+        if self._users:
+            self._idle = self._idle or anyio.Event()
+            await self._idle.wait()

@@ -1,0 +1,1 @@
+"""What a host holds of a conversation: opened, resumed, carried elsewhere."""

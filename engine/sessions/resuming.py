@@ -1,0 +1,151 @@
+"""A session from the store again: what of it is published to be kept, and how it is put together anew."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from bus import (
+    CallboardError,
+    ConfigurationError,
+    Cost,
+    Log,
+    SessionConfigured,
+    SessionSetup,
+    StoreUnavailable,
+)
+from bus.values.json import Json
+from tracestore import CallFilter, Redact, SavedSession, TraceStore
+
+from ..routing.candidates import expand
+from ..routing.choice import Model, ModelChoice, Requirements
+from ..tools import Tool
+from .manager import reprice_messages
+from .state import SessionState
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+_log = Log("engine.resuming")
+
+
+def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
+    """Raises ConfigurationError for what can't be together."""
+    if capture_content and not trace:
+        raise ConfigurationError("capture_content needs the trace to keep content in; leave trace=True")
+    if redact is not None and not capture_content:
+        raise ConfigurationError("redact is for content that is stored; it needs capture_content=True")
+    if inspect.iscoroutinefunction(redact):
+        raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
+
+
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
+    """What the store must know to make this session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
+
+
+def setup_of(state: SessionState) -> SessionSetup:
+    """What a session is made of besides its messages."""
+    requires = state.requires
+    return SessionSetup(
+        model=_stored_model(state.model),
+        system_prompt=state.system_prompt,
+        tools=tuple(tool.definition for tool in state.tools),
+        fallback=None if state.fallback is None else tuple(state.fallback),
+        requires=None if requires is None else msgspec.to_builtins(requires),
+    )
+
+
+async def resumed(
+    engine: Engine,
+    session_id: str,
+    tools: Sequence[Tool] | None,
+    model: Model | None,
+    system_prompt: str | None,
+    fallback: Sequence[str] | None,
+) -> SessionState:
+    """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here."""
+    store = engine.store
+    if store is None:
+        raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
+    saved = await store.saved_session(session_id)
+    setup = _whole(session_id, saved, system_prompt is not None)
+    assert saved is not None
+    requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
+    state = SessionState(
+        session_id,
+        model_of(setup.model),
+        setup.system_prompt if system_prompt is None else system_prompt,
+        [Tool(definition) for definition in setup.tools] if tools is None else tools,
+        saved.tags,
+        fallback=setup.fallback if fallback is None else fallback,
+        requires=requires,
+        name=saved.name,
+    )
+    expand(engine.registry, state.model if model is None else model, state.fallback)
+    state.messages.extend(saved.messages)
+    state.resumed = True
+    if engine.capture is not None:
+        await _claim(engine, store, state)
+    if await store.current_version() is not None:
+        reprice_messages(state.messages, await costs_of(store, session_id))
+    return state
+
+
+async def _claim(engine: Engine, store: TraceStore, state: SessionState) -> None:
+    """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
+    bus = engine.bus
+    try:
+        if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
+            raise CallboardError(
+                f"session {state.id!r} is being continued by another engine just now: resume it again"
+            )
+    except StoreUnavailable as error:
+        # It can be read and not written: what is said here is kept under another name, once it can be.
+        _log.warning("session_not_claimed", session_id=state.id, error=str(error))
+    else:
+        state.claimed = 0
+
+
+def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:
+    """Raises CallboardError if the session can't go on as it was."""
+    if saved is None:
+        raise CallboardError(
+            f"nothing is stored of session {session_id!r}: was it held with capture_content=True? "
+            "`callboard sessions` lists those that can be resumed"
+        )
+    if saved.missing or saved.setup is None:
+        more = f", and {len(saved.missing) - 3} more" if len(saved.missing) > 3 else ""
+        raise CallboardError(f"session {session_id!r} can't be resumed: {', '.join(saved.missing[:3])}{more}")
+    if saved.withheld is not None and not has_prompt:
+        raise CallboardError(
+            f"session {session_id!r} had a system prompt that was not stored ({saved.withheld}): "
+            "give it as system_prompt="
+        )
+    return saved.setup
+
+
+async def costs_of(store: TraceStore, session_id: str) -> dict[str, Cost]:
+    """The current costs of a session's calls, by request_id."""
+    rows = await store.calls(CallFilter(session_id=session_id), limit=None)
+    return {row.request_id: row.cost for row in rows if row.cost is not None}
+
+
+def _stored_model(model: Model) -> Json:
+    match model:
+        case str():
+            return model
+        case ModelChoice():
+            choice: Json = msgspec.to_builtins(model)
+            return choice
+        case _:
+            return list(model)
+
+
+def model_of(stored: Json) -> Model:
+    """A model as a session was given it, from a `SessionSetup`."""
+    return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)

@@ -1,0 +1,196 @@
+"""What can be done with whole sessions: list, fork, carry from one place to another, forget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from adapters import Message
+from bus import CallboardError, ConfigurationError, SessionBusy, SessionSetup
+from tracestore import SavedSession, SessionRow, decode_json, encode_json
+
+from ..conversation.context import WHOLE
+from ..routing.candidates import expand
+from ..routing.choice import Requirements, in_words
+from ..tools import Tool
+from .resuming import model_of, setup_of
+from .state import SessionState
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+    from ..routing.choice import Model
+
+FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
+
+
+class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
+    """A session as a document of its own: what `Session.export` writes and `Engine.import_session` reads.
+
+    The messages are whole, images and signatures included, with how each reply came about. Of what the providers
+    reported as usage, the counts are kept and not the original objects.
+    """
+
+    session_id: str
+    setup: SessionSetup
+    messages: tuple[Message, ...]
+    tags: dict[str, str] = {}
+    name: str | None = None
+
+
+def exported(state: SessionState) -> bytes:
+    """A session as JSON, UTF-8."""
+    return _document(state.id, setup_of(state), state.messages, state.tags, state.name)
+
+
+def document_of(saved: SavedSession) -> bytes:
+    """The same of a stored session. Raises CallboardError if it isn't stored as a whole."""
+    if saved.setup is None or saved.missing:
+        raise CallboardError(f"session {saved.session_id!r} can't be exported: {', '.join(saved.missing[:3])}")
+    return _document(saved.session_id, saved.setup, saved.messages, saved.tags, saved.name)
+
+
+def _document(
+    session_id: str, setup: SessionSetup, messages: Iterable[Message], tags: dict[str, str], name: str | None
+) -> bytes:
+    whole = tuple(_without_raw_usage(message) for message in messages)
+    return encode_json(ExportedSession(session_id=session_id, setup=setup, messages=whole, tags=tags, name=name))
+
+
+def _without_raw_usage(message: Message) -> Message:
+    metadata = message.metadata
+    if metadata is None or metadata.usage.raw is None:
+        return message
+    usage = msgspec.structs.replace(metadata.usage, raw=None)
+    return msgspec.structs.replace(message, metadata=msgspec.structs.replace(metadata, usage=usage))
+
+
+def imported(document: bytes | str) -> ExportedSession:
+    """Raises CallboardError if it is none."""
+    data = document.encode() if isinstance(document, str) else document
+    try:
+        return msgspec.convert(decode_json(data), ExportedSession)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CallboardError(f"this is no exported session of this version ({FORMAT}): {error}") from error
+
+
+def state_of(
+    engine: Engine,
+    document: ExportedSession,
+    *,
+    session_id: str | None,
+    tools: Sequence[Tool] | None,
+    model: Model | None,
+) -> SessionState:
+    """The state of an imported session. Raises ConfigurationError if its model isn't known here."""
+    setup = document.setup
+    requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
+    state = SessionState(
+        session_id or document.session_id,
+        model_of(setup.model) if model is None else model,
+        setup.system_prompt,
+        [Tool(definition) for definition in setup.tools] if tools is None else tools,
+        dict(document.tags),
+        fallback=setup.fallback,
+        requires=requires,
+        name=document.name,
+    )
+    try:
+        expand(engine.registry, state.model, state.fallback)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
+    state.messages.extend(document.messages)
+    return state
+
+
+def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
+    """Another session with the same beginning. Raises CallboardError if there is no such place."""
+    if at is not None and not 0 <= at <= len(state.messages):
+        raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
+    fork = SessionState(
+        session_id,
+        state.model,
+        state.system_prompt,
+        state.tools,
+        dict(state.tags),
+        fallback=state.fallback,
+        requires=state.requires,
+        policy=state.policy,
+        approve=state.approve,
+        name=state.name,
+        forked_from=state.id,
+    )
+    fork.messages.extend(state.messages[:at])
+    fork.refused_reasoning = state.refused_reasoning.copy()
+    if at is None or state.context.start < at:
+        fork.context = state.context
+    return fork
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A session that is open here, stored, or both. name: for people. model: of its next turn, in words. tags: of
+    its calls. open: here. stored: None if nothing of it is in the trace yet.
+    """
+
+    session_id: str
+    name: str | None
+    model: str
+    tags: dict[str, str]
+    open: bool
+    stored: SessionRow | None = None
+
+
+async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
+    """Those that are open first, then those of the trace, the latest first."""
+    await engine.start()
+    live = dict(engine.open_sessions.states)
+    rows: dict[str, SessionRow] = {}
+    if engine.store is not None:
+        await engine.flush()
+        rows = {row.session_id: row for row in await engine.store.sessions(limit)}
+    found = [
+        SessionInfo(
+            session_id=state.id,
+            name=state.name,
+            model=in_words(state.model),
+            tags=state.tags,
+            open=True,
+            stored=rows.pop(state.id, None),
+        )
+        for state in live.values()
+    ]
+    found += [
+        SessionInfo(
+            session_id=row.session_id, name=row.name, model=row.model or "", tags=row.tags, open=False, stored=row
+        )
+        for row in rows.values()
+    ]
+    return found[:limit]
+
+
+async def deleted(engine: Engine, session_id: str) -> bool:
+    """See `Engine.delete_session`."""
+    await engine.start()
+    state = engine.open_sessions.states.get(session_id)
+    if state is None:
+        return await _deleted_from_store(engine, session_id)
+    if state.running is not None or state.waiting:
+        raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
+    async with state.turns:  # one that is asked for meanwhile begins the session anew
+        await _deleted_from_store(engine, session_id)
+        if engine.open_sessions.states.get(session_id) is state:
+            del engine.open_sessions.states[session_id]
+        state.messages.clear()
+        state.announced = state.resumed = False
+        state.context, state.claimed = WHOLE, None
+        if state.waiting:
+            engine.open_sessions.announce(state)
+    return True
+
+
+async def _deleted_from_store(engine: Engine, session_id: str) -> bool:
+    if engine.store is None:
+        return False
+    await engine.flush()
+    return await engine.store.delete_session(session_id)

@@ -1,0 +1,184 @@
+"""`@tool`: a function made a tool, by what its name, its hints and its docstring say."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import overload
+
+import msgspec
+from msgspec.structs import replace
+
+from adapters import ToolAnnotations, ToolDefinition
+from bus.values.json import Json, JsonObject
+from engine.type_schema import SchemaError, json_schema
+
+from ..approval import NeedsApproval
+from .docstrings import read_docstring
+from .handler import Handler
+from .parameters import (
+    NOTHING,
+    Parameter,
+    Parameters,
+    ToolDefinitionError,
+    description_of,
+    hints_of,
+    is_async,
+    parameters_of,
+    struct_of,
+    unwrapped,
+)
+from .tool import FunctionTool, P, R_co
+
+
+@overload
+def tool(function: Callable[P, R_co], /) -> FunctionTool[P, R_co]: ...
+
+
+@overload
+def tool(
+    function: Callable[P, R_co],
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_seconds: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+) -> FunctionTool[P, R_co]: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_seconds: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
+
+
+def tool(
+    function: Callable[P, R_co] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_seconds: float | None = None,
+    annotations: ToolAnnotations | None = None,
+    strict: bool | None = None,
+    needs_approval: NeedsApproval | None = None,
+) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
+    """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
+
+    The schema comes from the type hints, defaults included; descriptions from ``Annotated[...]`` and the docstring
+    (Google's, NumPy's or Sphinx's style). Parameters annotated with `ToolContext`, and those named `messages`,
+    `abort_signal` and `tool_call_id`, are filled in by the engine and not shown to the model.
+
+    name, description: instead of the function's own. timeout_seconds: of one call. annotations, strict,
+    needs_approval: as in `ToolDefinition` and `Tool`.
+    Raises ToolDefinitionError, SchemaError if the function doesn't say enough; ValueError for the name.
+    """
+    caller = sys._getframe(1)
+
+    def make(function: Callable[P, R_co]) -> FunctionTool[P, R_co]:
+        called = name if name is not None else _name_of(function)
+        what = f"tool {called!r}: "
+        # hints may name what is defined where the tool is
+        here = getattr(unwrapped(function), "__globals__", None) is caller.f_globals
+        parameters = _parameters(function, caller.f_locals if here else {}, what)
+        documented = read_docstring(inspect.getdoc(unwrapped(function)))
+        struct = struct_of(parameters)
+        definition = ToolDefinition(
+            name=called,
+            description=documented.description if description is None else description,
+            input_schema=_schema(struct, parameters, documented.parameters, what),
+            strict=strict,
+            annotations=annotations,
+        )
+        handler = Handler(function, is_async(function), parameters.injected, keywords=struct)
+        return FunctionTool(
+            function, definition, handler, timeout_seconds=timeout_seconds, needs_approval=needs_approval
+        )
+
+    return make if function is None else make(function)
+
+
+def _name_of(function: Callable[..., object]) -> str:
+    if not callable(function):
+        raise ToolDefinitionError(
+            f"@tool takes a function, not a {type(function).__name__}; put it below @classmethod and @staticmethod"
+        )
+    name = getattr(unwrapped(function), "__name__", None)
+    if not isinstance(name, str) or name == "<lambda>":
+        raise ToolDefinitionError(f"{function!r} has no name to call the tool by: tool(..., name='...')")
+    return name
+
+
+def _parameters(function: Callable[..., object], scope: Mapping[str, object], what: str) -> Parameters:
+    try:
+        hints = hints_of(function, scope)
+    except (NameError, TypeError) as error:
+        raise ToolDefinitionError(
+            f"{what}a type hint can't be resolved ({error}); import its name at the top of the module, and not "
+            "only under `if TYPE_CHECKING`"
+        ) from error
+    parameters = parameters_of(function, hints=hints, what=what)
+    if parameters.variadic or parameters.unnamed:
+        raise ToolDefinitionError(
+            f"{what}*args, **kwargs and positional-only parameters can't be described to a model; name each "
+            "parameter, or write Tool(ToolDefinition(name, description, schema), function)"
+        )
+    parameters = _without_self(parameters)
+    for parameter in parameters.filled_in:
+        if parameter.hint is NOTHING:
+            raise ToolDefinitionError(
+                f"{what}parameter {parameter.name!r} has no type hint, so the model can't be told what to pass; "
+                f"write {parameter.name}: str (or its type), or give the schema yourself: "
+                "Tool(ToolDefinition(name, description, schema), function)"
+            )
+    return parameters
+
+
+def _without_self(parameters: Parameters) -> Parameters:
+    first = next(iter(parameters.filled_in), None)
+    if first is not None and first.name in ("self", "cls") and first.hint is NOTHING:
+        return replace(parameters, filled_in=parameters.filled_in[1:])
+    return parameters
+
+
+def _schema(
+    struct: type[msgspec.Struct], parameters: Parameters, described: Mapping[str, str], what: str
+) -> JsonObject:
+    try:
+        schema = json_schema(struct)
+    except SchemaError as error:
+        raise SchemaError(f"{what}{error}") from error
+    needless = ("title", "required") if schema.get("required") == [] else ("title",)
+    schema = {keyword: value for keyword, value in schema.items() if keyword not in needless}
+    properties = schema.get("properties")
+    assert isinstance(properties, dict)
+    for parameter in parameters.filled_in:
+        told = properties[parameter.name]
+        if isinstance(told, dict):
+            properties[parameter.name] = _told(told, parameter, described.get(parameter.name))
+    return {**schema, "properties": properties}
+
+
+def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
+    """A parameter's schema with its description and its default."""
+    told = dict(schema)
+    description = description_of(parameter.hint) or described
+    if description is not None:
+        told["description"] = description
+    if not parameter.required:
+        try:
+            default: Json = msgspec.json.decode(msgspec.json.encode(parameter.default))
+        except (TypeError, ValueError):
+            return told  # the function knows it; JSON has no word for it
+        told["default"] = default
+    return told

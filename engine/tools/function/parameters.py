@@ -1,0 +1,213 @@
+"""A function's parameters: which of them the model fills in, as one Struct, and which the engine does."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+
+import msgspec
+
+from adapters import Message
+from bus.errors import CallboardError
+from engine.abort import AbortSignal
+
+from ..context import ToolContext
+
+
+class ToolDefinitionError(CallboardError, TypeError):
+    """A function that can't be made a tool as it is; the text says what to do."""
+
+
+class Injected(Enum):
+    """What the engine puts into a parameter. The model neither sees nor fills it.
+
+    A parameter is injected if it is annotated with `ToolContext`, whatever its name, or has one of the three names
+    below, unless the tool has a schema of its own with a property of that name.
+    """
+
+    CONTEXT = "ToolContext"
+    MESSAGES = "messages"
+    ABORT_SIGNAL = "abort_signal"
+    TOOL_CALL_ID = "tool_call_id"
+
+
+_RESERVED: dict[str, tuple[Injected, str, tuple[object, ...]]] = {
+    "messages": (
+        Injected.MESSAGES,
+        "tuple[Message, ...]",
+        (tuple[Message, ...], Sequence[Message], typing.Sequence[Message]),
+    ),
+    "abort_signal": (Injected.ABORT_SIGNAL, "AbortSignal", (AbortSignal,)),
+    "tool_call_id": (Injected.TOOL_CALL_ID, "str", (str,)),
+}
+
+NOTHING = inspect.Parameter.empty
+
+
+class Parameter(msgspec.Struct, frozen=True):
+    """One that the model fills in. hint: NOTHING if there is none; default: NOTHING if it must be given."""
+
+    name: str
+    hint: object
+    default: object
+
+    @property
+    def required(self) -> bool:
+        return self.default is NOTHING
+
+
+class Parameters(msgspec.Struct, frozen=True):
+    """variadic: it takes any keywords. unnamed: it takes one or more values by position only."""
+
+    filled_in: tuple[Parameter, ...]
+    injected: Mapping[str, Injected]
+    variadic: bool = False
+    unnamed: bool = False
+
+
+def parameters_of(
+    function: Callable[..., object],
+    *,
+    hints: Mapping[str, object],
+    properties: Iterable[str] = (),
+    what: str = "",
+) -> Parameters:
+    """Sort a function's parameters. properties: of the tool's own schema; no name among them is reserved.
+
+    Raises ToolDefinitionError, beginning with `what`, for a reserved name with another hint.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a builtin without one
+        return Parameters((), {}, unnamed=True)
+    filled_in: list[Parameter] = []
+    injected: dict[str, Injected] = {}
+    variadic = unnamed = False
+    fixed = bound_keywords(function)
+    own = frozenset(properties)
+    for parameter in signature.parameters.values():
+        hint = hints.get(parameter.name, NOTHING)
+        injection = Injected.CONTEXT if _is_context(hint) else None
+        if injection is None and parameter.name not in own:
+            injection = _reserved(parameter.name, hint, what)
+        match parameter.kind:
+            case inspect.Parameter.VAR_KEYWORD:
+                variadic = True
+            case inspect.Parameter.VAR_POSITIONAL | inspect.Parameter.POSITIONAL_ONLY:
+                unnamed = True
+            case _ if injection is not None:
+                injected[parameter.name] = injection
+            case _ if parameter.name not in fixed:
+                filled_in.append(Parameter(parameter.name, hint, parameter.default))
+    return Parameters(tuple(filled_in), injected, variadic, unnamed)
+
+
+def _reserved(name: str, hint: object, what: str) -> Injected | None:
+    if name not in _RESERVED:
+        return None
+    injection, written, allowed = _RESERVED[name]
+    if hint is not NOTHING and hint is not object and hint not in allowed:
+        raise ToolDefinitionError(
+            f"{what}parameter {name!r} is reserved: the engine fills it in ({written}), not the model; "
+            f"rename it, or annotate it {name}: {written}"
+        )
+    return injection
+
+
+def _is_context(hint: object) -> bool:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, typing.Annotated):
+        return any(_is_context(part) for part in typing.get_args(hint))
+    return hint is ToolContext
+
+
+# -- hints
+
+
+def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
+    """A function's hints, resolved. scope: names besides those of its module. Raises NameError, TypeError."""
+    inner = unwrapped(function)
+    if not inspect.isroutine(inner) and not isinstance(inner, type):
+        inner = type(inner).__call__  # a callable object: its class says how
+    return typing.get_type_hints(inner, localns=dict(scope) if scope else None, include_extras=True)
+
+
+def lenient_hints_of(function: Callable[..., object]) -> dict[str, object]:
+    """The hints as far as they can be resolved: `object` for the rest."""
+    try:
+        return hints_of(function)
+    except (NameError, TypeError, AttributeError):
+        written = getattr(unwrapped(function), "__annotations__", {})
+        return {
+            name: ToolContext if str(hint).endswith("ToolContext") else object for name, hint in written.items()
+        }
+
+
+def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
+    """What is behind `functools.partial`."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def bound_keywords(function: Callable[..., object]) -> frozenset[str]:
+    """The keywords that `functools.partial` has fixed."""
+    names: set[str] = set()
+    while isinstance(function, functools.partial):
+        names.update(function.keywords)
+        function = function.func
+    return frozenset(names)
+
+
+def is_async(function: Callable[..., object]) -> bool:
+    inner = unwrapped(function)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
+
+
+# -- the Struct
+
+_CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length")
+
+
+def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
+    """One field for each parameter that the model fills in; UNSET where it left one out."""
+    fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
+    for parameter in parameters.filled_in:
+        hint = object if parameter.hint is NOTHING else _constrained(parameter.hint)
+        fields.append((parameter.name, hint) if parameter.required else (parameter.name, hint, msgspec.UNSET))
+    return msgspec.defstruct(
+        "Arguments", fields, kw_only=True, forbid_unknown_fields=not parameters.variadic, gc=False
+    )
+
+
+def _constrained(hint: object) -> object:
+    """The same hint, where pydantic's or annotated-types' constraints are also said in msgspec's words."""
+    metadata = getattr(hint, "__metadata__", ())
+    if any(isinstance(each, msgspec.Meta) for each in metadata):
+        return hint
+    found = {
+        name: getattr(each, name)
+        for each in _flat(metadata)
+        for name in _CONSTRAINTS
+        if getattr(each, name, None) is not None
+    }
+    return typing.Annotated[hint, msgspec.Meta(**found)] if found else hint
+
+
+def _flat(metadata: Iterable[object]) -> Iterator[object]:
+    """Groups of constraints as their members: pydantic's `Field(...)`, annotated-types' `Interval` and `Len`."""
+    for each in metadata:
+        inner = getattr(each, "metadata", None)
+        yield from inner if isinstance(inner, list) else (each,)
+
+
+def description_of(hint: object) -> str | None:
+    """What ``Annotated[...]`` says of a parameter: a string, or what has a description."""
+    for each in getattr(hint, "__metadata__", ()):
+        for said in (each, getattr(each, "description", None), getattr(each, "documentation", None)):
+            if isinstance(said, str):
+                return said
+    return None

@@ -1,0 +1,109 @@
+"""Tools: what the model is told of them, and what runs them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from adapters import ToolDefinition
+from bus import ConfigurationError
+
+from ..approval import NeedsApproval
+from .handler import Handler, ToolHandler, handler_of
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+SelfT = TypeVar("SelfT")
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool and what runs it.
+
+    execute: a function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`),
+    and gives back text, a JSON value, or content blocks; a plain one runs in a thread. None makes the tool
+    passive: the turn ends with the call open, for the host to answer.
+    definition: as the model sees it. timeout_seconds: of one call; None is the engine's `Timeouts.tool`. A plain
+    function goes on in its thread when its time is up, unless it looks at its `ToolContext`.
+    needs_approval: None leaves it to the `approve` hook, if there is one, and runs the call if there is none; True
+    waits for an answer if there is none; False never asks.
+
+    Raises ToolDefinitionError if the function doesn't go with the definition.
+    """
+
+    definition: ToolDefinition
+    execute: ToolHandler | None = None
+    timeout_seconds: float | None = None
+    needs_approval: NeedsApproval | None = None
+    handler: Handler | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        handler = None
+        if self.execute is not None:
+            handler = handler_of(self.execute, self.name, self.definition.input_schema)
+        object.__setattr__(self, "handler", handler)
+
+    @property
+    def name(self) -> str:
+        """As the model knows it."""
+        return self.definition.name
+
+
+def require_distinct(tools: Iterable[Tool]) -> None:
+    """Raises ConfigurationError if two of them have one name: a call of it could mean either."""
+    names = Counter(tool.name for tool in tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
+
+
+class FunctionTool(Tool, Generic[P, R_co]):
+    """A function that was made a tool with `@tool`: it can still be called as before."""
+
+    def __init__(
+        self,
+        function: Callable[P, R_co],
+        definition: ToolDefinition,
+        handler: Handler,
+        *,
+        timeout_seconds: float | None = None,
+        needs_approval: NeedsApproval | None = None,
+    ) -> None:
+        values = {
+            "definition": definition,
+            "execute": function,
+            "timeout_seconds": timeout_seconds,
+            "needs_approval": needs_approval,
+            "handler": handler,
+            "function": function,
+        }
+        for name in ("__name__", "__qualname__", "__module__", "__doc__"):
+            values[name] = getattr(function, name, None)
+        self.__dict__.update(values, __wrapped__=function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        function: Callable[P, R_co] = self.__dict__["function"]
+        return function(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: type[object]) -> FunctionTool[P, R_co]: ...
+
+    @overload
+    def __get__(
+        self: FunctionTool[Concatenate[SelfT, Q], R_co], instance: SelfT, owner: type[object] | None = None
+    ) -> FunctionTool[Q, R_co]: ...
+
+    def __get__(self, instance: object, owner: object = None) -> object:
+        """A method: the tool of one object."""
+        if instance is None or self.handler is None:
+            return self
+        bound = self.__dict__["function"].__get__(instance, owner)
+        return FunctionTool(
+            bound,
+            self.definition,
+            self.handler.bound(bound),
+            timeout_seconds=self.timeout_seconds,
+            needs_approval=self.needs_approval,
+        )

@@ -1,0 +1,223 @@
+"""The connection to an MCP server, in a task of its own.
+
+So it may be opened in one task and closed in another, and when the server dies, that ends this task and fails the
+calls that wait for it, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+
+import anyio
+from mcp import MCPError
+from mcp.client import Client
+from mcp_types import CONNECTION_CLOSED, Implementation
+from mcp_types import Tool as ServerTool
+
+from bus.errors import CallboardError
+from bus.log import Log
+from bus.values.json import JsonObject
+
+from ..approval import NeedsApproval
+from ..context import ToolContext
+from ..function.tool import Tool
+from ..results import ResultContent, ToolError
+from .values import content_of, definition_of, legal_names
+
+_log = Log("engine.tools.mcp")
+
+GONE = "The tool's server has ended; its tools can't be used any more."
+
+MAX_PAGES = 100
+"""Of a server's list of tools."""
+
+
+@dataclass(frozen=True, eq=False)
+class McpTool(Tool):
+    """A tool of an MCP server. original_name: what the server calls it."""
+
+    original_name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class McpOptions:
+    """What `mcp_tools` was asked for."""
+
+    prefix: str = ""
+    include: Callable[[str], bool] | None = None
+    timeout_seconds: float | None = None
+    needs_approval: NeedsApproval | None = None
+    connect_seconds: float = 30.0
+
+
+class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
+    """Open while it is entered. named: how to call the server in errors. secrets: what must not be in those."""
+
+    def __init__(
+        self,
+        client: AbstractAsyncContextManager[Client],
+        named: str,
+        options: McpOptions,
+        *,
+        secrets: tuple[str, ...] = (),
+    ) -> None:
+        self._opened = client
+        self._named = named
+        self._secrets = secrets
+        self._options = options
+        self._up = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._client: Client | None = None
+        self._tools: tuple[McpTool, ...] = ()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> tuple[McpTool, ...]:
+        """The server's tools. Raises CallboardError if it can't be reached."""
+        if self._task is not None:
+            raise CallboardError("this MCP server was opened before; call mcp_tools(...) again")
+        task = self._task = asyncio.create_task(self._live(), name=f"mcp {self._named}")
+        up = asyncio.ensure_future(self._up.wait())
+        opened = False
+        try:
+            await asyncio.wait((up, task), timeout=self._options.connect_seconds, return_when="FIRST_COMPLETED")
+            opened = self._up.is_set()
+        finally:
+            up.cancel()
+            if not opened:
+                with anyio.CancelScope(shield=True):  # bounded by the library's own limits
+                    task.cancel()
+                    await asyncio.wait((task,))
+        if opened:
+            return self._tools
+        error = None if task.cancelled() else _unwrapped(task.exception())
+        why = f"no answer within {self._options.connect_seconds:g} s" if error is None else self._words(error)
+        raise CallboardError(f"the MCP server {self._named} can't be reached: {why}") from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._stop.set()
+        with anyio.CancelScope(shield=True):  # bounded by the library's own limits
+            await asyncio.wait((self._task,))
+        failure = None if self._task.cancelled() else self._task.exception()
+        if failure is not None:  # whoever called its tools has heard of it
+            _log.warning("mcp_server_failed", server=self._named, error=self._words(_unwrapped(failure)))
+
+    async def _live(self) -> None:
+        try:
+            async with self._opened as client:
+                self._client = client
+                self._tools = self._made(await _all_tools(client))
+                self._up.set()
+                await self._stop.wait()
+        finally:
+            self._client = None
+
+    def _made(self, offered: list[ServerTool]) -> tuple[McpTool, ...]:
+        include = self._options.include
+        wanted = [tool for tool in offered if include is None or include(tool.name)]
+        names = legal_names((tool.name for tool in wanted), self._options.prefix)
+        made: list[McpTool] = []
+        for tool in wanted:
+            name = names[tool.name]
+            if name != self._options.prefix + tool.name:
+                _log.warning("mcp_tool_renamed", server=self._named, original=tool.name, name=name)
+            try:
+                made.append(self._tool(tool, name))
+            except ValueError as error:
+                _log.warning("mcp_tool_left_out", server=self._named, tool=tool.name, error=str(error))
+        return tuple(made)
+
+    def _tool(self, tool: ServerTool, name: str) -> McpTool:
+        async def execute(arguments: JsonObject, /, context: ToolContext) -> ResultContent:
+            return await self._call(tool.name, arguments, context)
+
+        return McpTool(
+            definition_of(tool, name),
+            execute,
+            timeout_seconds=self._options.timeout_seconds,
+            needs_approval=self._options.needs_approval,
+            original_name=tool.name,
+        )
+
+    async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
+        """Cancelling it tells the server so. Raises ToolError."""
+        if self._client is None:
+            raise ToolError(GONE)
+        try:
+            result = await self._client.call_tool(name, arguments, progress_callback=partial(_progressed, context))
+        except MCPError as error:
+            gone = error.code == CONNECTION_CLOSED
+            raise ToolError(GONE if gone else f"The tool's server answers: {error.message}") from error
+        return content_of(result)
+
+    def _words(self, error: BaseException | None) -> str:
+        """An error's text, without what the server's address may hold of secrets."""
+        text = error.message if isinstance(error, MCPError) else str(error)
+        for secret in self._secrets:
+            text = text.replace(secret, self._named)
+        return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+async def _progressed(context: ToolContext, progress: float, total: float | None, message: str | None) -> None:
+    context.progress(message, progress / total if total else None)
+
+
+async def _all_tools(client: Client) -> list[ServerTool]:
+    found: list[ServerTool] = []
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    return found
+
+
+@asynccontextmanager
+async def over_http(url: str, headers: dict[str, str] | None) -> AsyncIterator[Client]:
+    """A client of a streamable HTTP server."""
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with contextlib.AsyncExitStack() as stack:
+        http = None
+        if headers:
+            import httpx2  # the client library's own
+
+            timeout = httpx2.Timeout(30.0, read=300.0)  # that library's defaults
+            http = await stack.enter_async_context(httpx2.AsyncClient(headers=headers, timeout=timeout))
+        yield await stack.enter_async_context(client_of(streamable_http_client(url, http_client=http)))
+
+
+def over_stdio(command: list[str], env: dict[str, str] | None, cwd: str | None) -> Client:
+    """A client of a server that is started for it, and speaks over its standard streams."""
+    from mcp.client.stdio import StdioServerParameters
+
+    return client_of(StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=cwd))
+
+
+def client_of(server: object) -> Client:
+    return Client(server, client_info=Implementation(name="callboard", version=_version()))  # type: ignore[arg-type]
+
+
+def _version() -> str:
+    try:
+        return version("callboard")
+    except PackageNotFoundError:  # run from a checkout that isn't installed
+        return "0"
+
+
+def _unwrapped(error: BaseException | None) -> BaseException | None:
+    """The one error in groups of one."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""Price tables: what a call costs, as a function of one immutable table."""

@@ -1,0 +1,265 @@
+"""Price files: YAML that people write, read without a float in between.
+
+Figures are US dollars per million tokens, as providers publish them, with at most six decimals (then they are
+whole pico-USD per token). A file holds one table, or several dated ones:
+
+    tables:
+      - label: example prices, spring      # for people
+        date: 2026-03-01                   # of this version of the table; orders the versions, no more
+        prices:
+          - model: "openai:gpt-5"          # provider:name, '*' stands for any text
+            input: 1.25
+            output: 10
+            cache_read: 0.125              # left out: as input, and so are writes without any rate; any other rate
+                                           # left out is unknown: a call that needs it is unpriced
+            cache_write_5m: 1.5625         # of any lifetime, where the provider knows only one
+            cache_write_1h: 2.5
+            reasoning: 10                  # left out: as output
+            per_request: 0.01              # US dollars per call
+            extra:                         # what usage counts apart
+              audio_input: 40              # tokens, per million: audio_, image_, video_input, audio_output,
+                                           # image_output, audio_, image_cache_read; left out: as the whole
+              web_search: 0.01             # anything else: US dollars for one
+            service_tier: batch            # left out: the usual one; '*' is any without a row of its own
+            hours: 00:30-16:30             # of each day, UTC; goes before a row for all day
+            valid_from: 2025-08-07         # inclusive; a date, or a time with its offset; left out: always
+            valid_to: 2026-08-07           # exclusive
+            note: where the figure comes from
+            tiers:                         # cliffs: above this many input tokens, all tokens cost this instead
+              - above: 272000
+                input: 2.5
+                output: 15
+                cache_read: 0.25
+        aliases:                           # names that are priced as others
+          "work:*": "anthropic:*"          # what the star stands for is taken over
+
+A tier gives all of its own rates: what it leaves out is unknown. A file with one table has `label`, `date`,
+`prices` and `aliases` at its top. A tier of sizes (`tiers`) and a service tier are different things.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from bus.errors import ConfigurationError
+from bus.values.usage import USAGE_PARTS
+
+from ..moments import to_us
+from .rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceRow, tier_name
+from .table import PriceTable
+
+Node: TypeAlias = "str | list[Node] | dict[str, Node]"
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?|\.\d+")
+_NULLS = ("", "~", "null", "Null", "NULL")
+_HOURS = re.compile(r"(\d\d):(\d\d)-(\d\d):(\d\d)")
+_TABLE_KEYS = ("label", "date", "prices", "aliases")
+_TIER_KEYS = ("above", *BUCKETS, "per_request", "extra")
+_ROW_KEYS = (
+    *("model", *BUCKETS, "per_request", "extra", "service_tier", "hours", "valid_from", "valid_to", "note"),
+    "tiers",
+)
+
+
+def load(path: Path) -> tuple[PriceTable, ...]:
+    """All tables of a file, the oldest first. Raises ConfigurationError."""
+    return _Reader(path).tables(_parse(path))
+
+
+def _parse(path: Path) -> Node:
+    import yaml
+
+    class Strings(yaml.BaseLoader):
+        """Keeps every scalar as it is written, so that no rate becomes a float, and refuses double keys."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            mapping = super().construct_mapping(node, deep=True)
+            if len(mapping) != len(node.value):
+                names = [self.construct_object(key) for key, _ in node.value]
+                twice = next(name for name in names if names.count(name) > 1)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {twice!r} is given twice", node.start_mark
+                )
+            return mapping
+
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: can't be read: {error}") from error
+    try:
+        node: Node = yaml.load(text, Loader=Strings)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path}: not valid YAML: {error}") from error
+    return node
+
+
+class _Reader:
+    """Turns nodes into rows; every complaint names the file, the key and what was expected."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def tables(self, root: Node) -> tuple[PriceTable, ...]:
+        top = self._mapping(root, "the file")
+        if "tables" not in top:
+            return (self._table(top, "")[1],)
+        self._known(top, ("tables",), "")
+        entries = self._list(top["tables"], "tables")
+        dated = [
+            self._table(self._mapping(entry, f"tables[{index}]"), f"tables[{index}].")
+            for index, entry in enumerate(entries)
+        ]
+        if not dated:
+            self._fail("tables", "at least one table")
+        if len(dated) > 1:
+            for index, (moment, _) in enumerate(dated):
+                if moment is None:
+                    self._fail(f"tables[{index}].date", "a date, because the file holds several tables")
+        return tuple(table for _, table in sorted(dated, key=lambda pair: pair[0] or 0))
+
+    def _table(self, table: dict[str, Node], where: str) -> tuple[int | None, PriceTable]:
+        self._known(table, _TABLE_KEYS, where)
+        moment = self._moment(table.get("date"), f"{where}date")
+        label = self._text(table.get("label"), f"{where}label") or self._path.stem
+        rows: list[PriceRow] = []
+        for index, entry in enumerate(self._list(table.get("prices", ""), f"{where}prices")):
+            here = f"{where}prices[{index}]"
+            rows += self._rows(self._mapping(entry, here), f"{here}.")
+        given = self._mapping(table.get("aliases") or {}, f"{where}aliases")
+        aliases = [
+            PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}")) for pattern, node in given.items()
+        ]
+        try:
+            return moment, PriceTable(rows, label, aliases=aliases)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self._path}: {where}prices: {error}") from error
+
+    def _rows(self, entry: dict[str, Node], where: str) -> list[PriceRow]:
+        self._known(entry, _ROW_KEYS, where)
+        model = self._text(entry.get("model"), f"{where}model")
+        if not model or ":" not in model:
+            self._fail(f"{where}model", "provider:name, with '*' for any text", entry.get("model"))
+        valid_from = self._moment(entry.get("valid_from"), f"{where}valid_from")
+        valid_to = self._moment(entry.get("valid_to"), f"{where}valid_to")
+        note = self._text(entry.get("note"), f"{where}note")
+        service_tier = self._text(entry.get("service_tier"), f"{where}service_tier")
+        daily_from, daily_to = self._hours(entry.get("hours"), f"{where}hours")
+        tiers: list[tuple[int, dict[str, Node], str]] = [(0, entry, where)]
+        for index, node in enumerate(self._list(entry.get("tiers", []), f"{where}tiers")):
+            here = f"{where}tiers[{index}]."
+            tier = self._mapping(node, here.rstrip("."))
+            self._known(tier, _TIER_KEYS, here)
+            tiers.append((self._tokens(tier.get("above"), f"{here}above"), tier, here))
+        return [
+            PriceRow(
+                model=model,
+                input=self._rate(rates.get("input"), f"{here}input", 6),
+                output=self._rate(rates.get("output"), f"{here}output", 6),
+                reasoning=self._rate(rates.get("reasoning"), f"{here}reasoning", 6),
+                cache_read=self._rate(rates.get("cache_read"), f"{here}cache_read", 6),
+                cache_write_5m=self._rate(rates.get("cache_write_5m"), f"{here}cache_write_5m", 6),
+                cache_write_1h=self._rate(rates.get("cache_write_1h"), f"{here}cache_write_1h", 6),
+                per_request=self._rate(rates.get("per_request"), f"{here}per_request", 12) or 0,
+                extra=self._extra(rates.get("extra"), f"{here}extra"),
+                service_tier=ANY_TIER if service_tier == ANY_TIER else tier_name(service_tier),
+                daily_from=daily_from,
+                daily_to=daily_to,
+                valid_from=valid_from,
+                valid_to=valid_to,
+                above=above,
+                note=note,
+            )
+            for above, rates, here in tiers
+        ]
+
+    def _extra(self, node: Node | None, where: str) -> dict[str, int]:
+        """Rates of tokens per million, and of everything else for one."""
+        rates = {
+            name: self._rate(value, f"{where}.{name}", 6 if name in USAGE_PARTS else 12)
+            for name, value in self._mapping(node or {}, where).items()
+        }
+        return {name: rate for name, rate in rates.items() if rate is not None}
+
+    def _hours(self, node: Node | None, where: str) -> tuple[int | None, int | None]:
+        """Seconds since midnight, UTC."""
+        text = self._text(node, where)
+        if not text:
+            return None, None
+        found = _HOURS.fullmatch(text)
+        if found is None:
+            self._fail(where, "hours of a day in UTC, such as 00:30-16:30", node)
+        hours = [int(group) for group in found.groups()]
+        begin, end = (hours[0] * 60 + hours[1]) * 60, (hours[2] * 60 + hours[3]) * 60
+        if not begin < end <= DAY_SECONDS:
+            self._fail(where, "the earlier hour first; over midnight takes two rows", node)
+        return begin, end
+
+    def _rate(self, node: Node | None, where: str, decimals: int) -> int | None:
+        """Dollars, times 10 ** decimals, as an integer."""
+        text = self._text(node, where)
+        if not text:
+            return None
+        if not _NUMBER.fullmatch(text):
+            self._fail(where, "US dollars as a plain number such as 0.25", node)
+        scaled = Decimal(text).scaleb(decimals)
+        if scaled != scaled.to_integral_value():
+            self._fail(where, f"US dollars with at most {decimals} decimals", node)
+        return int(scaled)
+
+    def _tokens(self, node: Node | None, where: str) -> int:
+        text = self._text(node, where).replace("_", "")
+        if not text.isdecimal() or int(text) == 0:
+            self._fail(where, "a whole number of tokens above 0", node)
+        return int(text)
+
+    def _moment(self, node: Node | None, where: str) -> int | None:
+        text = self._text(node, where)
+        if not text:
+            return None
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            self._fail(where, "a date such as 2026-03-01, or a time with its offset", node)
+        if moment.tzinfo is None:
+            if not _is_date(text):
+                self._fail(where, "a time with its offset, such as 2026-03-01T00:00:00Z", node)
+            moment = moment.replace(tzinfo=UTC)
+        return to_us(moment)
+
+    def _text(self, node: Node | None, where: str) -> str:
+        if node is None:
+            return ""
+        if not isinstance(node, str):
+            self._fail(where, "a single value", node)
+        return "" if node in _NULLS else node.strip()
+
+    def _mapping(self, node: Node, where: str) -> dict[str, Node]:
+        if not isinstance(node, dict):
+            self._fail(where, "a mapping of keys to values", node)
+        return node
+
+    def _list(self, node: Node, where: str) -> list[Node]:
+        if not isinstance(node, list):
+            self._fail(where, "a list", node)
+        return node
+
+    def _known(self, mapping: dict[str, Node], keys: tuple[str, ...], where: str) -> None:
+        for key in mapping:
+            if key not in keys:
+                raise ConfigurationError(f"{self._path}: unknown key {where}{key}; expected {', '.join(keys)}")
+
+    def _fail(self, where: str, expected: str, found: Node | None = None) -> NoReturn:
+        seen = "nothing" if found is None or found == "" else repr(found)[:80]
+        raise ConfigurationError(f"{self._path}: {where}: expected {expected}, found {seen}")
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,39 @@
+"""The prices of a home folder: the published ones, and the user's own over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .table import PriceTable
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
+OWN_NAME = "prices.yaml"
+SNAPSHOT_NAME = "price-snapshot.json"
+
+
+def published_table(home: Path) -> PriceTable:
+    """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    path = home / SNAPSHOT_NAME
+    return PriceTable.default() if not path.exists() else published_snapshot(home).table()
+
+
+def published_snapshot(home: Path) -> Snapshot:
+    """The snapshot in that folder, else the shipped one. Raises ConfigurationError."""
+    from .snapshot import read, shipped_snapshot
+
+    path = home / SNAPSHOT_NAME
+    return read(path) if path.exists() else shipped_snapshot()
+
+
+def price_table(home: Path, own: Path | None = None) -> PriceTable:
+    """A user's price file over the published prices. own: None is prices.yaml in that folder, if there is one.
+
+    Raises ConfigurationError.
+    """
+    published, default = published_table(home), home / OWN_NAME
+    if own is None and not default.exists():
+        return published
+    return published.merged(PriceTable.from_yaml(own or default))

@@ -1,0 +1,147 @@
+"""The price table that comes with Callboard, and one that `callboard prices update` has put in its place.
+
+A snapshot is JSON: where it is from and of when, what its source has that it doesn't, and for each model its id,
+the other names that it goes by, its `PriceRow`s, without the fields at their defaults, and the little that the
+source knows of it besides. It is read when prices are first asked for, never at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from bus.errors import ConfigurationError
+
+from .rows import ANY_TIER, PriceAlias, PriceRow
+from .table import PriceTable
+
+FORMAT = 1
+MOST_BYTES = 16 * 1024 * 1024
+SHIPPED = Path(__file__).with_name("snapshots") / "prices.json"
+
+_Fields: TypeAlias = dict[str, int | str | dict[str, int]]
+
+
+class SnapshotModel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One model. id: ``provider:name``. also: other names, ``*`` for any text. prices: the fields of its rows.
+
+    What else its source says: name: for people. context_window: in tokens. deprecated: by its provider.
+    """
+
+    id: str
+    prices: tuple[_Fields, ...]
+    also: tuple[str, ...] = ()
+    name: str | None = None
+    context_window: int | None = None
+    deprecated: bool = False
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A published table. date: of which it is, YYYY-MM-DD. left_out: what its source has besides, by reason.
+
+    aliases: pairs of pattern and target that no one model has, such as one provider reselling another's models.
+    """
+
+    format: int
+    date: str
+    source: str
+    licence: str
+    models: tuple[SnapshotModel, ...]
+    aliases: tuple[tuple[str, str], ...] = ()
+    left_out: dict[str, int] = {}
+
+    def table(self) -> PriceTable:
+        """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""
+        try:
+            rows = [
+                msgspec.convert({"model": model.id, "reference": True, **fields}, PriceRow)
+                for model in self.models
+                for fields in model.prices
+            ]
+        except msgspec.ValidationError as error:
+            raise ConfigurationError(f"price snapshot of {self.date}: {error}") from error
+        aliases = [PriceAlias(pattern, target, reference=True) for pattern, target in self.aliases]
+        aliases += [
+            PriceAlias(pattern, model.id, reference=True) for model in self.models for pattern in model.also
+        ]
+        return PriceTable([*rows, *_FREE], f"{self.source}, {self.date}", aliases=aliases)
+
+
+_FREE = [
+    PriceRow(
+        model=model,
+        input=0,
+        output=0,
+        cache_read=0,
+        cache_write_5m=0,
+        cache_write_1h=0,
+        service_tier=ANY_TIER,
+        reference=True,
+        note="runs on a machine of one's own: no charge",
+    )
+    for model in ("local*:*", "ollama:*")
+]
+
+
+@cache
+def shipped_snapshot() -> Snapshot:
+    """The snapshot that comes with Callboard."""
+    return read(SHIPPED)
+
+
+@cache
+def shipped() -> PriceTable:
+    """The table of the shipped snapshot."""
+    return shipped_snapshot().table()
+
+
+def read(path: Path) -> Snapshot:
+    """A snapshot file. Raises ConfigurationError."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigurationError(f"{path}: is larger than {MOST_BYTES} bytes, which no price snapshot is")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"{path}: can't be read: {error}") from error
+    return decode(data, str(path))
+
+
+def decode(data: bytes, source: str) -> Snapshot:
+    """A snapshot's JSON, its models not yet looked at. source: for errors. Raises ConfigurationError."""
+    try:
+        snapshot = msgspec.json.decode(data, type=Snapshot)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ConfigurationError(f"{source}: is no price snapshot: {error}") from error
+    if snapshot.format != FORMAT:
+        raise ConfigurationError(
+            f"{source}: is a price snapshot of format {snapshot.format}, this Callboard reads format {FORMAT}"
+        )
+    return snapshot
+
+
+def encode(snapshot: Snapshot) -> bytes:
+    """A snapshot as JSON, one model a line, so that two of them can be compared line by line."""
+    head = {
+        "format": snapshot.format,
+        "date": snapshot.date,
+        "source": snapshot.source,
+        "licence": snapshot.licence,
+        "left_out": snapshot.left_out,
+    }
+    lines = [f"{_json(name)}:{_json(value)}," for name, value in head.items()]
+    lines += ['"aliases":[', *_separated(snapshot.aliases), "],"]
+    lines += ['"models":[', *_separated(snapshot.models), "]}"]
+    return ("{" + "\n".join(lines) + "\n").encode()
+
+
+def _separated(values: Iterable[object]) -> list[str]:
+    texts = [_json(value) for value in values]
+    return [f"{text}," for text in texts[:-1]] + texts[-1:]
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

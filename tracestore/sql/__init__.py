@@ -1,0 +1,1 @@
+"""What is asked of the tables: calls, costs, sessions, events, statistics."""

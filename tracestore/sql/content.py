@@ -1,0 +1,341 @@
+"""Where content is kept, if the host asks for it: bodies under their hashes, and sessions as rows of hashes.
+
+* `content` has each body once, with the moment of its last use; nothing in it says whose it is.
+* `session_messages` says which body stands where in which session, with what differs each time: the message's id
+  and its metadata. A message that may not be stored has a row that says why, and no hash.
+* `session_setups` has the latest setup of each session, and how long its history was then: what stood beyond that
+  belongs to an earlier session of the same name, and goes. It also says whose the session is (see `ownership`).
+
+Later means later in the same run, never the clock: that may step back. An event that is stored already says
+nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from bus.events.catalogue import Envelope
+from bus.log import Log
+from bus.values.messages import Message, SessionSetup
+
+from ..codec import storable_text
+from ..queries import tags_of
+from ..runs.ownership import branch, is_anothers
+from ..sqlite.database import Row, Statements
+from ..sqlite.insert import SqlValue
+from ..writing.captured import (
+    Bodies,
+    CapturedMessage,
+    CapturedSetup,
+    bodies_of,
+    bodies_of_setup,
+    decode_metadata,
+    encode_metadata,
+    message_of,
+    setup_of,
+)
+
+_log = Log("tracestore.content")
+
+CONTENT_TABLES = (
+    """
+    CREATE TABLE content (
+        id       INTEGER PRIMARY KEY,
+        hash     BLOB NOT NULL UNIQUE,    -- SHA-256 of the body
+        last_us  INTEGER NOT NULL,        -- when it was last said
+        body     BLOB NOT NULL            -- JSON, or the bytes of an image, a recording, a document
+    ) STRICT
+    """,
+    "CREATE INDEX content_by_age ON content (last_us)",
+    """
+    CREATE TABLE session_messages (
+        session_id  TEXT NOT NULL,
+        position    INTEGER NOT NULL,
+        run         INTEGER NOT NULL,
+        seq         INTEGER NOT NULL,
+        ts_us       INTEGER NOT NULL,
+        hash        BLOB,                 -- NULL: not stored
+        message_id  TEXT,
+        metadata    TEXT,
+        withheld    TEXT,                 -- why it isn't
+        PRIMARY KEY (session_id, position)
+    ) STRICT, WITHOUT ROWID
+    """,
+    "CREATE INDEX session_messages_by_age ON session_messages (ts_us)",
+    """
+    CREATE TABLE session_setups (
+        session_id  TEXT PRIMARY KEY,
+        run         INTEGER NOT NULL,
+        seq         INTEGER NOT NULL,
+        ts_us       INTEGER NOT NULL,
+        history     INTEGER NOT NULL,
+        hash        BLOB,
+        withheld    TEXT                  -- why the system prompt isn't stored
+    ) STRICT, WITHOUT ROWID
+    """,
+)
+"""The schema's step for content."""
+
+STORED_MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
+"""How many messages are stored of a session, as a column beside ``n.session_id``."""
+
+RESUMABLE = """
+    EXISTS (
+        SELECT 1 FROM session_setups AS s
+         WHERE s.session_id = n.session_id AND s.hash IS NOT NULL
+           AND (SELECT count(m.hash) FROM session_messages AS m WHERE m.session_id = s.session_id)
+               = (SELECT max(coalesce(max(m.position) + 1, 0), s.history)
+                    FROM session_messages AS m WHERE m.session_id = s.session_id)
+    )
+"""
+"""Whether a session is stored as a whole. One whose system prompt was withheld is, if the host has that."""
+
+
+class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as it is stored. name: for people. messages: those there are, in order. missing: what isn't, and
+    why, in words.
+
+    setup: None if it isn't stored. withheld: why the setup has no system prompt although the session had one.
+    """
+
+    session_id: str
+    setup: SessionSetup | None
+    withheld: str | None
+    tags: dict[str, str]
+    name: str | None
+    messages: tuple[Message, ...]
+    missing: tuple[str, ...]
+
+
+# -- Writing
+
+
+def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
+    """Store what a batch has captured, in its transaction. runs: their numbers, by name. Never fails for content.
+
+    To be called before the events themselves are stored: those that are there already have been heeded.
+    """
+    last_us: dict[bytes, int] = {}
+    bodies: Bodies = {}
+    for envelope in captured:
+        run_id = storable_text(envelope.run_id)
+        event, moment = envelope.data, (runs[run_id], envelope.seq, envelope.ts_us)
+        if statements.run("SELECT 1 FROM events WHERE run = ? AND seq = ?", moment[:2]):
+            continue
+        session_id = storable_text(envelope.session_id or "")
+        if isinstance(event, CapturedMessage | CapturedSetup) and is_anothers(
+            statements, session_id, moment[0], event
+        ):
+            session_id = branch(statements, session_id, f"{session_id}.{run_id}", moment, event)
+        if isinstance(event, CapturedMessage):
+            digest, made, withheld = _bodies(event)
+            _insert_message(statements, session_id, moment, event, digest, withheld)
+        elif isinstance(event, CapturedSetup):
+            digest, made, withheld = _bodies(event)
+            _insert_setup(statements, session_id, moment, event, digest, withheld)
+        else:
+            continue
+        bodies |= made
+        for each in made:
+            last_us[each] = max(last_us.get(each, 0), envelope.ts_us)
+    statements.run_many(
+        """
+        INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
+        ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > last_us
+        """,
+        [(digest, last_us[digest], body) for digest, body in bodies.items()],
+    )
+
+
+def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
+    """Hash, bodies, and why there are none."""
+    try:
+        if isinstance(event, CapturedMessage):
+            if event.withheld is not None:
+                return None, {}, event.withheld
+            return *bodies_of(event.message), None
+        assert event.setup is not None
+        return *bodies_of_setup(event.setup), event.withheld
+    except (TypeError, ValueError, RecursionError) as error:
+        # A host's own object where JSON belongs. The others in the batch are not to be lost for it.
+        _log.error("content_unstorable", error=type(error).__name__)
+        return None, {}, f"can't be stored: {type(error).__name__}"
+
+
+def _insert_message(
+    statements: Statements,
+    session_id: str,
+    moment: tuple[int, int, int],
+    event: CapturedMessage,
+    digest: bytes | None,
+    withheld: str | None,
+) -> None:
+    message, (run, seq, ts_us) = event.message, moment
+    message_id = None if message.id is None else storable_text(message.id)
+    statements.run(
+        """
+        INSERT INTO session_messages
+               (session_id, position, run, seq, ts_us, hash, message_id, metadata, withheld)
+        SELECT :session, :position, :run, :seq, :ts, :hash, :message_id, :metadata, :withheld
+         WHERE NOT EXISTS (
+                   SELECT 1 FROM session_setups
+                    WHERE session_id = :session AND history <= :position AND run = :run AND seq > :seq
+               )
+        ON CONFLICT (session_id, position) DO UPDATE SET
+            run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, hash = excluded.hash,
+            message_id = excluded.message_id, metadata = excluded.metadata, withheld = excluded.withheld
+         WHERE excluded.run <> session_messages.run OR excluded.seq > session_messages.seq
+        """,
+        {
+            "session": session_id,
+            "position": event.position,
+            "run": run,
+            "seq": seq,
+            "ts": ts_us,
+            "hash": digest,
+            "message_id": message_id,
+            "metadata": _metadata(message),
+            "withheld": withheld,
+        },
+    )
+
+
+def _metadata(message: Message) -> str | None:
+    if message.metadata is None:
+        return None
+    try:
+        return encode_metadata(message.metadata).decode("utf-8", "replace")
+    except (TypeError, ValueError, RecursionError) as error:
+        _log.error("metadata_unstorable", message_id=message.id, error=type(error).__name__)
+        return None
+
+
+def _insert_setup(
+    statements: Statements,
+    session_id: str,
+    moment: tuple[int, int, int],
+    event: CapturedSetup,
+    digest: bytes | None,
+    withheld: str | None,
+) -> None:
+    values: list[SqlValue] = [session_id, *moment, event.history, digest, withheld]
+    statements.run(
+        """
+        INSERT INTO session_setups (session_id, run, seq, ts_us, history, hash, withheld)
+        VALUES (?, ?, ?, ?, ?, ?, ?)
+        ON CONFLICT (session_id) DO UPDATE SET
+            run = excluded.run, seq = excluded.seq, ts_us = excluded.ts_us, history = excluded.history,
+            hash = excluded.hash, withheld = excluded.withheld
+         WHERE excluded.run <> session_setups.run OR excluded.seq > session_setups.seq
+        """,
+        values,
+    )
+    statements.run(
+        "DELETE FROM session_messages WHERE session_id = ? AND position >= ? AND (run <> ? OR seq < ?)",
+        (session_id, 0 if event.begins else event.history, *moment[:2]),
+    )
+
+
+# -- Reading
+
+
+def load_session(statements: Statements, session_id: str) -> SavedSession | None:
+    """A session as it is stored; None if none of it is. For a transaction or a read in one go."""
+    setups = statements.run(
+        "SELECT history, hash, withheld FROM session_setups WHERE session_id = ?", (session_id,)
+    )
+    rows = statements.run(
+        """
+        SELECT position, hash, message_id, metadata, withheld
+          FROM session_messages WHERE session_id = ? ORDER BY position
+        """,
+        (session_id,),
+    )
+    if not setups and not rows:
+        return None
+    known = statements.run("SELECT tags, name FROM sessions WHERE session_id = ?", (session_id,))
+    tags, name = known[0] if known else (None, None)
+    fetch = _Fetch(statements)
+    setup, withheld, missing = None, None, []
+    if setups:
+        ((history, digest, withheld),) = setups
+        setup, why = _setup(digest, withheld, fetch)
+    else:
+        history, why = 0, "is not stored"
+    if why is not None:
+        missing.append(f"its setup {why}")
+    messages: list[Message] = []
+    stored = {row[0]: row for row in rows}
+    for position in range(max([history, *(place + 1 for place in stored)])):
+        message, why = _message(stored.get(position), fetch)
+        if message is not None:
+            messages.append(message)
+        else:
+            missing.append(f"message {position} {why}")
+    if setups and not (messages or missing) and statements.run(_ASKED, (session_id,)):
+        missing.append("nothing of what was said in it is stored, though the model was asked")
+    return SavedSession(
+        session_id=session_id,
+        setup=setup,
+        withheld=withheld,
+        tags=tags_of(tags),
+        name=name,
+        messages=tuple(messages),
+        missing=tuple(missing),
+    )
+
+
+_EXPIRED = "has expired or was lost"
+
+_ASKED = """
+    SELECT 1
+      FROM session_setups AS s JOIN calls AS c ON c.session_id = s.session_id AND c.run = s.run
+     WHERE s.session_id = ? AND c.ts_us >= s.ts_us AND (c.status = 'completed' OR c.error_class = 'process_lost')
+     LIMIT 1
+"""
+"""Whether a session has been asked something that was answered, or may have been, since it is set up."""
+
+
+class _Fetch:
+    """Reads bodies by hash, those that are asked for again from memory. Raises KeyError."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._known: Bodies = {}
+
+    def __call__(self, digest: bytes) -> bytes:
+        if digest not in self._known:
+            rows = self._statements.run("SELECT body FROM content WHERE hash = ?", (digest,))
+            if not rows:
+                raise KeyError(digest.hex())
+            self._known[digest] = rows[0][0]
+        return self._known[digest]
+
+
+def _setup(digest: bytes | None, withheld: str | None, fetch: _Fetch) -> tuple[SessionSetup | None, str | None]:
+    if digest is None:
+        return None, withheld or _EXPIRED
+    try:
+        return setup_of(fetch(digest)), None
+    except KeyError:
+        return None, _EXPIRED
+    except ValueError as error:
+        return None, f"can't be read by this version ({error})"
+
+
+def _message(row: Row | None, fetch: _Fetch) -> tuple[Message | None, str | None]:
+    if row is None:
+        return None, _EXPIRED
+    _, digest, message_id, metadata, withheld = row
+    if digest is None:
+        return None, f"was not stored ({withheld})"
+    try:
+        message = message_of(fetch(digest), fetch)
+        known = None if metadata is None else decode_metadata(metadata.encode())
+        return msgspec.structs.replace(message, id=message_id, metadata=known), None
+    except KeyError:
+        return None, _EXPIRED
+    except ValueError as error:
+        return None, f"can't be read by this version ({error})"

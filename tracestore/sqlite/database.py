@@ -1,0 +1,294 @@
+"""One SQLite file, one connection, one batch per transaction; with `tracestore.sqlite`, all that touches SQLite.
+
+What it guarantees, and how:
+
+* **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
+  COMMIT or ROLLBACK, that aiosqlite's thread runs in one go: a cancelled `await` doesn't stop it half-way. Whoever
+  asked for it waits for it to end even while being cancelled.
+* **One transaction at a time.** The connection's thread takes one function after the other, in the order in which
+  they came; nobody's statement gets in between. One trip to that thread costs more than many a statement.
+* **Writers never wait on each other inside SQLite with a stale snapshot:** every write begins ``IMMEDIATE``.
+* **No corruption by two writers.** SQLite before 3.51.3 (3.50.7, 3.44.6) can lose committed rows when two
+  connections write and checkpoint a WAL file at the same instant. On those versions each write transaction, of
+  any process, runs under an exclusive lock on ``<file>.lock``. The thread takes it and gives it back; while
+  another process has it, the thread is free for readers, and the event loop asks again.
+* **The interpreter always ends.** aiosqlite's thread is no daemon: a connection left open would keep the process
+  alive for ever. One daemon thread per process waits for the main thread to end and stops what is still open.
+* **The file is its owner's alone** (0600, in a 0700 folder if we make it), never reached through a symlink, and
+  never touched unless it is ours.
+
+Every failure is a `StoreError` that names the file; one that may pass is a `StoreUnavailable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from bus.errors import StoreError, StoreUnavailable
+from bus.log import Log
+
+from .at_exit import stop_at_exit
+from .errors import translated
+from .files import FileLock, create_private, refuse_foreign, refuse_missing
+from .insert import SqlValue
+from .library import BUSY_TIMEOUT_MS, needs_file_lock, uri
+from .statements import Row, Statements, Unstorable
+from .thread import connection_type, in_thread, uninterrupted
+
+if TYPE_CHECKING:
+    import aiosqlite
+
+__all__ = ["APPLICATION_ID", "Database", "Durability", "Row", "Statements", "Unstorable"]
+
+_T = TypeVar("_T")
+Durability: TypeAlias = Literal["normal", "full"]
+"""full: a commit outlives a loss of power; normal: a crash of the program."""
+
+APPLICATION_ID = 0x43414C42
+"""``CALB``, in the header of every trace file."""
+
+_CACHED_STATEMENTS = 256
+_WAL_LIMIT_BYTES = 64 * 1024 * 1024
+
+_log = Log("tracestore.database")
+
+
+class Database:
+    """One SQLite file, through one connection. Belongs to one event loop.
+
+    path: of the file; made on `open()` unless `readonly`. durability: ``normal`` survives the death of the process
+    (kill -9 included); ``full`` survives the loss of power as well, at the price of one fsync per transaction.
+    """
+
+    def __init__(self, path: Path | str, *, durability: Durability = "normal", readonly: bool = False) -> None:
+        if durability not in ("normal", "full"):
+            raise ValueError(f"durability must be 'normal' or 'full', not {durability!r}")
+        self.path = Path(path)
+        self.readonly = readonly
+        self._durability = durability
+        self._connection: aiosqlite.Connection | None = None
+        self._file_lock: FileLock | None = None
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    @property
+    def is_moved(self) -> bool:
+        """Whether what is open isn't the file at the path any more: somebody moved, replaced or deleted it."""
+        return self._connection is not None and self._file != _identity(self.path)
+
+    async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
+        """Open the file; `prepare` checks and migrates it before anything else is done to it.
+
+        Raises StoreError if the file can't be used. Then it, and every byte in it, is as it was.
+        """
+        if self._connection is not None:
+            return
+        try:
+            if self.readonly:
+                refuse_missing(self.path)
+            else:
+                create_private(self.path)
+            refuse_foreign(self.path)
+            await uninterrupted(self._open(prepare))
+        except OSError as error:
+            raise StoreUnavailable(f"{self.path}: {error.strerror or error}") from error
+
+    async def _open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
+        import aiosqlite
+
+        if not self.readonly:
+            self._file_lock = FileLock(self.path) if needs_file_lock() else None
+        connection = aiosqlite.connect(
+            uri(self.path, "ro" if self.readonly else "rw"),
+            uri=True,
+            isolation_level=None,
+            factory=connection_type(),
+            cached_statements=_CACHED_STATEMENTS,
+        )
+        try:
+            with translated(self.path):
+                await connection
+            self._connection = connection
+            self._file = _identity(self.path)
+            stop_at_exit(connection)
+            await self.read(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
+            if not self.readonly:
+                await self._locked(_make_shrinkable)
+            await prepare(self)
+            if not self.readonly:
+                await self._configure()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def _configure(self) -> None:
+        ((mode,),) = await self._locked(lambda statements: statements.run("PRAGMA journal_mode = WAL"))
+        synchronous = "FULL" if self._durability == "full" else "NORMAL"
+        if mode != "wal":
+            # Shared memory is missing, as on a network share. Without a WAL only FULL keeps the file whole.
+            _log.warning("no_wal", file=str(self.path), journal_mode=mode)
+            synchronous = "FULL"
+        await self.read(f"PRAGMA synchronous = {synchronous}")
+        await self.read(f"PRAGMA journal_size_limit = {_WAL_LIMIT_BYTES}")
+        # Checkpointing every 16 MiB instead of every 4 writes the pages that every batch touches less often.
+        await self.read("PRAGMA wal_autocheckpoint = 4000")
+        await self.read("PRAGMA cache_size = -16384")
+        await self.read("PRAGMA temp_store = MEMORY")
+
+    async def close(self) -> None:
+        """Finish what is under way and close the file. Closing twice is harmless."""
+        await uninterrupted(self._close())
+
+    async def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        lock, self._file_lock = self._file_lock, None
+        try:
+            if connection is not None:
+                if lock is not None:
+                    # The last connection checkpoints as it closes, which is a write like any other.
+                    with contextlib.suppress(StoreError):
+                        await lock.patiently(lambda: in_thread(connection, lambda _: lock.try_acquire()))
+                with translated(self.path):
+                    await connection.close()
+        finally:
+            if lock is not None:
+                lock.close()
+
+    async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
+        """All rows of one statement that writes nothing."""
+        with translated(self.path):
+            return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
+
+    async def quick_check(self, seconds: float) -> list[str]:
+        """What SQLite finds wrong with the file. Raises TimeoutError when it could not finish in time."""
+        import sqlite3
+
+        with translated(self.path):
+            try:
+                rows = await self._within(seconds, lambda statements: statements.run("PRAGMA quick_check"))
+            except sqlite3.DatabaseError as error:
+                if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                    return [str(error)]  # so badly damaged that it can't say where
+                if error.sqlite_errorcode == sqlite3.SQLITE_INTERRUPT:
+                    raise TimeoutError(f"{self.path}: not checked within {seconds:g} s") from None
+                raise
+        return [str(said) for (said,) in rows if said != "ok"]
+
+    async def select(
+        self, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float
+    ) -> tuple[list[str], list[Row]]:
+        """The columns and first rows of a statement from outside, which may do nothing but read.
+
+        For a connection of its own, opened `readonly`: from then on it refuses everything else. Raises StoreError
+        for any other statement, TimeoutError when it could not finish in time.
+        """
+        import sqlite3
+
+        with translated(self.path):
+            try:
+                return await self._within(seconds, lambda statements: statements.first(sql, parameters, limit))
+            except (sqlite3.Error, sqlite3.Warning) as error:
+                match getattr(error, "sqlite_errorcode", None):
+                    case sqlite3.SQLITE_INTERRUPT:
+                        raise TimeoutError(f"{self.path}: not read within {seconds:g} s") from None
+                    case sqlite3.SQLITE_AUTH:
+                        raise StoreError(f"{self.path}: only reading is allowed: SELECT, WITH, EXPLAIN") from None
+                    case _:  # no SQL, more than one statement, too few parameters, or the file itself
+                        raise StoreError(f"{self.path}: {error}") from error
+
+    async def _within(self, seconds: float, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, waiting for its turn included, for at most so long: then SQLite interrupts it."""
+        deadline = time.monotonic() + seconds
+
+        def bounded(statements: Statements) -> _T:
+            with statements.interrupted_at(deadline):
+                return work(statements)
+
+        return await uninterrupted(in_thread(self._open_connection(), bounded))
+
+    async def vacuum(self) -> None:
+        """Rewrite the file without gaps, so that it can also be shrunk later. Writers wait until it is done."""
+
+        def work(statements: Statements) -> None:
+            statements.run("PRAGMA auto_vacuum = INCREMENTAL")
+            statements.run("VACUUM")
+
+        if self.readonly:
+            raise StoreError(f"{self.path} was opened for reading only")
+        await uninterrupted(self._locked(work))
+
+    async def give_back(self, pages: int) -> None:
+        """Give up to so many free pages back to the disk, if the file was made for that."""
+
+        def work(statements: Statements) -> None:
+            statements.script(f"PRAGMA incremental_vacuum({pages:d})")
+
+        await uninterrupted(self._locked(work))
+
+    async def look(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work`, which writes to nothing but temporary tables, in the connection's thread, in one go."""
+        with translated(self.path):
+            return await uninterrupted(in_thread(self._open_connection(), work))
+
+    async def write(self, work: Callable[[Statements], _T]) -> _T:
+        """Run `work` in the connection's thread, in one IMMEDIATE transaction, and return what it returns.
+
+        The transaction is committed when `work` returns and rolled back when it raises. A caller that is
+        cancelled still waits for it to end. Raises StoreError if the file can't be written, locked or opened.
+        """
+        if self.readonly:
+            raise StoreError(f"{self.path} was opened for reading only")
+
+        def transaction(statements: Statements) -> _T:
+            with statements.transaction():
+                return work(statements)
+
+        return await uninterrupted(self._locked(transaction))
+
+    async def _locked(self, work: Callable[[Statements], _T]) -> _T:
+        lock = self._file_lock
+        with translated(self.path):
+            if lock is None:
+                return await in_thread(self._open_connection(), work)
+            done: list[_T] = []
+
+            def under_lock(statements: Statements) -> bool:
+                if not lock.try_acquire():
+                    return False
+                try:
+                    done.append(work(statements))
+                finally:
+                    lock.release()
+                return True
+
+            await lock.patiently(lambda: in_thread(self._open_connection(), under_lock))
+            return done[0]
+
+    def _open_connection(self) -> aiosqlite.Connection:
+        if self._connection is None:
+            raise StoreError(f"{self.path} is not open: call open() first")
+        return self._connection
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file stands at a path; None if none does."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _make_shrinkable(statements: Statements) -> None:
+    """A new file is made so that it can give free pages back; that costs one page in eight hundred."""
+    ((pages,),) = statements.run("PRAGMA page_count")
+    if not pages:
+        statements.run("PRAGMA auto_vacuum = INCREMENTAL")

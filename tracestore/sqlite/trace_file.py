@@ -1,0 +1,180 @@
+"""A trace file as its writer has it: opened, written in batches, and opened anew when it can't be written.
+
+Nothing is given up until the file is closed: whether there was nothing that could be opened, the disk failed, or
+somebody moved or replaced the file, the next batch opens what is at the path then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import anyio
+import anyio.lowlevel
+
+from bus.clock import Clock
+from bus.errors import StoreError, StoreUnavailable
+from bus.events.catalogue import Envelope
+from bus.log import Log
+
+from ..prices.table import PriceTable
+from ..runs.lives import Runs
+from ..runs.numbers import RunNumbers
+from ..sql.call_sums import SUM_UP_AFTER, not_summed_up, sum_up
+from ..sql.projection import Batch
+from .database import Database, Unstorable
+from .migrations import inspect, migrate
+from .thread import uninterrupted
+
+_log = Log("tracestore.store")
+
+_MADE_AT_ONCE = 32
+"""Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""
+
+_MOST_MADE_AT_ONCE = 256
+_MADE_PER_SECOND = 40_000
+"""How many more are made for each second that the others have taken: that is about a quarter of their time."""
+
+
+class TraceFile:
+    """Opening, writing and closing behind `TraceStore`, whose methods of the same names say what they promise."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self.numbers = RunNumbers()
+        self._database = database
+        self._clock = clock
+        self._living = Runs(database, clock)
+        self._new_calls = SUM_UP_AFTER  # at most, that are in no sum yet; the first write finds out
+        self._opening = anyio.Lock()
+        self._anew = False  # what is open can't be written, or nothing could be opened: the next write tries
+        self._reopening = anyio.Lock()
+
+    async def open(self) -> None:
+        """Open the file, making or migrating it as needed."""
+
+        async def prepare(database: Database) -> None:
+            await migrate(database, self._clock.now_us())
+
+        async with self._opening:
+            if self._database.is_open:
+                return
+            try:
+                if not self._database.readonly:
+                    await inspect(self._database.path)
+                await self._database.open(prepare)
+            except StoreUnavailable:
+                self._anew = not self._database.readonly
+                raise
+
+    async def close(self) -> None:
+        """Finish what is under way, mark the runs that lived here as ended, and close the file."""
+        self._anew = False
+        try:
+            await self._living.end_all()
+        finally:
+            self.numbers.forget()
+            await self._database.close()
+
+    # -- Runs
+
+    def hold_run(self, run_id: str) -> None:
+        """Say that a run lives."""
+        try:
+            self._living.hold(run_id)
+        except StoreUnavailable:
+            self._anew = True
+            raise
+
+    async def close_lost_runs(self, prices: PriceTable | None) -> list[str]:
+        """End the calls and the runs of processes that died; the names of those runs."""
+        try:
+            return await self._living.close_lost(prices)
+        finally:
+            self.numbers.forget()  # should more come of one of those, it is open again
+
+    # -- Writing
+
+    async def write(self, envelopes: Sequence[Envelope]) -> None:
+        """Store events, and what they say about calls and sessions, in one transaction."""
+        if not envelopes:
+            return
+        if self._anew or self._database.is_moved:
+            async with self._reopening:
+                if self._anew or self._database.is_moved:  # somebody else may have waited for the same
+                    await self._open_anew()
+        # As a whole: who is cancelled while the rows are being made has them written all the same, as ever.
+        self.numbers.remember(await uninterrupted(self._store(envelopes)))
+        await self._sum_up(len(envelopes))
+
+    async def _store(self, envelopes: Sequence[Envelope]) -> dict[str, int]:
+        try:
+            return await self._write(await _batch_of(envelopes))
+        except Unstorable:
+            # Half a surrogate pair, or a number beyond 64 bits; that is rare, so it is looked for only now.
+            return await self._write(await _batch_of(envelopes, storable=True))
+
+    async def _write(self, batch: Batch) -> dict[str, int]:
+        try:
+            return await self._database.write(
+                lambda statements: batch.write(statements, partial(self.numbers.note, statements))
+            )
+        except StoreUnavailable as error:
+            self._anew = error.reopen
+            raise
+
+    async def _open_anew(self) -> None:
+        """Open the file that is at the path now: the one that was open can't be written, or isn't there any more.
+
+        A connection to a file that was read-only, damaged or deleted stays as it is, whatever becomes of the file.
+        """
+        if self._database.is_moved:
+            _log.warning(
+                "file_replaced",
+                file=str(self._database.path),
+                note="what was written to the old one is in that one",
+            )
+        self.numbers.forget()
+        with contextlib.suppress(StoreError):
+            await self._database.close()
+        self._anew = True  # until all of it has worked
+        await self.open()
+        self._living.hold_again()
+        self._anew = False
+
+    async def _sum_up(self, events: int) -> None:
+        """Take new calls into the sums once there are enough; not in the transaction that stores events."""
+        self._new_calls += events
+        if self._new_calls < SUM_UP_AFTER:
+            return
+        try:
+            self._new_calls = await self._database.look(not_summed_up)
+            if self._new_calls >= SUM_UP_AFTER:
+                await self._database.write(sum_up)
+                self._new_calls = 0
+        except StoreError as error:
+            self._new_calls = 0
+            _log.warning("not_summed_up", file=str(self._database.path), error=str(error))
+
+
+async def _batch_of(envelopes: Sequence[Envelope], *, storable: bool = False) -> Batch:
+    """Whoever else is on the loop waits for a part of the batch, never for all of it."""
+    batch = Batch()
+    begin, count = 0, _MADE_AT_ONCE
+    while begin < len(envelopes):
+        batch.add(envelopes[begin : begin + count])
+        begin += count
+        paused = time.perf_counter()
+        await anyio.lowlevel.checkpoint()
+        count = made_at_once(time.perf_counter() - paused)
+    batch.complete(storable=storable)
+    return batch
+
+
+def made_at_once(others_seconds: float) -> int:
+    """How many events to make into rows next, after the others on the loop have taken so long.
+
+    Where thousands of tasks want their turn, a small part for each of theirs would let the writer fall behind.
+    """
+    return max(_MADE_AT_ONCE, min(_MOST_MADE_AT_ONCE, int(others_seconds * _MADE_PER_SECOND)))

@@ -1,0 +1,1 @@
+"""Retention, backup, and whether a trace file is well."""

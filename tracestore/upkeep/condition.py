@@ -1,0 +1,60 @@
+"""What is going on in and beside a trace file: runs, what waits to be adopted, and how full its pages are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ..runs.lives import open_runs
+from ..sqlite.database import Database
+from ..sqlite.files import free_run_lock
+from ..writing.spill import leftovers
+
+
+class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the moment. living: runs whose processes live. lost: runs that the next start of a writer closes, with
+    `open_calls` calls that have no end. spilled: files of dead processes that it adopts, and their sizes in bytes.
+
+    file_bytes: of the database file; free_bytes: of its pages that hold nothing. shrinkable: whether a prune can
+    give such pages back to the disk without rewriting the file.
+    """
+
+    living: int
+    lost: int
+    open_calls: int
+    spilled: tuple[tuple[Path, int], ...]
+    file_bytes: int
+    free_bytes: int
+    shrinkable: bool
+
+
+async def condition(database: Database) -> StoreCondition:
+    """Look; changes nothing. Raises StoreError."""
+    runs = await open_runs(database)
+    lost = [run_id for run_id in runs if _is_free(database.path, run_id)]
+    calls = 0
+    for run_id in lost:
+        ((count,),) = await database.read(
+            "SELECT count(*) FROM calls WHERE status = 'started' AND run = (SELECT id FROM runs WHERE run_id = ?)",
+            (run_id,),
+        )
+        calls += count
+    ((page, pages, free, mode),) = await database.read(
+        "SELECT page_size, page_count, freelist_count, auto_vacuum"
+        " FROM pragma_page_size, pragma_page_count, pragma_freelist_count, pragma_auto_vacuum"
+    )
+    return StoreCondition(
+        living=len(runs) - len(lost),
+        lost=len(lost),
+        open_calls=calls,
+        spilled=tuple((path, path.stat().st_size) for path in leftovers(database.path)),
+        file_bytes=page * pages,
+        free_bytes=page * free,
+        shrinkable=mode != 0,
+    )
+
+
+def _is_free(database: Path, run_id: str) -> bool:
+    with free_run_lock(database, run_id) as lock:
+        return lock is not None

@@ -1,0 +1,1 @@
+"""From the bus to the store, in batches, losing nothing that it can keep."""

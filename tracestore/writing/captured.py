@@ -1,0 +1,290 @@
+"""Message content on its way into the store and back: redaction, and the bytes that are kept.
+
+A message's body says who speaks and what, and nothing that is different each time: equal messages have equal
+bodies, and a body is kept once, under the SHA-256 of its bytes. Large blocks, and the bytes of media, are bodies
+of their own that others refer to. Bodies are JSON, but for media, which are the bytes themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import msgspec
+
+from bus.events.catalogue import Envelope, SessionConfigured, SessionMessageAppended
+from bus.log import Log
+from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
+from bus.values.messages import Message, MessageMetadata, SessionSetup
+
+_log = Log("tracestore.captured")
+
+Redact: TypeAlias = Callable[[Message], Message | None]
+"""What a host may do to a message before it is stored: change it, or (None) keep it from being stored."""
+
+LARGE_BYTES = 1024
+"""From this size on, a block and the bytes of media are bodies of their own."""
+
+_STORED = "stored"
+
+
+# -- What the writer is given
+
+
+class CapturedMessage(SessionMessageAppended, frozen=True, kw_only=True, tag=SessionMessageAppended.topic_of()):
+    """A message whose content goes into the store as it stands here, redacted already.
+
+    withheld: why its content doesn't; the message has none then.
+    """
+
+    withheld: str | None = None
+
+
+class CapturedSetup(SessionConfigured, frozen=True, kw_only=True, tag=SessionConfigured.topic_of()):
+    """A session's setup that goes into the store. withheld: why its system prompt doesn't."""
+
+    withheld: str | None = None
+
+
+class Capture:
+    """Turns what is published into what may be stored.
+
+    The hook runs on the event loop and must not block. The system prompt passes it as a message of the system's;
+    tools' definitions don't. A message on which it raises, or returns neither a message nor None, isn't stored.
+    redact: the host's hook, called once for each message; None stores all as it is.
+    """
+
+    def __init__(self, redact: Redact | None = None) -> None:
+        self._redact = redact
+
+    def apply(self, envelope: Envelope) -> Envelope:
+        """The envelope with its content cleared for storing; one that has none, as it is."""
+        data = envelope.data
+        if type(data) is SessionMessageAppended:
+            message, withheld = self._cleared(data.message)
+            captured = CapturedMessage(position=data.position, message=message, withheld=withheld)
+            return msgspec.structs.replace(envelope, data=captured)
+        if type(data) is SessionConfigured and data.setup is not None:
+            setup, withheld = self._cleared_setup(data.setup)
+            return msgspec.structs.replace(
+                envelope,
+                data=CapturedSetup(history=data.history, begins=data.begins, setup=setup, withheld=withheld),
+            )
+        return envelope
+
+    def _cleared_setup(self, setup: SessionSetup) -> tuple[SessionSetup, str | None]:
+        if setup.system_prompt is None or self._redact is None:
+            return setup, None
+        message, withheld = self._cleared(Message.system(setup.system_prompt))
+        prompt = None if withheld else message.text
+        return msgspec.structs.replace(setup, system_prompt=prompt), withheld
+
+    def _cleared(self, message: Message) -> tuple[Message, str | None]:
+        if self._redact is None:
+            return message, None
+        try:
+            cleared = self._redact(message)
+            if cleared is None:
+                return _emptied(message), "redacted"
+            if not isinstance(cleared, Message):
+                raise TypeError(f"redact returned {type(cleared).__name__}")
+        except Exception as error:
+            # The error's own words may be the very content that was to be kept out.
+            _log.error("redaction_failed", message_id=message.id, error=type(error).__name__)
+            return _emptied(message), f"redaction failed: {type(error).__name__}"
+        return msgspec.structs.replace(cleared, id=message.id), None
+
+
+def _emptied(message: Message) -> Message:
+    return msgspec.structs.replace(message, content=())
+
+
+# -- JSON that takes whatever a message may hold
+
+
+def encode(value: object) -> bytes:
+    """One line of JSON. Raises TypeError, ValueError or RecursionError for what a host has put in and is none."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half a surrogate pair, which standard JSON can escape
+        return json.dumps(_plain(value), separators=(",", ":")).encode("ascii")
+
+
+def _plain(value: object) -> object:
+    match value:
+        case msgspec.Raw():
+            return json.loads(bytes(value))
+        case dict():
+            return {name: _plain(inner) for name, inner in value.items()}
+        case list() | tuple():
+            return [_plain(inner) for inner in value]
+        case _:
+            return msgspec.to_builtins(value)
+
+
+def decode(data: bytes) -> Any:
+    """What `encode` wrote, as plain JSON. Raises ValueError."""
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError:
+        return json.loads(data)  # knows escaped half surrogate pairs
+
+
+class _WithRaw(msgspec.Struct):
+    raw: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class _WithUsage(msgspec.Struct):
+    usage: _WithRaw
+
+
+_raw_usage: msgspec.json.Decoder[_WithUsage] = msgspec.json.Decoder(_WithUsage)
+
+
+def encode_metadata(metadata: MessageMetadata) -> bytes:
+    """One line of JSON. The provider's own usage object is in it as it came."""
+    raw = b"" if metadata.usage.raw is None else bytes(metadata.usage.raw)
+    if b"\n" in raw or not raw.isascii():
+        raw = raw.decode("utf-8", "replace").encode()
+        one_line = msgspec.json.format(raw, indent=-1) if b"\n" in raw else raw
+        usage = msgspec.structs.replace(metadata.usage, raw=msgspec.Raw(one_line))
+        metadata = msgspec.structs.replace(metadata, usage=usage)
+    try:
+        return msgspec.json.encode(metadata)
+    except UnicodeEncodeError:  # half a surrogate pair beside it: then the usage object is what can be spared
+        usage = msgspec.structs.replace(metadata.usage, raw=None)
+        return encode(msgspec.structs.replace(metadata, usage=usage))
+
+
+def decode_metadata(data: bytes) -> MessageMetadata:
+    """What `encode_metadata` wrote. Raises ValueError."""
+    fields = decode(data)
+    had_raw = fields["usage"].pop("raw", None) is not None
+    metadata = msgspec.convert(fields, MessageMetadata)
+    if not had_raw:
+        return metadata
+    # Taken from the text and not from what was decoded: prices that are invented later want it as it came.
+    raw = _raw_usage.decode(data).usage.raw
+    if not isinstance(raw, msgspec.Raw):
+        return metadata
+    return msgspec.structs.replace(metadata, usage=msgspec.structs.replace(metadata.usage, raw=raw.copy()))
+
+
+# -- A message as bodies
+
+
+Bodies: TypeAlias = dict[bytes, bytes]
+"""Bodies by their hashes."""
+
+
+def bodies_of(message: Message) -> tuple[bytes, Bodies]:
+    """The hash of a message's body, and all bodies that it is made of. Raises what `encode` raises."""
+    bodies: Bodies = {}
+    name = {} if message.name is None else {"name": message.name}
+    blocks = [_block(block, bodies) for block in message.content]
+    return _keep(encode({"role": message.role, **name, "content": blocks}), bodies), bodies
+
+
+def bodies_of_setup(setup: SessionSetup) -> tuple[bytes, Bodies]:
+    """The same for the setup of a session."""
+    bodies: Bodies = {}
+    return _keep(encode(setup), bodies), bodies
+
+
+def message_of(body: bytes, fetch: Callable[[bytes], bytes]) -> Message:
+    """The message behind a body, without id and metadata. fetch: the body of a hash.
+
+    Raises what `fetch` raises, and ValueError if this version can't read the body.
+    """
+    fields = decode(body)
+    fields["content"] = [_fetched(block, fetch) for block in fields["content"]]
+    return msgspec.convert(fields, Message)
+
+
+def setup_of(body: bytes) -> SessionSetup:
+    """The setup behind a body. Raises ValueError if this version can't read it."""
+    return msgspec.convert(decode(body), SessionSetup)
+
+
+def _keep(body: bytes, bodies: Bodies) -> bytes:
+    import hashlib
+
+    digest = hashlib.sha256(body).digest()
+    bodies[digest] = body
+    return digest
+
+
+def _block(block: ContentBlock, bodies: Bodies) -> msgspec.Raw:
+    encoded = _encoded_block(block, bodies)
+    if len(encoded) >= LARGE_BYTES:
+        encoded = encode({"type": _STORED, "hash": _keep(encoded, bodies).hex()})
+    return msgspec.Raw(encoded)
+
+
+def _encoded_block(block: ContentBlock, bodies: Bodies) -> bytes:
+    match block:
+        case ToolResultBlock(content=tuple()):
+            fields = msgspec.structs.asdict(block)
+            fields["content"] = [_block(part, bodies) for part in block.content if not isinstance(part, str)]
+        case ImageBlock() | AudioBlock() | DocumentBlock() if len(block.data or b"") >= LARGE_BYTES:
+            fields = msgspec.structs.asdict(block)
+            fields["stored_data"] = _keep(fields.pop("data"), bodies).hex()
+        case _:
+            return encode(block)
+    return encode({"type": block.__struct_config__.tag, **fields})
+
+
+def _fetched(block: dict[str, Any], fetch: Callable[[bytes], bytes]) -> dict[str, Any]:
+    if block.get("type") == _STORED:
+        block = decode(fetch(bytes.fromhex(block["hash"])))
+    stored_data = block.pop("stored_data", None)
+    if stored_data is not None:
+        block["data"] = fetch(bytes.fromhex(stored_data))
+    if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+        block["content"] = [_fetched(part, fetch) for part in block["content"]]
+    return block
+
+
+# -- A message in a line of a spill file
+
+
+class SpilledContent(msgspec.Struct, omit_defaults=True):
+    """What a line has of a captured event beside its bare JSON. Media are base64 here."""
+
+    withheld: str | None = None
+    message: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    metadata: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    setup: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def spilled(event: CapturedMessage | CapturedSetup) -> SpilledContent:
+    """Raises what `encode` raises."""
+    match event:
+        case CapturedMessage(message=message):
+            metadata = message.metadata
+            bare = msgspec.structs.replace(message, metadata=None)
+            return SpilledContent(
+                withheld=event.withheld,
+                message=msgspec.Raw(encode(bare)),
+                metadata=msgspec.UNSET if metadata is None else msgspec.Raw(encode_metadata(metadata)),
+            )
+        case CapturedSetup():
+            return SpilledContent(withheld=event.withheld, setup=msgspec.Raw(encode(event.setup)))
+
+
+def unspilled(
+    event: SessionMessageAppended | SessionConfigured, content: SpilledContent
+) -> CapturedMessage | CapturedSetup:
+    """What was spilled. event: without its content. Raises ValueError."""
+    if isinstance(event, SessionConfigured):
+        if not isinstance(content.setup, msgspec.Raw):
+            raise ValueError("a line with a setup's content has no setup")
+        setup = setup_of(bytes(content.setup))
+        return CapturedSetup(history=event.history, begins=event.begins, setup=setup, withheld=content.withheld)
+    if not isinstance(content.message, msgspec.Raw):
+        raise ValueError("a line with a message's content has no message")
+    message = msgspec.convert(decode(bytes(content.message)), Message)
+    if isinstance(content.metadata, msgspec.Raw):
+        message = msgspec.structs.replace(message, metadata=decode_metadata(bytes(content.metadata)))
+    return CapturedMessage(position=event.position, message=message, withheld=content.withheld)

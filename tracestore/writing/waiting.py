@@ -1,0 +1,60 @@
+"""Events that wait in memory to be stored, and about how much they keep alive."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+
+from bus.events.catalogue import Envelope, SessionMessageAppended
+from bus.streams.fold import weigh_content
+
+EVENT_BYTES = 1024
+"""What an event weighs besides the content that it refers to."""
+
+
+class Waiting:
+    """First in, first out. size: roughly what they keep alive, in bytes, messages that they refer to included."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._events: deque[Envelope] = deque()
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def exceeds(self, events: int, size: int) -> bool:
+        """Whether more wait than that; none are never too many."""
+        return bool(self._events) and (len(self._events) > events or self.size > size)
+
+    def add(self, envelopes: Sequence[Envelope]) -> None:
+        self._events.extend(envelopes)
+        self.size += _weigh(envelopes)
+
+    def first(self, limit: int | None = None) -> list[Envelope]:
+        """The oldest, at most so many; None is all. They still wait."""
+        return list(islice(self._events, limit))
+
+    def after(self, oldest: int, limit: int) -> list[Envelope]:
+        """At most so many of those that follow the `oldest` ones. They still wait."""
+        return list(islice(self._events, oldest, oldest + limit))
+
+    def remove(self, oldest: Sequence[Envelope]) -> None:
+        """Take off what `first` returned, or the beginning of it."""
+        for _ in oldest:
+            self._events.popleft()
+        self.size = self.size - _weigh(oldest) if self._events else 0
+
+    def drop_newest(self) -> Envelope:
+        """Take off the one that came last."""
+        newest = self._events.pop()
+        self.size -= _weigh([newest])
+        return newest
+
+
+def _weigh(envelopes: Sequence[Envelope]) -> int:
+    size = EVENT_BYTES * len(envelopes)
+    for envelope in envelopes:
+        if isinstance(event := envelope.data, SessionMessageAppended):
+            size += weigh_content(event.message.content)
+    return size

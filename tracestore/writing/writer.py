@@ -1,0 +1,439 @@
+"""The trace writer: from the bus to the store, in batches, losing nothing that it can keep.
+
+What is published waits in a lossless subscription, is taken into `WriterCore`, and leaves it when it is committed.
+The order never changes: first what was spilled, then what waits in memory. What the store does decides the state:
+
+    ok          commits at most 100 ms after an event came, 256 events at a time
+    retrying    a commit failed: events wait in memory, and it is tried again after 1, 2, 4 ... 30 s
+    spilling    still failing after three attempts, or too much waits in memory: events go to a file of JSON lines
+                beside the database, and commits are still tried
+    dropping    that file is full or can't be written: as many events as fit stay in memory, newer ones are lost
+                and counted
+
+The first commit that works leads back to ``ok`` from everywhere, spilled events included. Every change of state is
+published as `StoreStateChanged`. A store that fails never stops or slows a call.
+
+Whoever hands over an answer calls `WriterCore.secure` first: what waits in memory is copied to the journal beside
+the database, so that it survives the end of the process (see `tracestore.writing.journal`).
+
+`WriterCore` holds everything that must survive a crash of the actor; the engine makes it once and hands it to each
+new `TraceWriter`. When the actors are down, the engine calls `WriterCore.close()` for what came last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from bus.bus import Bus, Lossless
+from bus.errors import StoreError, StoreUnavailable
+from bus.events.catalogue import Envelope, StoreStateChanged
+from bus.log import Log
+
+from ..prices.table import PriceTable
+from ..store import TraceStore
+from .adoption import adopt_leftovers
+from .captured import Capture
+from .journal import Journal
+from .spill import SpillFile, journal_paths, spill_path
+from .state import StoreState, WriterOptions, WriterStatistics, after_failure, retry_delay
+from .waiting import EVENT_BYTES, Waiting
+
+_log = Log("tracestore.writer")
+
+_SECURED_AT_ONCE = 64
+_TAKEN_AT_ONCE = 256
+"""Events that are taken in before others on the event loop have their turn, the host's redaction included."""
+
+
+class Sink(Protocol):
+    """Where events go: a `TraceStore`. Raises StoreError or OSError while it can't take them."""
+
+    async def write(self, envelopes: Sequence[Envelope], /) -> None: ...
+
+
+class Source(Protocol):
+    """Where events come from: a lossless subscription."""
+
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def depth(self) -> int: ...
+    def take(self, limit: int | None = None, /) -> list[Envelope]: ...
+    async def wait(self) -> None: ...
+
+
+class WriterCore:
+    """The writer without an actor around it; made by `for_bus`. For one event loop.
+
+    sink: what stores, such as a TraceStore. source: what gives events, such as a subscription. spill_path: the
+    journal lies beside it; None keeps everything in memory. database_path: of the trace file; what earlier
+    processes left beside it is taken up. on_state: told of each change of state; must not raise.
+    close_lost: ends the runs whose processes died, once what they had spilled is written.
+    capture: clears the content of messages for storing, when they come in; None stores none.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        source: Source,
+        *,
+        spill_path: Path | None = None,
+        database_path: Path | None = None,
+        close_lost: Callable[[], Awaitable[object]] | None = None,
+        on_state: Callable[[StoreStateChanged], object] = lambda event: None,
+        options: WriterOptions | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        self._sink = sink
+        self._source = source
+        self._options = options or WriterOptions()
+        self._capture = capture
+        limit = self._options.spill_bytes
+        self._spill = None if spill_path is None else SpillFile(spill_path, limit)
+        self._journal = None if spill_path is None else Journal(journal_paths(spill_path), limit)
+        self._database_path = database_path
+        self._close_lost = close_lost
+        self._on_state = on_state
+        self._pending = Waiting()
+        self._entered = 0  # events that came into memory or spill file, and
+        self._left = 0  # events that went from there into the store; always in the same order
+        self._state: StoreState = "ok"
+        self._failures = 0
+        self._retry_at = 0.0
+        self._reason: str | None = None
+        self._lost = 0
+        self._lost_told = 0
+        self._told_at_close = 0  # events; of a second close only what has come since is told
+        self._lost_seqs: tuple[int, int] | None = None
+        self._work = anyio.Lock()
+        self._hurry = anyio.Event()
+        self._adopted = anyio.Event()
+
+    @classmethod
+    def for_bus(
+        cls,
+        store: TraceStore,
+        bus: Bus,
+        *,
+        options: WriterOptions | None = None,
+        capture: Capture | None = None,
+        prices: PriceTable | None = None,
+    ) -> WriterCore:
+        """The writer of one bus and one store: subscribes at once, so nothing published from now on is missed.
+
+        prices: for calls of processes that died, see `TraceStore.close_lost_runs`.
+        Only for a bus whose `run_id` is its own, because the spill file bears it in its name. The run lives until
+        the store is closed. Raises StoreError if this run is being written already.
+        """
+        try:
+            store.hold_run(bus.run_id)
+        except StoreUnavailable as error:
+            _log.warning("run_not_held", error=str(error))  # it is before anything of it is written
+        source = bus.subscribe(">", policy=Lossless(), name="trace writer")
+        return cls(
+            store,
+            source,
+            spill_path=spill_path(store.path, bus.run_id),
+            database_path=store.path,
+            close_lost=partial(store.close_lost_runs, prices),
+            on_state=bus.publish,
+            options=options,
+            capture=capture,
+        )
+
+    @property
+    def state(self) -> StoreState:
+        """``ok``; or ``retrying``, ``spilling`` or ``dropping`` while the store fails."""
+        return self._state
+
+    def statistics(self) -> WriterStatistics:
+        """A snapshot. `waiting` is what admission looks at."""
+        first, last = self._lost_seqs or (None, None)
+        spilled = 0 if self._spill is None else self._spill.waiting
+        if self._work.locked():
+            self._take(_TAKEN_AT_ONCE)  # to be weighed; whoever holds the lock commits these, too
+        return WriterStatistics(
+            state=self._state,
+            waiting=self._entered - self._left + self._source.depth,
+            spilled=spilled,
+            committed=self._left,
+            lost=self._lost,
+            lost_first_seq=first,
+            lost_last_seq=last,
+            failures=self._failures,
+            reason=self._reason,
+            waiting_bytes=self._pending.size + EVENT_BYTES * self._source.depth,
+            unsecured=None if self._journal is None else self._journal.error,
+        )
+
+    async def run(self) -> None:
+        """Write until cancelled, or until the subscription is closed and all of it is committed."""
+        try:
+            taken_over = await self._take_over()
+        finally:
+            self._adopted.set()
+        while not (self._source.closed and not self._source.depth and not self._pending and self._state == "ok"):
+            await self._wait()
+            async with self._work:
+                await self._take_in()
+                before = self._state
+                if before == "ok" or self._due():
+                    await self._attempt()
+                await self._park()
+            if not taken_over and before != "ok" and self._state == "ok":
+                taken_over = await self._take_over()
+
+    async def flush(self) -> None:
+        """Return when everything that was published before the call is committed.
+
+        From then on it survives the death of the process. Raises StoreError if the store can't take it now, or if
+        events were lost since the last flush; what could be kept is kept, and is written when the store recovers.
+        """
+        mark = self._entered + self._source.depth
+        self._hurry.set()
+        async with self._work:
+            await self._take_in()
+            if self._left < mark:
+                await self._attempt()
+                await self._park()
+        if self._left < mark:
+            raise StoreError(
+                f"{mark - self._left} events are not committed ({self._state}): {self._reason}; "
+                "they are kept and will be written when the store works again"
+            )
+        if self._lost > self._lost_told:
+            lost, self._lost_told = self._lost - self._lost_told, self._lost
+            raise StoreError(f"{lost} events were lost while the store could not be written: {self._reason}")
+
+    async def secure(self) -> None:
+        """Return when everything that was published before the call survives the end of this process.
+
+        Committed, spilled, or in the journal; one small write, and no wait unless very much came at once. It
+        never raises: if the file can't be written, `WriterStatistics.unsecured` says why, and only a commit helps.
+        """
+        journal = self._journal
+        if journal is None:
+            return
+        mark = self._entered + self._source.depth
+        while True:
+            self._take(_SECURED_AT_ONCE)
+            journal.copy(self._pending)
+            if journal.error is not None or self._entered - len(self._pending) + journal.copied >= mark:
+                return
+            await anyio.lowlevel.checkpoint()
+
+    async def adopted(self) -> None:
+        """Return when `run` has written what earlier processes had to leave, or has found that it can't."""
+        await self._adopted.wait()
+
+    async def close(self) -> None:
+        """Commit what is left, or spill it for the next start. May be called again, when more has come."""
+        async with self._work:
+            self._take()
+            if self._entered > self._left:
+                await self._attempt()
+            if self._pending and self._state == "ok":
+                await self._attempt()  # what was taken in meanwhile, to be weighed
+            if self._pending and self._spill is not None:
+                await self._spill_pending("closing")
+            copied = 0 if self._journal is None else self._journal.copied
+            if len(self._pending) - copied > self._told_at_close:
+                more = len(self._pending) - copied - self._told_at_close
+                _log.error("lost_at_close", events=more, reason=self._reason)
+                self._told_at_close += more
+            if self._spill is not None:
+                await anyio.to_thread.run_sync(self._spill.close)
+            if self._journal is not None:
+                self._journal.close()
+
+    # -- Waiting
+
+    async def _wait(self) -> None:
+        """Until there is something to commit, and then a little longer, so that others can share the commit."""
+        if self._hurry.is_set():
+            self._hurry = anyio.Event()
+        options = self._options
+        if self._state != "ok":
+            # Events are parked as they come; a flush tries at once.
+            await self._pause(min(0.1, max(0.0, self._retry_at - anyio.current_time())))
+            return
+        if not self._pending:
+            await self._source.wait()
+        if len(self._pending) + self._source.depth < options.batch_events and not self._source.closed:
+            await self._pause(options.batch_seconds)
+
+    async def _pause(self, seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await self._hurry.wait()
+
+    async def _take_in(self) -> None:
+        """Take in what waits now, a part at a time: the event loop isn't held up by all that a burst has left."""
+        mark = self._entered + self._source.depth
+        while self._entered < mark and self._source.depth:
+            self._take(_TAKEN_AT_ONCE)
+            await anyio.lowlevel.checkpoint()
+
+    def _take(self, limit: int | None = None) -> None:
+        taken = self._source.take(limit)
+        if self._capture is not None:
+            taken = [self._capture.apply(envelope) for envelope in taken]
+        self._pending.add(taken)
+        self._entered += len(taken)
+
+    def _due(self) -> bool:
+        return anyio.current_time() >= self._retry_at
+
+    # -- Writing
+
+    async def _attempt(self) -> None:
+        """Commit all that is there now, in order, and note how it went.
+
+        What comes in meanwhile waits for the next attempt: under steady load this one would never end, and
+        whoever waits for a flush would wait with it.
+        """
+        mark = self._entered
+        if self._journal is not None:
+            self._journal.turn()
+        try:
+            await self._commit_spilled()
+            while self._pending and self._left < mark:
+                batch = self._pending.first(self._options.batch_events)
+                await self._write(batch)
+                self._let_go(batch)
+                self._left += len(batch)
+        except (StoreError, OSError) as error:
+            self._note_failure(str(error))
+        else:
+            self._failures = 0
+            self._become("ok", "the store can be written")
+
+    def _let_go(self, batch: Sequence[Envelope]) -> None:
+        self._pending.remove(batch)
+        if self._journal is not None:
+            self._journal.forget(len(batch))
+
+    async def _commit_spilled(self) -> None:
+        spill = self._spill
+        while spill is not None and spill.waiting:
+            batch, size = await anyio.to_thread.run_sync(spill.peek, self._options.batch_events)
+            if not size:
+                await self._give_up_spilled(spill)
+                return
+            await self._write(batch)
+            waiting = spill.waiting
+            await anyio.to_thread.run_sync(spill.discard, len(batch), size)
+            self._left += waiting - spill.waiting
+
+    async def _give_up_spilled(self, spill: SpillFile) -> None:
+        """Somebody has taken the spill file away, or cut it short."""
+        self._reason = f"{spill.path} is gone"
+        _log.error("spill_file_gone", file=str(spill.path), events=spill.waiting)
+        self._left += spill.waiting
+        self._lost += spill.waiting
+        spill.waiting = 0
+        await anyio.to_thread.run_sync(spill.remove)
+
+    async def _write(self, batch: Sequence[Envelope]) -> None:
+        try:
+            await self._sink.write(batch)
+        except (StoreError, OSError):
+            raise
+        except Exception as error:
+            # Not the store is at fault, but an event. The others must not wait behind it for ever.
+            if len(batch) == 1:
+                _log.error("event_unstorable", seq=batch[0].seq, topic=batch[0].topic, error=repr(error))
+                self._reason = repr(error)
+                self._count_lost(batch)
+            else:
+                for envelope in batch:
+                    await self._write([envelope])
+
+    async def _take_over(self) -> bool:
+        """Write what earlier processes had to leave, and end what they could not. False if the store can't now."""
+        return await self._adopt_leftovers() and await self._end_lost_runs()
+
+    async def _adopt_leftovers(self) -> bool:
+        if self._database_path is None:
+            return True
+        own = None if self._spill is None else self._spill.path
+        return await adopt_leftovers(
+            self._database_path, self._write, own=own, batch_events=self._options.batch_events
+        )
+
+    async def _end_lost_runs(self) -> bool:
+        if self._close_lost is None:
+            return True
+        try:
+            await self._close_lost()
+        except (StoreError, OSError) as error:
+            _log.warning("lost_runs_not_ended", error=str(error))
+            return False
+        return True
+
+    # -- Failing
+
+    def _note_failure(self, reason: str) -> None:
+        self._failures += 1
+        self._reason = reason
+        self._retry_at = anyio.current_time() + retry_delay(self._failures, self._options)
+        may_spill = self._spill is not None
+        self._become(after_failure(self._state, self._failures, self._options, may_spill=may_spill), reason)
+
+    async def _park(self) -> None:
+        """While the store fails, keep what waits within its bounds."""
+        waiting = self._pending
+        if self._state == "retrying" and self._too_much:
+            self._become("spilling", f"{len(waiting)} events of about {waiting.size} bytes wait in memory")
+        if self._state == "spilling" and waiting:
+            await self._spill_pending(self._reason or "")
+        if self._state == "dropping" and self._too_much:
+            lost: list[Envelope] = []
+            while self._too_much:
+                lost.append(waiting.drop_newest())
+            self._entered -= len(lost)
+            if self._journal is not None:
+                self._journal.keep(len(waiting))
+            self._count_lost(lost)
+
+    @property
+    def _too_much(self) -> bool:
+        return self._pending.exceeds(self._options.memory_events, self._options.memory_bytes)
+
+    async def _spill_pending(self, reason: str) -> None:
+        spill = self._spill
+        if spill is None:
+            self._become("dropping", f"{reason}; there is no spill file")
+            return
+        batch = self._pending.first()
+        try:
+            fitted = await anyio.to_thread.run_sync(spill.append, batch)
+        except OSError as error:
+            fitted = 0
+            why = f"the spill file {spill.path} can't be written: {error.strerror or error}"
+        else:
+            why = f"the spill file {spill.path} is full"
+        self._let_go(batch[:fitted])
+        if fitted < len(batch):
+            self._become("dropping", f"{reason}; {why}")
+
+    def _count_lost(self, lost: Sequence[Envelope]) -> None:
+        seqs = [envelope.seq for envelope in lost]
+        first, last = self._lost_seqs or (min(seqs), max(seqs))
+        self._lost_seqs = (min(first, *seqs), max(last, *seqs))
+        if not self._lost:
+            _log.error("events_lost", first_seq=self._lost_seqs[0], reason=self._reason)
+        self._lost += len(seqs)
+
+    def _become(self, state: StoreState, reason: str) -> None:
+        previous, self._state = self._state, state
+        if previous != state:
+            level = _log.info if state == "ok" else _log.warning
+            level("store_state", previous=previous, current=state, reason=reason, lost=self._lost)
+            self._on_state(StoreStateChanged(previous=previous, current=state, reason=reason, lost=self._lost))
