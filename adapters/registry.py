@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from importlib.util import resolve_name
 from typing import TYPE_CHECKING, cast
 
 from bus.clock import SYSTEM_CLOCK, Clock
@@ -16,40 +17,49 @@ if TYPE_CHECKING:
     from .model_table import ModelRow, ModelTable
 
 ADAPTER_TYPES: dict[str, str] = {
-    "anthropic": "adapters.providers.anthropic:AnthropicAdapter",
-    "cassette": "adapters.cassettes.adapter:cassette_adapter",
-    "openai": "adapters.providers.openai:OpenAIAdapter",
-    "bedrock": "adapters.embeddings.bedrock:BedrockAdapter",
-    "cohere": "adapters.embeddings.cohere:CohereAdapter",
-    "gemini": "adapters.providers.gemini:GeminiAdapter",
-    "openai_compatible": "adapters.providers.openai_compatible:OpenAICompatibleAdapter",
-    "local": "adapters.providers.local:LocalAdapter",
-    "scripted": "adapters.providers.scripted:ScriptedAdapter",
-    "ollama": "adapters.providers.ollama:OllamaAdapter",
-    "voyage": "adapters.embeddings.voyage:VoyageAdapter",
-    "tgi": "adapters.providers.tgi:TGIAdapter",
+    "anthropic": ".providers.anthropic:AnthropicAdapter",
+    "cassette": ".cassettes.adapter:cassette_adapter",
+    "openai": ".providers.openai:OpenAIAdapter",
+    "bedrock": ".embeddings.bedrock:BedrockAdapter",
+    "cohere": ".embeddings.cohere:CohereAdapter",
+    "gemini": ".providers.gemini:GeminiAdapter",
+    "openai_compatible": ".providers.openai_compatible:OpenAICompatibleAdapter",
+    "local": ".providers.local:LocalAdapter",
+    "scripted": ".providers.scripted:ScriptedAdapter",
+    "ollama": ".providers.ollama:OllamaAdapter",
+    "voyage": ".embeddings.voyage:VoyageAdapter",
+    "tgi": ".providers.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""
 
 
 MODEL_TABLES: dict[str, str] = {
-    "anthropic": "adapters.providers.anthropic.data",
-    "openai": "adapters.providers.openai.data",
-    "gemini": "adapters.providers.gemini.data",
+    "anthropic": ".providers.anthropic.data",
+    "openai": ".providers.openai.data",
+    "gemini": ".providers.gemini.data",
 }
 """Of which providers there is a table of models, and the module that has it as `TABLE`, with its `find_model`."""
+
+
+def registered_type(kind: type) -> str | None:
+    """The name of the type whose class this is; None if it is not one of `ADAPTER_TYPES`."""
+    for name, place in ADAPTER_TYPES.items():
+        module, _, class_name = place.partition(":")
+        if kind.__name__ == class_name and kind.__module__.startswith(resolve_name(module, __package__)):
+            return name
+    return None
 
 
 def model_table(provider: str) -> ModelTable[ModelRow] | None:
     """What is known of a provider's models; None if there is no table of them."""
     module = MODEL_TABLES.get(provider)
-    return None if module is None else cast("ModelTable[ModelRow]", import_module(module).TABLE)
+    return None if module is None else cast("ModelTable[ModelRow]", import_module(module, __package__).TABLE)
 
 
 def is_named_like(provider: str, model: str) -> bool:
     """Whether a name is of one of a provider's models, or is taken for one that is to come."""
     module = MODEL_TABLES.get(provider)
-    return module is not None and import_module(module).find_model(model) is not None
+    return module is not None and import_module(module, __package__).find_model(model) is not None
 
 
 def create_adapter(
@@ -73,7 +83,9 @@ def create_adapter(
         known = ", ".join(sorted(ADAPTER_TYPES))
         raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
     try:
-        factory = cast("Callable[..., ProviderAdapter]", getattr(import_module(module_name), class_name))
+        factory = cast(
+            "Callable[..., ProviderAdapter]", getattr(import_module(module_name, __package__), class_name)
+        )
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
     if transport is None:

@@ -21,7 +21,7 @@ async def calls_at_once(engine: Engine, sessions: Sequence[Session], rounds: int
     for _ in range(rounds):
         await asyncio.gather(*(session.send("And now?", max_output_tokens=1000) for session in sessions))
         for session in sessions:
-            engine.open_sessions.states[session.id].messages.clear()
+            engine._runtime.sessions.states[session.id].messages.clear()
     await engine.flush()
 
 

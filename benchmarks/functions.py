@@ -21,7 +21,7 @@ MODEL = "chat:bench"
 
 def _emptied(engine: Engine, session: Session) -> None:
     """Each call sends as many messages as any other."""
-    del engine.open_sessions.states[session.id].messages[MESSAGES - 1 :]
+    del engine._runtime.sessions.states[session.id].messages[MESSAGES - 1 :]
 
 
 async def by_session(engine: Engine, session: Session, calls: int) -> None:
@@ -64,7 +64,7 @@ async def _rows(quick: bool) -> list[Row]:
     with reply_server(50) as url:
         async with engine_on(url) as engine:
             session = engine.session(MODEL, system_prompt="You are brief.", tools=given)
-            engine.open_sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+            engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
             spent = await in_turns(
                 {
                     "send": partial(by_session, engine, session, calls),

@@ -32,7 +32,7 @@ async def adapter_alone(adapter: ProviderAdapter, request: CanonicalRequest, cal
 
 
 async def through_engine(engine: Engine, session: Session, calls: int) -> None:
-    past = engine.open_sessions.states[session.id].messages
+    past = engine._runtime.sessions.states[session.id].messages
     for _ in range(calls):
         del past[MESSAGES - 1 :]  # each call sends as many messages as any other
         await session.send("And now?", max_output_tokens=1000)
@@ -57,7 +57,7 @@ async def _of_protocol(
     body: Any = msgspec.json.decode(catcher.body)
     alone = create_adapter(kind, config, name=protocol)
     session = engine.session(f"{protocol}:bench", system_prompt="You are brief.", tools=tools(TOOLS))
-    engine.open_sessions.states[session.id].messages.extend(history(MESSAGES - 1))
+    engine._runtime.sessions.states[session.id].messages.extend(history(MESSAGES - 1))
     async with RawClients(url) as clients:
         spent = await in_turns(
             {

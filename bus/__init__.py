@@ -6,7 +6,6 @@ and their supervisors, and the streaming channel. Knows no provider, no price an
 `ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
 """
 
-from ._siblings import check_siblings
 from .actors.actor import (
     Actor,
     ActorContext,
@@ -339,5 +338,3 @@ __all__ = [
     "as_blocks",
     "topic_matches",
 ]
-
-check_siblings(__file__)

@@ -7,19 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-try:
-    from bus._siblings import check_siblings
-except ModuleNotFoundError as error:  # somebody else's `bus` was found first
-    from importlib.util import find_spec
-
-    raise ImportError(
-        f"callboard's package 'bus' is hidden by another: {__file__} belongs with the bus/ beside its own folder, "
-        f"but Python finds {getattr(find_spec('bus'), 'origin', None)}. Rename the other package, or put "
-        "callboard's folder before it on sys.path"
-    ) from error
-
-check_siblings(__file__)
-
 from bus._later import later
 
 from .abort import AbortController, AbortSignal
@@ -45,14 +32,10 @@ from .generation.view_events import (
 )
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.config import load_registry
+from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
 from .models.habits import ToolSettings
 from .models.offered import ConfiguredModel
-from .models.registry import (
-    AdapterEntry,
-    ModelDefaults,
-    ModelEntry,
-    ModelRegistry,
-)
+from .models.registry import ModelRegistry
 from .routing.availability import Availability
 from .routing.choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import msgspec
 
@@ -35,12 +35,11 @@ from bus.values.json import Json
 from .calls.plain_call import PlainCall, first_that_works
 from .calls.serving import examiner, scene_of
 from .calls.slots import arrival
-from .models.registry import ModelEntry, ModelRegistry
+from .models.entries import ModelEntry
+from .models.registry import ModelRegistry
 from .routing.candidates import Named, Plan, Route, choose, expand
 from .runtime.borrowed_adapters import BorrowedAdapters
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .runtime.runtime import Runtime
 
 
 class EmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,20 +109,20 @@ class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def embed(
-    engine: Engine, texts: Sequence[str], model: str | Sequence[str] | None, options: EmbeddingOptions
+    runtime: Runtime, texts: Sequence[str], model: str | Sequence[str] | None, options: EmbeddingOptions
 ) -> EmbeddingResult:
     """See `Engine.embed`."""
     texts = (texts,) if isinstance(texts, str) else tuple(texts)
-    plan = same_space(expand(engine.registry, model, options.fallback))
-    await engine.start()
+    plan = same_space(expand(runtime.registry, model, options.fallback))
+    await runtime.host.start()
     if not texts:
         nothing = Cost(0, CostSource.COMPUTED)
         return EmbeddingResult(vectors=(), model=plan.named[0].model, usage=TokenUsage(), cost=nothing)
-    await engine.admit()
-    engine.money.notice()
-    work = _Embedding(engine, plan, texts, options)
+    await runtime.host.admit()
+    runtime.pricing.notice()
+    work = _Embedding(runtime, plan, texts, options)
     try:
-        with engine.underway.call():
+        with runtime.in_flight.call():
             return await work.run()
     finally:
         work.adapters.end()
@@ -154,15 +153,15 @@ def space_of(entry: ModelEntry) -> str:
 class _Embedding:
     """One `embed`, over all its batches."""
 
-    def __init__(self, engine: Engine, plan: Plan, texts: tuple[str, ...], options: EmbeddingOptions) -> None:
-        self.adapters = BorrowedAdapters(engine)
-        self._engine = engine
-        self._registry: ModelRegistry = engine.registry
+    def __init__(self, runtime: Runtime, plan: Plan, texts: tuple[str, ...], options: EmbeddingOptions) -> None:
+        self.adapters = BorrowedAdapters(runtime)
+        self._runtime = runtime
+        self._registry: ModelRegistry = runtime.registry
         self._plan = plan
         self._texts = texts
         self._options = options
         self._order = arrival()
-        self._examine = examiner(engine, self._abilities)
+        self._examine = examiner(runtime, self._abilities)
         self._estimates: list[int] = []
         self._costs: list[Cost] = []
 
@@ -192,7 +191,7 @@ class _Embedding:
             return response
 
         try:
-            return await first_that_works(self._engine, "embeddings", self._plan, self._examine, call)
+            return await first_that_works(self._runtime, "embeddings", self._plan, self._examine, call)
         except AdapterError:
             raise
         except CallboardError as refusal:  # as a spent budget is
@@ -204,7 +203,7 @@ class _Embedding:
 
     def _consult(self, named: Named) -> ProviderAdapter:
         """The adapter of a model, for what needs no network. Raises ConfigurationError."""
-        return self._engine.adapters.consult(self._registry.adapter_of(named.entry))
+        return self._runtime.adapters.consult(self._registry.adapter_of(named.entry))
 
     def _abilities(self, adapter: ProviderAdapter, named: Named) -> EmbeddingCapabilities:
         """What a model can do. Raises CapabilityError if that isn't all that is asked."""
@@ -244,7 +243,7 @@ class _Embedding:
             timeout_seconds=options.timeout_seconds,
         )
         estimate = sum(self._estimates[batch.start : batch.stop])
-        scene = scene_of(self._engine, route, running, caused_by, options.tags, estimated_input_tokens=estimate)
+        scene = scene_of(self._runtime, route, running, caused_by, options.tags, estimated_input_tokens=estimate)
 
         async def work(adapter: ProviderAdapter, on_attempt: AttemptObserver) -> EmbeddingResponse:
             assert isinstance(adapter, EmbeddingAdapter)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
-from weakref import WeakValueDictionary
 
 import anyio
 import anyio.to_thread
@@ -15,48 +14,40 @@ from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
 from adapters.replies.whole import spelled_out
 from bus import (
     SYSTEM_CLOCK,
-    ActorStopped,
     Bus,
     Clock,
     ConfigReloaded,
     ShutdownReport,
     StreamChannel,
     StreamReader,
-    TaskHandle,
 )
 from bus.streams.events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 
-from .calls.slots import CallSlots
 from .conversation.context import ContextPolicy
-from .conversation.reply import Reply
 from .conversation.results import GenerateResult
-from .conversation.turn import Turn
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
 from .generation.streaming import OnUsage, StreamResult
+from .home import home_folder
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
-from .models.config import home_folder, load_registry
+from .models.config import load_registry
+from .models.entries import AdapterEntry
 from .models.offered import ConfiguredModel, configured_models
 from .models.registering import Provider, entry_of
-from .models.registry import AdapterEntry, ModelRegistry
+from .models.registry import ModelRegistry
 from .models.reloading import difference
 from .objects.methods import ObjectMethods
-from .pricing.pricing import Money, load_prices
+from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
 from .routing.candidates import expand
 from .routing.choice import Model, Requirements
-from .runtime.adapter_pool import AdapterPool, make_spare
-from .runtime.admission import Admission
-from .runtime.event_loops import require_asyncio, require_loop
-from .runtime.in_flight import Underway
-from .runtime.life import Hosted
+from .runtime.adapter_pool import make_spare
+from .runtime.life import EngineHost
 from .runtime.limits import Limits, Timeouts
-from .runtime.running_adapter import RunningAdapter, come_up
-from .sessions.manager import start_turn
-from .sessions.open import OpenSessions
+from .runtime.runtime import Runtime
 from .sessions.resuming import require_capture, resumed
 from .sessions.session import Session
 from .sessions.state import SessionState
@@ -67,7 +58,6 @@ from .tools import Approve, Tool
 if TYPE_CHECKING:
     from .embedding import EmbeddingArguments, EmbeddingResult
     from .health import HealthReport
-    from .media.handle import VideoHandle
 
 
 class Engine(ObjectMethods, MediaMethods):
@@ -107,27 +97,20 @@ class Engine(ObjectMethods, MediaMethods):
         providers: Mapping[str, Provider] | None = None,
     ) -> None:
         require_capture(capture_content, trace, redact)
-        self.clock = clock
-        self.registry = models if isinstance(models, ModelRegistry) else load_registry(models)
+        self._host: EngineHost
+        self._runtime = Runtime(
+            self._make_host,
+            clock=clock,
+            registry=models if isinstance(models, ModelRegistry) else load_registry(models),
+            store=_make_store(store, clock) if trace else None,
+            prices=load_prices(prices),
+            capture=Capture(redact) if capture_content else None,
+            middleware=Chain(middleware),
+            limits=limits,
+            timeouts=timeouts,
+        )
         self._models = models
         self._registered: list[AdapterEntry] = []
-        self.bus = Bus(clock=clock)
-        self.streams = StreamChannel(
-            clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
-        )
-        self.store = _make_store(store, clock) if trace else None
-        self.money = Money(self, load_prices(prices))
-        self.capture = Capture(redact) if capture_content else None
-        self.middleware = Chain(middleware)
-        self.availability = AvailabilityTable()
-        self.underway = Underway()
-        self.adapters = AdapterPool(self.start, lambda: self.registry, clock)
-        self._limits = limits
-        self._admission = Admission(limits)
-        self._timeouts = timeouts
-        self.open_sessions = OpenSessions(self)
-        self.videos: WeakValueDictionary[tuple[str, str], VideoHandle] = WeakValueDictionary()
-        self._hosted: Hosted | None = None
         for name, adapter in (providers or {}).items():
             self.register(name, adapter)
 
@@ -137,6 +120,40 @@ class Engine(ObjectMethods, MediaMethods):
         ConfigurationError.
         """
         return cls()
+
+    @property
+    def clock(self) -> Clock:
+        """Of all times, ids and randomness."""
+        return self._runtime.clock
+
+    @property
+    def bus(self) -> Bus:
+        """Where everything is published. Subscribe to it."""
+        return self._runtime.bus
+
+    @property
+    def streams(self) -> StreamChannel:
+        """The streams of turns; see `attach`."""
+        return self._runtime.streams
+
+    @property
+    def store(self) -> TraceStore | None:
+        """The trace; None without one."""
+        return self._runtime.store
+
+    @property
+    def availability(self) -> AvailabilityTable:
+        """How providers and models stand."""
+        return self._runtime.availability
+
+    @property
+    def registry(self) -> ModelRegistry:
+        """The configuration in force."""
+        return self._runtime.registry
+
+    def _make_host(self, runtime: Runtime) -> EngineHost:
+        self._host = EngineHost(runtime)
+        return self._host
 
     # -- providers
 
@@ -159,7 +176,7 @@ class Engine(ObjectMethods, MediaMethods):
         Raises ConfigurationError for a name that is taken, or that models can't be called by.
         """
         entry = entry_of(name, adapter, prices_as)
-        self.registry = self.registry.with_adapter(entry)
+        self._runtime.registry = self.registry.with_adapter(entry)
         self._registered.append(entry)
 
     # -- sessions
@@ -184,7 +201,8 @@ class Engine(ObjectMethods, MediaMethods):
         fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
         model must be able to do, besides what the requests show. approve: decides about each call of a tool before
         it runs. context: what to send of a history that has grown too long, see
-        `engine.conversation.context`; None always sends all of it. name: for people. Raises ConfigurationError, also for two tools of one name;
+        `engine.conversation.context`; None always sends all of it. name: for people. Raises ConfigurationError,
+        also for two tools of one name;
         CallboardError if a session of that id is open.
         """
         expand(self.registry, model, fallback)
@@ -200,7 +218,11 @@ class Engine(ObjectMethods, MediaMethods):
             policy=context,
             name=name,
         )
-        return self.open_sessions.open(state)
+        return self._open(state)
+
+    def _open(self, state: SessionState) -> Session:
+        self._runtime.sessions.open(state)
+        return Session(self._runtime, state)
 
     async def resume(
         self,
@@ -223,21 +245,20 @@ class Engine(ObjectMethods, MediaMethods):
         Raises CallboardError if the session is open, is not stored, or not as a whole; ConfigurationError if its
         model is not known here; StoreError.
         """
-        hosted = await self.start()
-        await hosted.settle()
-        state = await resumed(self, session_id, tools, model, system_prompt, fallback)
+        await (await self._host.living()).settle()
+        state = await resumed(self._runtime, session_id, tools, model, system_prompt, fallback)
         state.policy = context
         state.approve = approve
-        session = self.open_sessions.open(state)
+        session = self._open(state)
         if model is not None:
-            self.open_sessions.change_model(state, model)
+            self._runtime.sessions.change_model(state, model)
         return session
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
         """The sessions that are open here, and at most `limit` of the trace, the latest first; None is all of
         them. Raises StoreError.
         """
-        return await listed(self, limit)
+        return await listed(self._runtime, limit)
 
     async def delete_session(self, session_id: str) -> bool:
         """Forget a session: the open one, and what is stored of it; False if there was none.
@@ -245,7 +266,7 @@ class Engine(ObjectMethods, MediaMethods):
         Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
         next turn. Raises SessionBusy while a turn runs, StoreError.
         """
-        return await deleted(self, session_id)
+        return await deleted(self._runtime, session_id)
 
     async def import_session(
         self,
@@ -262,9 +283,9 @@ class Engine(ObjectMethods, MediaMethods):
         not known here.
         """
         await self.start()
-        state = state_of(self, imported(document), session_id=session_id, tools=tools, model=model)
-        session = self.open_sessions.open(state)
-        self.open_sessions.announce(state)
+        state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self._open(state)
+        self._runtime.sessions.announce(state)
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
@@ -276,7 +297,7 @@ class Engine(ObjectMethods, MediaMethods):
         from_seq: the first event that is wanted, from 0; ``"tail"``: what comes from now on. Raises UnknownStream
         for a turn that is over for too long, ValueError for a seq beyond the end, WrongLoop.
         """
-        self.require_loop()
+        self._host.require_loop()
         return self.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
@@ -298,8 +319,8 @@ class Engine(ObjectMethods, MediaMethods):
         for name in (*change.adapters_added, *change.adapters_changed):
             if fresh.adapters[name].missing_key is None:
                 make_spare(fresh.adapters[name], self.clock)
-        self.registry, self._models = fresh.succeeding(self.registry), source
-        await self.adapters.replace((*change.adapters_changed, *change.adapters_removed))
+        self._runtime.registry, self._models = fresh.succeeding(self.registry), source
+        await self._runtime.adapters.replace((*change.adapters_changed, *change.adapters_removed))
         now_us = self.clock.now_us()
         for moved in self.availability.reloaded(change.adapters_changed, change.adapters_removed, now_us):
             self.bus.publish(moved)
@@ -314,7 +335,7 @@ class Engine(ObjectMethods, MediaMethods):
         The request keeps its ids, unless they are empty. tags: for the trace, never sent. Raises what
         `Session.send` raises.
         """
-        return await complete(self, request, tags=tags)
+        return await complete(self._runtime, request, tags=tags)
 
     # -- without a session
 
@@ -325,7 +346,7 @@ class Engine(ObjectMethods, MediaMethods):
         **arguments: Unpack[Arguments],
     ) -> GenerateResult:
         """See `engine.generate`."""
-        return await generate_on(self, model, prompt, **arguments)
+        return await generate_on(self._runtime, model, prompt, **arguments)
 
     @overload
     def stream(
@@ -364,10 +385,10 @@ class Engine(ObjectMethods, MediaMethods):
                 raise TypeError(
                     "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
                 )
-            turn = turn_of(self, model, tags=arguments.get("tags"), streamed=True)
+            turn = turn_of(self._runtime, model, tags=arguments.get("tags"), streamed=True)
         else:
-            turn = new_turn(self, model, prompt, streamed=True, **arguments)
-        return StreamResult(self, turn, on_usage=on_usage)
+            turn = new_turn(self._runtime, model, prompt, streamed=True, **arguments)
+        return StreamResult(self._runtime, turn, on_usage=on_usage)
 
     # -- embeddings
 
@@ -390,14 +411,14 @@ class Engine(ObjectMethods, MediaMethods):
         """
         from .embedding import EmbeddingOptions, embed
 
-        return await embed(self, texts, model, EmbeddingOptions(**options))
+        return await embed(self._runtime, texts, model, EmbeddingOptions(**options))
 
     # -- money
 
     @property
     def prices(self) -> PriceTable:
         """The table of new calls: a call has the price of the moment in which its attempt starts."""
-        return self.money.prices
+        return self._runtime.pricing.prices
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
         """Price new calls by another table from now on; the table in force, which is also returned.
@@ -407,7 +428,7 @@ class Engine(ObjectMethods, MediaMethods):
         the published prices; alone: it is all there is, and what it doesn't list is unpriced.
         Raises ConfigurationError for a bad file; StoreError for an unknown version.
         """
-        return await self.money.use_prices(prices, alone=alone)
+        return await self._runtime.pricing.use_prices(prices, alone=alone)
 
     async def reprice(
         self,
@@ -426,7 +447,7 @@ class Engine(ObjectMethods, MediaMethods):
         that table too, as `use_prices` does; `undo_reprice` takes that back as well, if no other was chosen since.
         Raises StoreError; CallboardError without a trace.
         """
-        return await self.money.reprice(
+        return await self._runtime.pricing.reprice(
             version, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
         )
 
@@ -436,7 +457,7 @@ class Engine(ObjectMethods, MediaMethods):
         If it was done here with `for_new_calls`, new calls have the prices of before again. Raises StoreError if
         there is none, CallboardError without a trace.
         """
-        return await self.money.undo_reprice()
+        return await self._runtime.pricing.undo_reprice()
 
     # -- the life of the engine
 
@@ -449,28 +470,13 @@ class Engine(ObjectMethods, MediaMethods):
     ) -> None:
         await self.aclose()
 
-    async def start(self) -> Hosted:
+    async def start(self) -> None:
         """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
 
         Raises CallboardError once it is closed, or where no asyncio loop runs; WrongLoop from another loop than
         its first; StoreError if the trace file isn't ours.
         """
-        require_asyncio()
-        if self._hosted is None:
-            self._hosted = Hosted(self)
-        hosted = self._hosted
-        require_loop(hosted.loop)
-        await hosted.ready()
-        return hosted
-
-    def require_loop(self, instead: str = "") -> None:
-        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
-        if self._hosted is not None and not self.closed:
-            require_loop(self._hosted.loop, instead)
-
-    def forget_host(self) -> None:
-        """For the engine's own parts: a start failed; the next one may try again."""
-        self._hosted = None
+        await self._host.start()
 
     async def aclose(self) -> ShutdownReport | None:
         """Stop everything in order, and close the store; what was stopped, None if it had never started.
@@ -479,20 +485,19 @@ class Engine(ObjectMethods, MediaMethods):
         new may begin any more. It takes `Timeouts.shutdown` at most, and is idempotent; from any task of the
         engine's loop. Raises WrongLoop, and what had ended the engine before, such as SupervisorEscalated.
         """
-        self.require_loop()
-        hosted = self._hosted
-        return await hosted.stop() if hosted is not None else None
+        self._host.require_loop()
+        life = self._host.life
+        return await life.stop() if life is not None else None
 
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError if it can't be."""
-        hosted = await self.start()
-        await hosted.flush()
+        await self._host.flush()
 
     # -- how it does
 
     def statistics(self) -> EngineStatistics:
         """A snapshot of everything that counts; cheap, and also before the start and after the end."""
-        return collect(self)
+        return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
         """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
@@ -500,7 +505,8 @@ class Engine(ObjectMethods, MediaMethods):
         First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
         ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
         """
-        return configured_models(self.registry, self.adapters.consult, self.availability, self.prices, self.clock)
+        consult = self._runtime.adapters.consult
+        return configured_models(self.registry, consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = 5.0) -> HealthReport:
         """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
@@ -510,69 +516,25 @@ class Engine(ObjectMethods, MediaMethods):
         """
         from .health import examine
 
-        if self._hosted is not None and self._hosted.state == "running":
+        life = self._host.life
+        if life is not None and life.state == "running":
             await self.start()
-        return await examine(self, offline=offline, time_limit=time_limit)
-
-    # -- what turns need
-
-    async def start_turn(self, turn: Turn) -> TaskHandle[Reply]:
-        """For the engine's own parts: run a turn below the session manager.
-
-        Raises SessionBusy; ActorStopped if the manager stays down; what `start` raises.
-        """
-        hosted = await self.start()
-        await come_up(hosted.manager)
-        turn.enter_queue()
-        try:
-            return start_turn(hosted.manager, turn)
-        except ActorStopped as error:
-            turn.leave_queue(error)
-            raise
-
-    async def admit(self) -> None:
-        """For the engine's own parts: let a turn begin, once the trace writer is not too far behind.
-
-        Raises AdmissionError.
-        """
-        writer = self._hosted.writer if self._hosted is not None else None
-        if writer is not None:
-            await self._admission.admit(writer)
-
-    async def secure(self) -> None:
-        """For the engine's own parts: return when what was published survives the end of this process."""
-        writer = self._hosted.writer if self._hosted is not None else None
-        if writer is not None:
-            await writer.secure()
+        writer = life.writer.statistics() if life is not None and life.writer is not None else None
+        return await examine(self._runtime, writer, offline=offline, time_limit=time_limit)
 
     @property
     def closed(self) -> bool:
         """True when it has been stopped, or has ended of itself: then another one is needed."""
-        return self._hosted is not None and self._hosted.state == "closed"
+        return self._host.closed
 
-    @property
-    def hosted(self) -> Hosted | None:
-        """The engine's life on its loop; None before the first start. Stays after `aclose()`."""
-        return self._hosted
-
-    @property
-    def running_adapters(self) -> Mapping[str, RunningAdapter]:
-        """The adapters that were needed so far, by provider; one of them may be down just now."""
-        return self.adapters.running
-
-    def new_limiter(self, entry: AdapterEntry) -> CallSlots:
-        """For the engine's own parts: the slots for calls of one adapter."""
-        return CallSlots(entry.max_concurrency or self._limits.calls_per_provider)
+    def require_loop(self) -> None:
+        """Raises WrongLoop on another event loop than its own."""
+        self._host.require_loop()
 
     @property
     def timeouts(self) -> Timeouts:
         """As they were given."""
-        return self._timeouts
-
-    @property
-    def shutdown_seconds(self) -> float:
-        """For how many seconds at most all actors may take to stop."""
-        return self._timeouts.shutdown
+        return self._runtime.timeouts
 
 
 def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:

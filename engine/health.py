@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 import anyio.to_thread
@@ -22,11 +21,10 @@ from tracestore.health import FileFacts, file_facts
 from tracestore.upkeep.condition import StoreCondition
 
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
-from .models.registry import AdapterEntry, ModelRegistry
+from .models.entries import AdapterEntry
+from .models.registry import ModelRegistry
+from .runtime.runtime import Runtime
 from .statistics import live_adapter
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 FILE_SECONDS = 30.0
 """How long the trace file is read; what is larger than that is checked in part."""
@@ -59,14 +57,15 @@ def report_of(checks: Sequence[Check]) -> HealthReport:
     return HealthReport(all(check.ok for check in checks), tuple(checks))
 
 
-async def examine(engine: Engine, *, offline: bool, time_limit: float) -> HealthReport:
+async def examine(
+    runtime: Runtime, writer: WriterStatistics | None, *, offline: bool, time_limit: float
+) -> HealthReport:
     """All checks of an engine, whether it runs or not."""
-    live = {name: live_adapter(running.ref) for name, running in engine.running_adapters.items()}
-    writer = engine.hosted.writer if engine.hosted is not None else None
-    surroundings = Providers(engine.registry, live, engine.clock, offline=offline, time_limit=time_limit)
-    checks = [check_configuration(engine.registry, again=engine.hosted is not None)]
+    live = {name: live_adapter(running.ref) for name, running in runtime.adapters.running.items()}
+    surroundings = Providers(runtime.registry, live, runtime.clock, offline=offline, time_limit=time_limit)
+    checks = [check_configuration(runtime.registry, again=runtime.host.started)]
     checks += await surroundings.check()
-    checks += await check_store(engine.store, writer.statistics() if writer is not None else None)
+    checks += await check_store(runtime.store, writer)
     return report_of(checks)
 
 

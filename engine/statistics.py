@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -13,10 +13,9 @@ from bus import ActorRef, BusStatistics, StreamChannelStatistics, SupervisorStat
 from tracestore import WriterStatistics
 
 from .routing.availability import Availability
+from .runtime.life import Life
 from .runtime.running_adapter import RunningAdapter
-
-if TYPE_CHECKING:
-    from .engine import Engine
+from .runtime.runtime import Runtime
 
 
 class ProviderStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,25 +56,24 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     prices_version: str
 
 
-def collect(engine: Engine) -> EngineStatistics:
+def collect(runtime: Runtime, life: Life | None) -> EngineStatistics:
     """Ask every part."""
-    hosted = engine.hosted
-    sessions = list(engine.open_sessions.states.values())
-    supervisor = hosted.supervisor if hosted is not None else None
-    writer = hosted.writer if hosted is not None else None
+    sessions = list(runtime.sessions.states.values())
+    supervisor = life.supervisor if life is not None else None
+    writer = life.writer if life is not None else None
     return EngineStatistics(
-        state=hosted.state if hosted is not None else "new",
-        uptime_seconds=hosted.uptime_seconds if hosted is not None else 0.0,
+        state=life.state if life is not None else "new",
+        uptime_seconds=life.uptime_seconds if life is not None else 0.0,
         sessions=len(sessions),
         turns_running=sum(state.running is not None for state in sessions),
         turns_waiting=sum(state.waiting for state in sessions),
-        providers=tuple(_provider(name, running) for name, running in engine.running_adapters.items()),
-        availability=engine.availability.snapshot(),
-        bus=engine.bus.statistics(),
-        streams=engine.streams.statistics(),
+        providers=tuple(_provider(name, running) for name, running in runtime.adapters.running.items()),
+        availability=runtime.availability.snapshot(),
+        bus=runtime.bus.statistics(),
+        streams=runtime.streams.statistics(),
         supervisor=supervisor.statistics() if supervisor is not None else None,
         writer=writer.statistics() if writer is not None else None,
-        prices_version=engine.prices.version,
+        prices_version=runtime.prices.version,
     )
 
 

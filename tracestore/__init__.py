@@ -8,19 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-try:
-    from bus._siblings import check_siblings
-except ModuleNotFoundError as error:  # somebody else's `bus` was found first
-    from importlib.util import find_spec
-
-    raise ImportError(
-        f"callboard's package 'bus' is hidden by another: {__file__} belongs with the bus/ beside its own folder, "
-        f"but Python finds {getattr(find_spec('bus'), 'origin', None)}. Rename the other package, or put "
-        "callboard's folder before it on sys.path"
-    ) from error
-
-check_siblings(__file__)
-
 from bus._later import later
 
 from .event_forms import upcast

@@ -16,7 +16,7 @@ import msgspec
 
 from adapters.contract import AdapterConfig, CallWarning
 from adapters.health import AdapterHealth
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.refusals.classify import ErrorType, build_error, read_error
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options

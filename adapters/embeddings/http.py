@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 
 from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
-from adapters.http.adapter import WireCall, bearer
 from adapters.http.attempts import HttpAttempts
 from adapters.http.question import AskingAdapter
+from adapters.http.wire_call import WireCall, bearer
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.usage.estimate import estimate_tokens

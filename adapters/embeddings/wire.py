@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from adapters.contract import CallWarning
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.requests.settings import changed, dropped
 from adapters.usage.stated_cost import StatedCost
 from bus.errors import CapabilityError, InvalidRequestError, StreamError

@@ -25,7 +25,6 @@ from ..contract import (
     AdapterConfig,
     AdapterStream,
     AttemptObserver,
-    CallWarning,
     CanonicalRequest,
     CanonicalResponse,
     RateLimitInfo,
@@ -57,30 +56,9 @@ from ..usage.rates import TokenRates
 from .attempts import HttpAttempts
 from .call import HttpCall
 from .stream import HttpStream
+from .wire_call import WireCall
 
 HEALTH_SECONDS = 5.0
-
-
-class WireCall(msgspec.Struct, frozen=True):
-    """A request as a provider wants it.
-
-    path: below the base URL. body: JSON, unless a header says otherwise. warnings: what was left out. tool_ids:
-    from our id of a tool call to the one in the body, so that an error which names one can be understood.
-    once: see `HttpRequest`.
-    """
-
-    path: str
-    body: bytes
-    headers: Mapping[str, str] = {}
-    warnings: tuple[CallWarning, ...] = ()
-    tool_ids: Mapping[str, str] = {}
-    method: str = "POST"
-    once: bool = False
-
-
-def bearer(api_key: str | None) -> dict[str, str]:
-    """The header that carries a key as a bearer token; none if there is no key."""
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
 
 class HttpAdapter(ABC):

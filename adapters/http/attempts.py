@@ -8,15 +8,17 @@ none of its business: `http_call` adds that for conversations, `embeddings.http`
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 
+from bus.clock import Clock
 from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import (
+    AdapterConfig,
     AttemptFailed,
     AttemptFirstEvent,
     AttemptObserver,
@@ -28,9 +30,6 @@ from ..contract import (
 from ..transport.key_masking import masked
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
 from .retry import retry_delay, tell_retry
-
-if TYPE_CHECKING:
-    from .adapter import HttpAdapter
 
 T = TypeVar("T")
 
@@ -57,6 +56,19 @@ class AttemptTerms(Protocol):
     def timeout_seconds(self) -> float | None: ...
 
 
+class AttemptsOwner(Protocol):
+    """The adapter, as far as attempts need it."""
+
+    name: str
+    config: AdapterConfig
+    clock: Clock
+    secrets: tuple[str, ...]
+
+    @property
+    def running(self) -> MutableMapping[str, HttpAttempts]:
+        """What is under way, by the id of its request."""
+
+
 class HttpAttempts:
     """One request over all its attempts. ended: nothing will be waited for again. sent: the request of the current
     attempt has left, or is about to.
@@ -69,7 +81,7 @@ class HttpAttempts:
 
     def __init__(
         self,
-        adapter: HttpAdapter,
+        adapter: AttemptsOwner,
         terms: AttemptTerms,
         on_attempt: AttemptObserver | None,
         estimate_input: Callable[[], int] | None = None,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Collection
+from typing import Protocol
 
 import anyio
 
@@ -12,12 +12,22 @@ from bus.errors import AdapterError
 from bus.values.usage import TokenUsage
 
 from ..contract import AttemptObserver, CanonicalRequest
+from ..refusals.repair import Repair
 from ..replies.assembler import Assembler
-from .attempts import HttpAttempts, given
+from .attempts import AttemptsOwner, HttpAttempts, given
+from .wire_call import WireCall
 
-if TYPE_CHECKING:
-    from ..refusals.repair import Repair
-    from .adapter import HttpAdapter, WireCall
+
+class CallOwner(AttemptsOwner, Protocol):
+    """The adapter, as far as a conversation's call needs it."""
+
+    def estimate_usage(self, request: CanonicalRequest, output: str) -> TokenUsage:
+        """Usage for a reply whose provider said nothing about it."""
+
+    def repair(
+        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
+    ) -> Repair | None:
+        """How to mend a request that was refused."""
 
 
 class HttpCall(HttpAttempts):
@@ -29,13 +39,14 @@ class HttpCall(HttpAttempts):
 
     def __init__(
         self,
-        adapter: HttpAdapter,
+        adapter: CallOwner,
         request: CanonicalRequest,
         on_attempt: AttemptObserver | None,
         *,
         stream: bool,
     ) -> None:
         super().__init__(adapter, request, on_attempt)
+        self._owner = adapter
         self.request = request
         self.streamed = stream
         self.assembler: Assembler
@@ -59,7 +70,7 @@ class HttpCall(HttpAttempts):
         self.assembler = self.new_assembler()
 
     def _estimate_usage(self, output: str) -> TokenUsage:
-        return self.adapter.estimate_usage(self.request, output)
+        return self._owner.estimate_usage(self.request, output)
 
     @property
     def heard(self) -> bool:
@@ -72,7 +83,7 @@ class HttpCall(HttpAttempts):
         """Mend the request, if the error says how and that was not tried before."""
         if self.wire is None or self.adapter.config.options.get("repair") is False or self.out_of_time():
             return False
-        found = self.adapter.repair(self.request, self.wire, error, [repair.kind for repair in self.repairs])
+        found = self._owner.repair(self.request, self.wire, error, [repair.kind for repair in self.repairs])
         if found is None:
             return False
         self.request = found.request

@@ -12,7 +12,8 @@ from ..contract import AdapterStream, AttemptObserver, CanonicalRequest, Canonic
 from ..refusals.demands import check_demands
 from ..replies.whole import WholeStream
 from ..requests import emulation
-from .adapter import HttpAdapter, WireCall
+from .adapter import HttpAdapter
+from .wire_call import WireCall
 
 
 class EmulatingAdapter(HttpAdapter):

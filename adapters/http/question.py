@@ -22,8 +22,9 @@ from ..contract import AttemptObserver
 from ..refusals.classify import error_without_status, read_error_value
 from ..transport.key_masking import masked_headers
 from ..transport.transport import exchange
-from .adapter import HttpAdapter, WireCall
+from .adapter import HttpAdapter
 from .attempts import AttemptTerms, HttpAttempts
+from .wire_call import WireCall
 
 T = TypeVar("T")
 

@@ -7,9 +7,9 @@ and is repeated; after it, what came stands, the message is completed as an erro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 import anyio
 
@@ -23,20 +23,37 @@ from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
+from .call import CallOwner, HttpCall
 from .event_wait import EventWait
-
-if TYPE_CHECKING:
-    from .adapter import HttpAdapter, WireCall
-    from .call import HttpCall
+from .wire_call import WireCall
 
 DRAIN_SECONDS = 0.25
 """How long a finished stream may take to end its body, so that its connection can be used again."""
 
 
+class StreamOwner(CallOwner, Protocol):
+    """The adapter, as far as a streamed reply needs it."""
+
+    async def send(self, call: HttpCall) -> tuple[WireCall, HttpReply]:
+        """Send the request of a stream; raise what an error reply means."""
+
+    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
+        """What reads a streamed reply."""
+
+    def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
+        """Read a reply that came whole."""
+
+    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
+        """The error for a reply that is none of the protocol."""
+
+    def response_of(self, call: HttpCall, wire: WireCall, reply: HttpReply | None) -> CanonicalResponse:
+        """The response of a call that is over."""
+
+
 class HttpStream:
     """A streamed reply; see `adapters.contract.AdapterStream` for what it promises."""
 
-    def __init__(self, adapter: HttpAdapter, call: HttpCall) -> None:
+    def __init__(self, adapter: StreamOwner, call: HttpCall) -> None:
         self._adapter = adapter
         self._call = call
         self._ready: deque[StreamEvent] = deque()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.transport.multipart import FormPart, write_form
 from bus.values.content import ImageBlock

@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 
 from adapters.contract import AttemptObserver, CallWarning
-from adapters.http.adapter import WireCall
 from adapters.http.attempts import HttpAttempts
 from adapters.http.question import AskingAdapter
+from adapters.http.wire_call import WireCall
 from bus.errors import AdapterError, InvalidRequestError
 from bus.values.usage import TokenUsage
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options

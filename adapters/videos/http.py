@@ -12,10 +12,10 @@ import anyio
 import msgspec
 
 from adapters.contract import AdapterConfig, AttemptObserver, CallWarning, RetryPolicy
-from adapters.http.adapter import WireCall
 from adapters.http.attempts import HttpAttempts
 from adapters.http.question import AskingAdapter
 from adapters.http.retry import backoff_delay
+from adapters.http.wire_call import WireCall
 from adapters.requests.media import read_data_url
 from adapters.transport.transport import HttpReply, HttpRequest, Transport, close_reply, read_error_body
 from bus.clock import SYSTEM_CLOCK, Clock

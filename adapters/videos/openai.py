@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from adapters.contract import CallWarning
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images.forms import file_part, form_call
 from adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
 from adapters.requests.encoding import encode_json

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.requests.media import media_type_of
 from bus.errors import CapabilityError, InvalidRequestError
 

@@ -43,10 +43,10 @@ async def perform(
 
     reload: with another configuration of that provider.
     """
-    hosted = await engine.start()
+    hosted = await engine._host.living()
     for blow in blows:
         await asyncio.sleep(blow.after)
-        running = engine.adapters.running.get(blow.provider)
+        running = engine._runtime.adapters.running.get(blow.provider)
         actor = running.ref.actor if running is not None else None
         match blow.kind:
             case "actor" if running is not None:

@@ -117,7 +117,7 @@ async def _flush(engine: Engine, chance: random.Random, talked: dict[str, Sessio
 
 
 async def _fill(engine: Engine, chance: random.Random) -> None:
-    store, hosted = engine.store, engine.hosted
+    store, hosted = engine.store, engine._host.life
     assert store is not None
     assert hosted is not None
     assert hosted.writer is not None

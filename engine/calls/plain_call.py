@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import anyio
 
@@ -18,11 +18,9 @@ from bus import ActorRef, CallboardError, ConfigurationError, Cost, LlmCallCompl
 from bus.errors import CancelledError
 
 from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
+from ..runtime.runtime import Runtime
 from .events import CallEvents, CallInfo, EventScene, Served
 from .slots import CallSlots
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
@@ -109,7 +107,7 @@ class PlainCall(CallEvents):
 
 
 async def first_that_works(
-    engine: Engine,
+    runtime: Runtime,
     operation: str,
     plan: Plan,
     examine: Callable[[Named], Option],
@@ -130,9 +128,9 @@ async def first_that_works(
             route = choose(plan, options, failed=failed)
         except CallboardError as refusal:
             raise failure or refusal from None
-        request_id = engine.clock.new_id("req")
+        request_id = runtime.clock.new_id("req")
         about = CallInfo(operation=operation, model=route.decision.model, request_id=request_id)
-        await engine.middleware.admit(about)
+        await runtime.middleware.admit(about)
         try:
             return await call(route, request_id, caused_by)
         except AdapterError as error:

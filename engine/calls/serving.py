@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from adapters import CapabilityError
 from adapters.contract import ProviderAdapter
@@ -13,31 +12,29 @@ from ..call_settings import server_of
 from ..models.published_prices import published_name
 from ..routing.candidates import Named, Option, Route
 from ..runtime.running_adapter import RunningAdapter
+from ..runtime.runtime import Runtime
 from .events import EventScene
 
-if TYPE_CHECKING:
-    from ..engine import Engine
 
-
-def examiner(engine: Engine, check: Callable[[ProviderAdapter, Named], object]) -> Callable[[Named], Option]:
+def examiner(runtime: Runtime, check: Callable[[ProviderAdapter, Named], object]) -> Callable[[Named], Option]:
     """What tells of a model whether it can serve. check: raises CapabilityError if its adapter can't."""
-    registry = engine.registry
+    registry = runtime.registry
 
     def examine(named: Named) -> Option:
         entry = named.entry
         obstacle: CallboardError | None = None
         try:
-            check(engine.adapters.consult(registry.adapter_of(entry)), named)
+            check(runtime.adapters.consult(registry.adapter_of(entry)), named)
         except (ConfigurationError, CapabilityError) as error:
             obstacle = error
-        standing = engine.availability.standing(entry.adapter, named.model, engine.clock.now_us())
+        standing = runtime.availability.standing(entry.adapter, named.model, runtime.clock.now_us())
         return Option(named=named, obstacle=obstacle, standing=standing)
 
     return examine
 
 
 def scene_of(
-    engine: Engine,
+    runtime: Runtime,
     route: Route,
     running: RunningAdapter,
     caused_by: str | None,
@@ -47,15 +44,15 @@ def scene_of(
 ) -> EventScene:
     """What the events of such a call say besides what happens in it."""
     return EventScene(
-        bus=engine.bus,
-        clock=engine.clock,
-        prices=lambda: engine.prices,
+        bus=runtime.bus,
+        clock=runtime.clock,
+        prices=lambda: runtime.prices,
         routing=route.decision,
         caused_by=caused_by,
         tags=dict(tags) or None,
         estimated_input_tokens=estimated_input_tokens,
         priced_as=published_name(running.entry, route.option.named.entry),
         server=server_of(running),
-        settle=engine.middleware.settling,
-        secure=engine.secure,
+        settle=runtime.middleware.settling,
+        secure=runtime.host.secure,
     )

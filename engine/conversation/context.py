@@ -16,6 +16,8 @@ import msgspec
 
 from adapters import Message, Role, TextBlock, ToolResultBlock, ToolUseBlock
 
+__all__ = ["Context", "ContextPolicy", "Conversation", "LastTurns", "Summarise", "Truncate"]
+
 
 class Context(msgspec.Struct, frozen=True):
     """`preface`, and then the conversation's messages from `start` on."""

@@ -19,9 +19,9 @@ from ..models.registry import ModelRegistry
 from ..routing.candidates import Plan
 from ..routing.capabilities import Asked
 from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from ..sessions.state import SessionState
     from .options import TurnOptions
 
@@ -44,7 +44,7 @@ class Journey(msgspec.Struct, eq=False, kw_only=True):
     failed: models that are out of question for this turn, and why. serving: the model that has answered.
     """
 
-    engine: Engine
+    runtime: Runtime
     state: SessionState
     options: TurnOptions
     registry: ModelRegistry

@@ -12,7 +12,7 @@ from bus.errors import AdapterError, CancelledError, RequestTimeoutError
 
 from ..abort import AbortSignal
 from ..runtime.event_loops import require_asyncio
-from ..runtime.in_flight import CLOSED, Underway
+from ..runtime.in_flight import CLOSED, InFlight
 
 T = TypeVar("T")
 
@@ -24,13 +24,13 @@ class TurnScope:
     known from `run` on. cancelled: somebody has asked it to end.
     """
 
-    def __init__(self, seconds: float | None, signal: AbortSignal | None, underway: Underway) -> None:
+    def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
         self.seconds = seconds
         self.deadline = math.inf
         self.cancelled = False
         self._why = ""
         self._signal = signal
-        self._underway = underway
+        self._in_flight = in_flight
         require_asyncio()
         self._scope = anyio.CancelScope()
 
@@ -52,7 +52,7 @@ class TurnScope:
             ending.content, ending.usage, ending.cost = cancelled.content, cancelled.usage, cancelled.cost
             raise ending from cancelled
         except anyio.get_cancelled_exc_class():  # what this runs below has crashed, or ends without us
-            raise CancelledError(CLOSED if self._underway.closing else MANAGER_ENDED) from None
+            raise CancelledError(CLOSED if self._in_flight.closing else MANAGER_ENDED) from None
         finally:
             if forget is not None:
                 forget()

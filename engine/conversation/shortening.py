@@ -68,7 +68,7 @@ def measure_of(journey: Journey) -> tuple[int | None, Callable[[Sequence[Message
     """
     named = next((each for each in journey.plan.named if each.model == journey.serving), journey.plan.named[0])
     entry = named.entry
-    adapter = journey.engine.adapters.consult(journey.registry.adapter_of(entry))
+    adapter = journey.runtime.adapters.consult(journey.registry.adapter_of(entry))
     capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
     output = journey.asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
     window = capabilities.max_context_tokens

@@ -75,7 +75,7 @@ class Step:
         self._first = first
         self._caused_by = caused_by
         self._request_id, message_id = journey.first_ids if first else OWN_IDS
-        self._message_id = message_id or journey.engine.clock.new_id("msg")
+        self._message_id = message_id or journey.runtime.clock.new_id("msg")
         self._call: Call | None = None
         self._cancelled = False
         self._sent: Route | None = None
@@ -123,9 +123,9 @@ class Step:
     # -- what is known of a model before a call
 
     def _examine(self, named: Named) -> Option:
-        engine, entry = self._journey.engine, named.entry
+        runtime, entry = self._journey.runtime, named.entry
         try:
-            adapter = engine.adapters.consult(self._journey.registry.adapter_of(entry))
+            adapter = runtime.adapters.consult(self._journey.registry.adapter_of(entry))
         except ConfigurationError as error:
             return Option(named=named, obstacle=error)
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
@@ -174,21 +174,21 @@ class Step:
             estimated_tokens=estimate,
             warnings=warnings,
             obstacle=obstacle,
-            standing=engine.availability.standing(entry.adapter, named.model, engine.clock.now_us()),
+            standing=runtime.availability.standing(entry.adapter, named.model, runtime.clock.now_us()),
             nominal_cost=self._nominal_cost(named) if self._journey.plan.cheapest else None,
         )
 
     def _nominal_cost(self, named: Named) -> int | None:
-        engine = self._journey.engine
+        runtime = self._journey.runtime
         priced_as = published_name(self._journey.registry.adapters[named.entry.adapter], named.entry)
-        now_us = engine.clock.now_us()
-        return engine.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
+        now_us = runtime.clock.now_us()
+        return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
     # -- one call
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
         request = self._request(route)
-        chain = self._journey.engine.middleware
+        chain = self._journey.runtime.middleware
         if chain:
             outcome = await chain.around(request, partial(self._send_for, request, route))
             if self._sent is None:  # answered without a call: the ids of who answered mean nothing here
@@ -209,7 +209,7 @@ class Step:
             route = self._route_to(request.model)
             request = carried_over(original, request, self._request(route))
         if self._sent is not None:
-            request = msgspec.structs.replace(request, request_id=self._journey.engine.clock.new_id("req"))
+            request = msgspec.structs.replace(request, request_id=self._journey.runtime.clock.new_id("req"))
         return await self._send(request, route)
 
     def _route_to(self, model: str) -> Route:
@@ -265,7 +265,7 @@ class Step:
         if effort is None and capabilities.supports_thinking:
             effort = defaults.effort
         return CanonicalRequest(
-            request_id=(not self.calls and self._request_id) or journey.engine.clock.new_id("req"),
+            request_id=(not self.calls and self._request_id) or journey.runtime.clock.new_id("req"),
             messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             capabilities=capabilities,
@@ -301,14 +301,14 @@ class Step:
         )
 
     def _scene(self, request: CanonicalRequest, route: Route, running: RunningAdapter) -> CallScene:
-        journey, engine = self._journey, self._journey.engine
+        journey, runtime = self._journey, self._journey.runtime
         drain = journey.options.drain_for_usage
         return CallScene(
-            bus=engine.bus,
-            clock=engine.clock,
+            bus=runtime.bus,
+            clock=runtime.clock,
             adapter=running.ref,
             limiter=running.limiter,
-            prices=lambda: engine.prices,
+            prices=lambda: runtime.prices,
             routing=route.decision,
             log=journey.log,
             session_id=journey.state.id or None,
@@ -320,9 +320,9 @@ class Step:
             drain_seconds=running.entry.config.drain_for_usage if drain is None else drain,
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
-            filter=engine.middleware.filter(request) if engine.middleware else None,
-            settle=engine.middleware.settling,
-            secure=engine.secure,
+            filter=runtime.middleware.filter(request) if runtime.middleware else None,
+            settle=runtime.middleware.settling,
+            secure=runtime.host.secure,
             priced_as=published_name(running.entry, route.option.named.entry),
             server=server_of(running),
         )

@@ -11,12 +11,12 @@ from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStart
 from bus.streams.events import TurnEvent
 from bus.values.whole_calls import ended_well
 
+from ..runtime.runtime import Runtime
 from ..tools import Answer, ToolRound, ToolScene, answers_to, open_calls
 from ..tools.scene import not_executed
 from .results import StepResult
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from ..sessions.state import SessionState
     from .options import TurnOptions
 
@@ -30,14 +30,14 @@ class TurnTools:
 
     def __init__(
         self,
-        engine: Engine,
+        runtime: Runtime,
         state: SessionState,
         options: TurnOptions,
         turn_id: str,
         log: StreamLog[TurnEvent],
         keep: Keep,
     ) -> None:
-        self._engine = engine
+        self._runtime = runtime
         self._state = state
         self._options = options
         self._turn_id = turn_id
@@ -109,12 +109,12 @@ class TurnTools:
         from ..tools import run_tools  # many turns have no tools
 
         scene = ToolScene(
-            clock=self._engine.clock,
+            clock=self._runtime.clock,
             tell=self._tell,
             messages=history,
             session_id=self._state.id or None,
             turn_id=self._turn_id,
-            timeout_seconds=self._engine.timeouts.tool,
+            timeout_seconds=self._runtime.timeouts.tool,
             approve=self._options.approve or self._state.approve,
             repair=self._options.repair_tool_call,
             cut_off=cut_off,
@@ -126,4 +126,4 @@ class TurnTools:
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
         self._log.append(event)
-        self._engine.bus.publish(event, session_id=self._state.id or None, turn_id=self._turn_id)
+        self._runtime.bus.publish(event, session_id=self._state.id or None, turn_id=self._turn_id)

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING
 
 import anyio
 import msgspec
@@ -44,6 +43,7 @@ from ..routing.capabilities import check_tool_choice
 from ..routing.choice import Model, in_words
 from ..runtime.borrowed_adapters import BorrowedAdapters
 from ..runtime.in_flight import CLOSED
+from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from .history import TurnHistory
@@ -55,9 +55,6 @@ from .scope import TurnScope
 from .shortening import ADVICE, shortened
 from .step import Step
 from .tools import TurnTools
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -80,7 +77,7 @@ class Turn:
     def __init__(
         self,
         *,
-        engine: Engine,
+        runtime: Runtime,
         state: SessionState,
         new: Sequence[Message],
         model: Model | None,
@@ -90,7 +87,7 @@ class Turn:
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
     ) -> None:
-        self.id = engine.clock.new_id("trn")
+        self.id = runtime.clock.new_id("trn")
         self.new = tuple(new)
         self.log: StreamLog[TurnEvent]  # from enter_queue on
         self.calls = 0
@@ -99,7 +96,7 @@ class Turn:
         self.costs: list[Cost] = []
         self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
-        self._engine = engine
+        self._runtime = runtime
         self._state = state
         self._model = model
         self._options = options
@@ -109,10 +106,10 @@ class Turn:
         self._answers = answers
         self._over = False
         self._step: Step | None = None
-        seconds = options.timeout_seconds if options.timeout_seconds is not None else engine.timeouts.turn
-        self._scope = TurnScope(seconds, options.signal, engine.underway)
+        seconds = options.timeout_seconds if options.timeout_seconds is not None else runtime.timeouts.turn
+        self._scope = TurnScope(seconds, options.signal, runtime.in_flight)
         self._order = arrival()
-        self._history = TurnHistory(state, engine.bus, engine.clock, self.id)
+        self._history = TurnHistory(state, runtime.bus, runtime.clock, self.id)
         self._trace_parent = current_trace()
 
     @property
@@ -135,7 +132,7 @@ class Turn:
             left = max(0.0, self._scope.deadline - anyio.current_time())
             options = msgspec.structs.replace(options, timeout_seconds=left)
         return Turn(
-            engine=self._engine,
+            runtime=self._runtime,
             state=self._state,
             new=(*(message for message in self._history.pending if message.content), *new),
             model=self._model,
@@ -155,9 +152,9 @@ class Turn:
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.waiting += 1
-        self.log = self._engine.streams.open(self.id)
-        self._engine.underway.add(self, lambda: self.cancel(CLOSED))
-        self._engine.open_sessions.announce(state)
+        self.log = self._runtime.streams.open(self.id)
+        self._runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
+        self._runtime.sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
         """Give the place back, and end the stream: there is nobody to run this turn."""
@@ -172,7 +169,7 @@ class Turn:
         """
         if self._over:
             return False
-        self._engine.require_loop("the signal= of an AbortController ends a turn from anywhere")
+        self._runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
         self._scope.cancel(why)
         # a call ends in order, or without its adapter after a grace; then so does the turn
         if self._step is None or not self._step.cancel():
@@ -194,7 +191,7 @@ class Turn:
         finally:
             self._end(error)
             try:
-                await self._engine.secure()
+                await self._runtime.host.secure()
             finally:
                 self._close_log(error)
 
@@ -208,22 +205,22 @@ class Turn:
             state.running = self
             if self._options.signal is not None:
                 self._options.signal.raise_if_aborted()
-            await self._engine.admit()
-            await self._engine.open_sessions.require_ownership(state)
+            await self._runtime.host.admit()
+            await self._runtime.sessions.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
             state.turns.release()
 
     async def _begin(self) -> Reply:
-        state, engine = self._state, self._engine
-        engine.money.notice()
+        state, runtime = self._state, self._runtime
+        runtime.pricing.notice()
         model = in_words(self._model or state.model)
         began = SessionTurnStarted(model=model, trace_parent=self._trace_parent)
-        engine.bus.publish(began, session_id=state.id or None, turn_id=self.id)
+        runtime.bus.publish(began, session_id=state.id or None, turn_id=self.id)
         self._history.begin(self.new)
         journey = self._journey()
-        tools = TurnTools(engine, state, self._options, self.id, self.log, self._keep_results)
+        tools = TurnTools(runtime, state, self._options, self.id, self.log, self._keep_results)
         try:
             if self._answers is not None:
                 made = await tools.take(self._answers, self.messages)
@@ -257,7 +254,7 @@ class Turn:
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
-                await self._engine.secure()  # tools are the host's own code
+                await self._runtime.host.secure()  # tools are the host's own code
                 made = await tools.run(message, response.stop_reason, self.messages)
                 if self._scope.cancelled:  # by one of them, say
                     tools.leave(made.waiting)
@@ -318,9 +315,9 @@ class Turn:
 
     async def _ask(self, text: str) -> str:
         """A call beside the conversation, for its sake: paid with the turn."""
-        engine, state = self._engine, self._state
+        runtime, state = self._runtime, self._state
         turn = Turn(
-            engine=engine,
+            runtime=runtime,
             state=SessionState("", self._model or state.model, None, (), state.tags, fallback=state.fallback),
             new=(Message.user(text),),
             model=None,
@@ -329,7 +326,7 @@ class Turn:
         )
         turn._trace_parent = self._trace_parent
         try:
-            message = await own(turn, await engine.start_turn(turn))
+            message = await own(turn, await runtime.host.start_turn(turn))
         finally:
             self.calls += turn.calls
             self.costs += turn.costs
@@ -356,18 +353,18 @@ class Turn:
 
     def _journey(self) -> Journey:
         """Where this turn may go. Raises ConfigurationError."""
-        engine, state, options = self._engine, self._state, self._options
+        runtime, state, options = self._runtime, self._state, self._options
         fallback = options.fallback
         if fallback is None and self._model is None:
             fallback = state.fallback
-        plan = expand(engine.registry, self._model or state.model, fallback)
+        plan = expand(runtime.registry, self._model or state.model, fallback)
         asked = asked_of(state, options, plan, self._history.pending)
         check_tool_choice(asked)
         return Journey(
-            engine=engine,
+            runtime=runtime,
             state=state,
             options=options,
-            registry=engine.registry,
+            registry=runtime.registry,
             plan=plan,
             asked=asked,
             log=self.log,
@@ -377,7 +374,7 @@ class Turn:
             order=self._order,
             deadline=self._scope.deadline,
             hold_time=self._scope.hold_time,
-            adapters=BorrowedAdapters(engine),
+            adapters=BorrowedAdapters(runtime),
         )
 
     # -- the end
@@ -385,10 +382,10 @@ class Turn:
     def _end(self, error: BaseException | None) -> None:
         """Say how the turn ended; no await, so that nothing can come between."""
         self._over = True
-        self._engine.underway.remove(self)
+        self._runtime.in_flight.remove(self)
         if error is not None:
             self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
-        self._engine.bus.publish(
+        self._runtime.bus.publish(
             SessionTurnCompleted(
                 status=self.status,
                 calls=self.calls,

@@ -6,12 +6,10 @@ Nobody closes it: its root task is a task of the loop, and ends in order when `a
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from bus import CallboardError
 
-if TYPE_CHECKING:
-    from ..engine import Engine
+from ..engine import Engine
 
 _chosen: Engine | None = None
 _of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
@@ -34,8 +32,6 @@ def default_engine() -> Engine:
         ) from None
     engine = _of_loops.get(loop)
     if engine is None or engine.closed:
-        from ..engine import Engine  # which has `generate` among its methods
-
         for old in [old for old in _of_loops if old.is_closed()]:
             del _of_loops[old]
         engine = _of_loops[loop] = Engine.from_env()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Unpack
 from adapters import ContentBlock
 
 from ..conversation.results import GenerateResult
+from ..engine import Engine
 from ..generation.asking import Arguments
 from ..generation.streaming import OnUsage, StreamResult
 from ..routing.choice import Model
 from .default import default_engine
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from .sync_stream import SyncStreamResult
 
 

@@ -7,20 +7,18 @@ plain JSON does; and for hints that are no classes (``list[Person] | None``), of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from adapters import ContentBlock
 from bus.values.json import Json
 
+from ..engine import Engine
 from ..objects.generate import ObjectArguments, ObjectResult
 from ..objects.stream import ObjectStream
 from ..routing.choice import Model
 from .default import default_engine
 from .sync_host import sync_host
 from .sync_object_stream import SyncObjectStream
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 T = TypeVar("T")
 

@@ -21,15 +21,13 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from bus import CallboardError, WrongLoop
 from bus.log import Log
 
+from ..engine import Engine
 from .default import default_engine
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 T = TypeVar("T")
 
@@ -155,12 +153,14 @@ class SyncHost:
     def engine(self, engine: Engine | None) -> Engine:
         """The engine to use, which is closed with the host. On the loop. Raises WrongLoop."""
         used = engine or default_engine()
-        if used.hosted is not None and used.hosted.loop is not self._loop:
+        try:
+            used.require_loop()
+        except WrongLoop:
             raise WrongLoop(
                 "this engine runs on another event loop, and the sync functions use a loop of their own: leave "
                 "engine= out, or make an Engine() for them that nothing else uses; in a coroutine, await "
                 "engine.generate() and the like instead"
-            )
+            ) from None
         self._engines.add(used)
         return used
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import Any, Unpack, cast
 
 import msgspec
 
@@ -15,11 +15,9 @@ from ..conversation.options import TurnArguments, TurnOptions, options_among
 from ..conversation.turn import Turn
 from ..models.registry import ModelRegistry
 from ..routing.choice import Model, ModelChoice
+from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Tool
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +59,7 @@ _ADVICE = {
 
 
 def new_turn(
-    engine: Engine,
+    runtime: Runtime,
     model: Model | None,
     prompt: str | Sequence[ContentBlock] | None,
     *,
@@ -72,7 +70,7 @@ def new_turn(
     _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
-    meant = of_provider(engine.registry, model, arguments.get("provider"))
+    meant = of_provider(runtime.registry, model, arguments.get("provider"))
     state = SessionState(
         "",
         meant or "",
@@ -80,7 +78,7 @@ def new_turn(
         arguments.get("tools", ()),
         dict(arguments.get("tags") or {}),
     )
-    return Turn(engine=engine, state=state, new=messages, model=meant, options=options, streamed=streamed)
+    return Turn(runtime=runtime, state=state, new=messages, model=meant, options=options, streamed=streamed)
 
 
 def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from adapters import ContentBlock
 
 from ..conversation.results import GenerateResult
 from ..conversation.turn import Turn, own
 from ..routing.choice import Model
+from ..runtime.runtime import Runtime
 from .asking import Arguments, new_turn
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 
 async def generate_on(
-    engine: Engine,
+    runtime: Runtime,
     model: Model | None,
     prompt: str | Sequence[ContentBlock] | None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
     """See `Engine.generate`."""
-    turn = new_turn(engine, model, prompt, streamed=False, **arguments)
-    await own(turn, await engine.start_turn(turn))
+    turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
+    await own(turn, await runtime.host.start_turn(turn))
     return result_of(turn)
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from adapters import CanonicalRequest, CanonicalResponse
 
 from ..conversation.journey import FirstIds
 from ..conversation.options import TurnOptions
 from ..conversation.turn import Turn, own
+from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Tool
 
-if TYPE_CHECKING:
-    from ..engine import Engine
 
-
-def turn_of(engine: Engine, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool) -> Turn:
+def turn_of(
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool
+) -> Turn:
     """The one turn of a conversation without a session that asks just this."""
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
@@ -44,7 +43,7 @@ def turn_of(engine: Engine, request: CanonicalRequest, *, tags: Mapping[str, str
         drain_for_usage=request.drain_for_usage,
     )
     return Turn(
-        engine=engine,
+        runtime=runtime,
         state=state,
         new=request.messages,
         model=None,
@@ -56,9 +55,9 @@ def turn_of(engine: Engine, request: CanonicalRequest, *, tags: Mapping[str, str
 
 
 async def complete(
-    engine: Engine, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+    runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
 ) -> CanonicalResponse:
     """See `Engine.complete`."""
-    turn = turn_of(engine, request, tags=tags, streamed=False)
-    await own(turn, await engine.start_turn(turn))
+    turn = turn_of(runtime, request, tags=tags, streamed=False)
+    await own(turn, await runtime.host.start_turn(turn))
     return turn.steps[-1].response

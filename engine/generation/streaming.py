@@ -11,7 +11,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import Self, TypeAlias
 
 import anyio
 
@@ -22,13 +22,11 @@ from bus.streams.events import MessageStart, StepFinish, TurnComplete, TurnEvent
 from ..conversation.reply import Reply
 from ..conversation.results import GenerateResult
 from ..conversation.turn import NOTHING, Turn
+from ..runtime.runtime import Runtime
 from .generating import result_of
 from .progress import Progress, UsageSoFar
 from .view import TurnView
 from .view_events import Finish, StreamFailed, ViewEvent
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 OnUsage: TypeAlias = Callable[[UsageSoFar], object]
 
@@ -39,12 +37,12 @@ DELTAS_PER_ESTIMATE = 16
 class _Run:
     """A turn that is started by whoever needs it first."""
 
-    def __init__(self, engine: Engine, turn: Turn) -> None:
+    def __init__(self, runtime: Runtime, turn: Turn) -> None:
         self.turn = turn
         self.owned = True  # leaving it cancels it
         self.closed = False
         self.progress: Progress | None = None
-        self._engine = engine
+        self._runtime = runtime
         self._task: TaskHandle[Reply] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = anyio.Lock()
@@ -63,7 +61,7 @@ class _Run:
                 if self.closed:
                     raise CallboardError("this stream was closed before it began; ask for another one")
                 self._loop = asyncio.get_running_loop()
-                self._task = await self._engine.start_turn(self.turn)
+                self._task = await self._runtime.host.start_turn(self.turn)
                 self.progress = Progress(self.turn)
                 if self.closed:  # meanwhile
                     self.turn.cancel()
@@ -249,8 +247,8 @@ class StreamResult:
     closed before it began.
     """
 
-    def __init__(self, engine: Engine, turn: Turn, *, on_usage: OnUsage | None = None) -> None:
-        self._run = _Run(engine, turn)
+    def __init__(self, runtime: Runtime, turn: Turn, *, on_usage: OnUsage | None = None) -> None:
+        self._run = _Run(runtime, turn)
         self._reader = ViewReader(self._run, owner=None, on_usage=on_usage)
         self._finalizer = weakref.finalize(self, _Run.abandon, self._run)
         self._finalizer.atexit = False

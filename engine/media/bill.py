@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
 from adapters import AdapterError, StopReason, TokenUsage
@@ -13,9 +11,7 @@ from bus import Cost, RoutingDecision
 from bus.errors import CancelledError
 
 from ..calls.events import CallEvents, EventScene
-
-if TYPE_CHECKING:
-    from ..engine import Engine
+from ..runtime.runtime import Runtime
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,19 +30,19 @@ class Bill(CallEvents):
 
     operation = "video"
 
-    def __init__(self, engine: Engine, watch: Watch) -> None:
+    def __init__(self, runtime: Runtime, watch: Watch) -> None:
         scene = EventScene(
-            bus=engine.bus,
-            clock=engine.clock,
-            prices=lambda: engine.prices,
+            bus=runtime.bus,
+            clock=runtime.clock,
+            prices=lambda: runtime.prices,
             routing=watch.decision,
             caused_by=watch.created_by,
             tags=watch.tags,
             priced_as=watch.priced_as,
-            settle=engine.middleware.settling,
-            secure=engine.secure,
+            settle=runtime.middleware.settling,
+            secure=runtime.host.secure,
         )
-        super().__init__(scene, engine.clock.new_id("req"), None, streamed=False)
+        super().__init__(scene, runtime.clock.new_id("req"), None, streamed=False)
 
     def completed_by(self, job: VideoJob) -> Cost:
         """Publish it, with its cost under the prices of now."""

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TypeVar, overload
 
 import anyio
 import msgspec
@@ -28,10 +28,8 @@ from bus.errors import CancelledError, NotFoundError, RequestTimeoutError, Store
 from bus.log import Log
 from tracestore import StoredJob
 
+from ..runtime.runtime import Runtime
 from .bill import Bill, Watch
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 T = TypeVar("T")
 
@@ -56,8 +54,8 @@ class VideoHandle:
     (`job.*`) are published then, the end once; a completed job's cost is counted once, too.
     """
 
-    def __init__(self, engine: Engine, job: VideoJob, watch: Watch) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, job: VideoJob, watch: Watch) -> None:
+        self._runtime = runtime
         self._job = job
         self._watch = watch
         self._cost: Cost | None = None
@@ -66,7 +64,7 @@ class VideoHandle:
         self._looking = anyio.Lock()
         self._waiting = 0
         self._listeners: list[OnProgress] = []
-        self._bill = Bill(engine, watch)
+        self._bill = Bill(runtime, watch)
         self._bill.begin()
 
     @property
@@ -129,7 +127,7 @@ class VideoHandle:
             self._listeners.append(on_progress)
         closed = f"the engine was closed, and video {self.id} goes on: {self._how_to_resume()}"
         try:
-            with self._engine.underway.call(closed), anyio.fail_after(limit):
+            with self._runtime.in_flight.call(closed), anyio.fail_after(limit):
                 async with self._looking:
                     if not self._job.done:
                         await self._look_until_done()
@@ -149,7 +147,7 @@ class VideoHandle:
                 self._retrieve,
                 self._job,
                 policy=self._watch.polling,
-                random=self._engine.clock.random,
+                random=self._runtime.clock.random,
                 on_look=self._see,
             )
         except NotFoundError:
@@ -220,7 +218,7 @@ class VideoHandle:
     async def _counted_before(self) -> Cost | None:
         """What another process, or an earlier handle, has counted."""
         try:
-            return (await stored_job(self._engine, self._job.provider, self.id)).counted
+            return (await stored_job(self._runtime, self._job.provider, self.id)).counted
         except StoreError as error:
             _log.warning("it is not known whether a video was counted before", job_id=self.id, error=str(error))
             return None
@@ -279,8 +277,8 @@ class VideoHandle:
         Raises InvalidRequestError if the job isn't completed, CapabilityError if it has no such variant, other
         AdapterErrors; ConfigurationError if its adapter is gone; OSError from the file system.
         """
-        job, random = self._job, self._engine.clock.random
-        entry = self._engine.registry.adapters.get(job.provider)
+        job, random = self._job, self._runtime.clock.random
+        entry = self._runtime.registry.adapters.get(job.provider)
         policy = RetryPolicy() if entry is None else entry.config.retry
 
         async def load(adapter: VideoAdapter) -> bytes | Path | OSError:
@@ -347,10 +345,10 @@ class VideoHandle:
             assert isinstance(adapter, VideoAdapter)
             return await work(adapter)
 
-        with self._engine.underway.call():
-            running = await self._engine.adapters.acquire(self._watch.decision.provider)
+        with self._runtime.in_flight.call():
+            running = await self._runtime.adapters.acquire(self._watch.decision.provider)
             try:
-                handle = start_work(running.ref, self._engine.clock.new_id("req"), on_it)
+                handle = start_work(running.ref, self._runtime.clock.new_id("req"), on_it)
                 try:
                     return await handle.wait()
                 finally:
@@ -359,14 +357,14 @@ class VideoHandle:
                 running.release()
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
-        self._engine.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
+        self._runtime.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
 
 
-async def stored_job(engine: Engine, provider: str, job_id: str) -> StoredJob:
+async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
     """What the trace knows of a job. Raises StoreError."""
-    if engine.store is None:
+    if runtime.store is None:
         return StoredJob()
-    await engine.flush()
-    if not engine.store.is_open:
+    await runtime.host.flush()
+    if not runtime.store.is_open:
         return StoredJob()
-    return await engine.store.job(provider, job_id)
+    return await runtime.store.job(provider, job_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
 
 import msgspec
 
@@ -20,10 +20,8 @@ from ..calls.serving import examiner, scene_of
 from ..calls.slots import arrival
 from ..routing.candidates import Named, Route, expand
 from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..runtime.runtime import Runtime
 from .asking import ImageInput, Models, image_block
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +93,7 @@ class ImageResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def make_images(
-    engine: Engine,
+    runtime: Runtime,
     prompt: str,
     images: Sequence[ImageInput],
     mask: ImageInput | None,
@@ -103,13 +101,13 @@ async def make_images(
     options: ImageOptions,
 ) -> ImageResult:
     """See `MediaMethods.generate_image`."""
-    plan = expand(engine.registry, model, options.fallback)
+    plan = expand(runtime.registry, model, options.fallback)
     asked = tuple(image_block(image) for image in images)
     upon = None if mask is None else image_block(mask)
-    await engine.start()
-    await engine.admit()
-    engine.money.notice()
-    borrowed, order = BorrowedAdapters(engine), arrival()
+    await runtime.host.start()
+    await runtime.host.admit()
+    runtime.pricing.notice()
+    borrowed, order = BorrowedAdapters(runtime), arrival()
 
     def request_to(name: str, request_id: str) -> ImageRequest:
         return _request(name, request_id, prompt, asked, upon, options)
@@ -134,7 +132,7 @@ async def make_images(
             assert isinstance(adapter, ImageAdapter)
             return await adapter.make_images(request, on_attempt=on_attempt)
 
-        scene = scene_of(engine, route, running, caused_by, options.tags)
+        scene = scene_of(runtime, route, running, caused_by, options.tags)
         made, cost = await PlainCall("image", request_id, scene).run(running.ref, running.limiter, order, work)
         return ImageResult(
             images=made.images,
@@ -147,8 +145,8 @@ async def make_images(
         )
 
     try:
-        with engine.underway.call():
-            return await first_that_works(engine, "image", plan, examiner(engine, check), call)
+        with runtime.in_flight.call():
+            return await first_that_works(runtime, "image", plan, examiner(runtime, check), call)
     finally:
         borrowed.end()
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack, cast
+from typing import TYPE_CHECKING, Unpack
 
 from adapters import ImageBlock
+
+from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from adapters.videos import PollPolicy
 
-    from ..engine import Engine
     from .asking import ImageInput, Models
     from .handle import VideoHandle
     from .images import ImageArguments, ImageResult
@@ -23,6 +24,8 @@ class MediaMethods:
 
     model: any of a model's names, or several in the order in which they may serve; None is the configured default.
     """
+
+    _runtime: Runtime
 
     async def generate_image(
         self, prompt: str, *, model: Models = None, **options: Unpack[ImageArguments]
@@ -39,8 +42,8 @@ class MediaMethods:
         """
         from .images import ImageOptions, make_images
 
-        engine = cast("Engine", self)
-        return await make_images(engine, prompt, (), None, model, ImageOptions(**options))
+        runtime = self._runtime
+        return await make_images(runtime, prompt, (), None, model, ImageOptions(**options))
 
     async def edit_image(
         self,
@@ -62,7 +65,7 @@ class MediaMethods:
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not given:
             raise ValueError("there is no image to edit")
-        return await make_images(cast("Engine", self), prompt, given, mask, model, ImageOptions(**options))
+        return await make_images(self._runtime, prompt, given, mask, model, ImageOptions(**options))
 
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoArguments]
@@ -76,7 +79,7 @@ class MediaMethods:
         """
         from .videos import VideoOptions, create_video
 
-        return await create_video(cast("Engine", self), prompt, model, VideoOptions(**options))
+        return await create_video(self._runtime, prompt, model, VideoOptions(**options))
 
     async def resume_video(
         self,
@@ -103,4 +106,4 @@ class MediaMethods:
         from .videos import resume_video
 
         asked = VideoTerms(seconds, size, audio)
-        return await resume_video(cast("Engine", self), job_id, model, asked, polling or USUAL_POLLING)
+        return await resume_video(self._runtime, job_id, model, asked, polling or USUAL_POLLING)

@@ -7,7 +7,8 @@ counts it, and whoever comes later finds it counted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from typing import TypedDict
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 
@@ -25,12 +26,10 @@ from ..calls.slots import arrival
 from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..runtime.runtime import Runtime
 from .asking import ImageInput, Models, image_block
 from .bill import JobAsReply, Watch
 from .handle import VideoHandle, stored_job
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 GRACE_SECONDS = 10.0
 """Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""
@@ -75,14 +74,14 @@ class VideoArguments(TypedDict, total=False):
     tags: Mapping[str, str]
 
 
-async def create_video(engine: Engine, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
+async def create_video(runtime: Runtime, prompt: str, model: Models, options: VideoOptions) -> VideoHandle:
     """See `MediaMethods.create_video`."""
-    plan = expand(engine.registry, model, options.fallback)
+    plan = expand(runtime.registry, model, options.fallback)
     frame = None if options.first_frame is None else image_block(options.first_frame)
-    await engine.start()
-    await engine.admit()
-    engine.money.notice()
-    borrowed, order = BorrowedAdapters(engine), arrival()
+    await runtime.host.start()
+    await runtime.host.admit()
+    runtime.pricing.notice()
+    borrowed, order = BorrowedAdapters(runtime), arrival()
 
     def request_to(named: Named, request_id: str) -> VideoRequest:
         entry = named.entry
@@ -113,21 +112,21 @@ async def create_video(engine: Engine, prompt: str, model: Models, options: Vide
             job = await _maker(adapter, named).create_video(request, on_attempt=on_attempt)
             return JobAsReply(job, TokenUsage())  # what it costs is known when it is over
 
-        scene = scene_of(engine, route, running, caused_by, options.tags)
+        scene = scene_of(runtime, route, running, caused_by, options.tags)
 
         def tell(created: Served) -> None:
             assert isinstance(created, JobAsReply)
             event = _created(created.job, route.decision.model)
-            engine.bus.publish(event, request_id=request_id, tags=scene.tags)
+            runtime.bus.publish(event, request_id=request_id, tags=scene.tags)
 
         call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
         created, _ = await call.run(running.ref, running.limiter, order, work)
         watch = _watch(route, request_id, scene, options.polling)
-        return _known(engine, VideoHandle(engine, created.job, watch))
+        return _known(runtime, VideoHandle(runtime, created.job, watch))
 
     try:
-        with engine.underway.call():
-            return await first_that_works(engine, "video_create", plan, examiner(engine, check), call)
+        with runtime.in_flight.call():
+            return await first_that_works(runtime, "video_create", plan, examiner(runtime, check), call)
     finally:
         borrowed.end()
 
@@ -158,19 +157,19 @@ def _created(job: VideoJob, model: str) -> JobCreated:
 
 
 async def resume_video(
-    engine: Engine, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
+    runtime: Runtime, job_id: str, model: str, asked: VideoTerms, polling: PollPolicy
 ) -> VideoHandle:
     """See `MediaMethods.resume_video`."""
-    named = expand(engine.registry, model, ()).named[0]
+    named = expand(runtime.registry, model, ()).named[0]
     entry = named.entry
-    await engine.start()
-    engine.money.notice()
-    known = engine.videos.get((entry.adapter, job_id))
+    await runtime.host.start()
+    runtime.pricing.notice()
+    known = _handles(runtime).get((entry.adapter, job_id))
     if known is not None:
         await known.refresh()
         return known
-    _maker(engine.adapters.consult(engine.registry.adapter_of(entry)), named)
-    stored = await stored_job(engine, entry.adapter, job_id)
+    _maker(runtime.adapters.consult(runtime.registry.adapter_of(entry)), named)
+    stored = await stored_job(runtime, entry.adapter, job_id)
     terms = VideoTerms(
         stored.seconds if asked.seconds is None else asked.seconds,
         stored.size if asked.size is None else asked.size,
@@ -183,7 +182,7 @@ async def resume_video(
         decision=decision,
         wire_model=entry.wire_name,
         created_by=stored.created_by,
-        priced_as=published_name(engine.registry.adapter_of(entry), entry),
+        priced_as=published_name(runtime.registry.adapter_of(entry), entry),
         polling=polling,
     )
     job = VideoJob(
@@ -193,14 +192,22 @@ async def resume_video(
         status="queued",
         terms=terms,
     )
-    handle = _known(engine, VideoHandle(engine, job, watch))
+    handle = _known(runtime, VideoHandle(runtime, job, watch))
     await handle.refresh()
     return handle
 
 
-def _known(engine: Engine, handle: VideoHandle) -> VideoHandle:
+_HANDLES: WeakKeyDictionary[Runtime, WeakValueDictionary[tuple[str, str], VideoHandle]] = WeakKeyDictionary()
+
+
+def _handles(runtime: Runtime) -> WeakValueDictionary[tuple[str, str], VideoHandle]:
+    """The handles that somebody holds, by provider and job."""
+    return _HANDLES.setdefault(runtime, WeakValueDictionary())
+
+
+def _known(runtime: Runtime, handle: VideoHandle) -> VideoHandle:
     """The one handle of a job in this engine, so that its end is told once."""
-    return engine.videos.setdefault((handle.job.provider, handle.id), handle)
+    return _handles(runtime).setdefault((handle.job.provider, handle.id), handle)
 
 
 def _maker(adapter: ProviderAdapter, named: Named) -> VideoAdapter:

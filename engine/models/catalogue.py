@@ -25,7 +25,7 @@ from adapters.registry import MODEL_TABLES, model_table
 from bus import SYSTEM_CLOCK, CallboardError, Clock
 from tracestore import PriceTable
 
-from .config import home_folder
+from ..home import home_folder
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
 from .nearest import nearest
 
@@ -221,7 +221,11 @@ class Catalogue:
 
         if self._own_prices is not None:
             return self._own_prices
-        return PriceTable.default() if self._snapshot is shipped_snapshot() else self._snapshot.table()
+        return (
+            PriceTable.default()
+            if self._snapshot is shipped_snapshot()
+            else PriceTable.of(self._snapshot.prices())
+        )
 
     @cached_property
     def _priced(self) -> dict[str, dict[str, SnapshotModel]]:

@@ -10,20 +10,16 @@ from adapters import AdapterConfig
 from bus import ConfigurationError
 from bus.values.json import Json
 
+from ..home import home_folder
+from .entries import AdapterEntry, ModelEntry
 from .reader import Reader
-from .registry import AdapterEntry, ModelEntry, ModelRegistry
+from .registry import ModelRegistry
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
 """`ModelRegistry.source` where nobody listed the adapters: they stand for what could be configured."""
 
 LOCAL_PROTOCOLS = ("chat", "messages", "responses")
 LOCAL_EMBEDDINGS = "local-embed"
-
-
-def home_folder() -> Path:
-    """Where configuration and the default trace file live: CALLBOARD_HOME, else ~/.callboard."""
-    home = os.environ.get("CALLBOARD_HOME")
-    return Path(home) if home else Path.home() / ".callboard"
 
 
 def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) -> ModelRegistry:

@@ -16,8 +16,9 @@ from tracestore import PriceTable
 from ..routing.availability import AvailabilityTable, State
 from ..routing.choice import overridden
 from .catalogue import Catalogue, ModelInfo, default_catalogue
+from .entries import AdapterEntry, ModelEntry, ModelKind
 from .published_prices import published_name, published_provider
-from .registry import AdapterEntry, ModelEntry, ModelKind, ModelRegistry
+from .registry import ModelRegistry
 
 Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
 """An adapter to ask what needs no network. Raises ConfigurationError if there can be none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from .registry import AdapterEntry, ModelEntry
+from .entries import AdapterEntry, ModelEntry
 
 _BY_TYPE = {
     **{name: name for name in ("anthropic", "cohere", "gemini", "local", "ollama", "openai")},

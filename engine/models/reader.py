@@ -16,9 +16,10 @@ from bus.log import Log
 from bus.values.json import Json, JsonObject
 
 from ..routing.choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
+from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
 from .habits import ToolSettings
 from .nearest import nearest
-from .registry import AdapterEntry, ModelDefaults, ModelEntry, ModelKind, ModelRegistry
+from .registry import ModelRegistry
 
 _log = Log("engine.config")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from adapters import AdapterConfig, ProviderAdapter
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import registered_type
 from bus import ConfigurationError
 
-from .registry import AdapterEntry
+from .entries import AdapterEntry
 
 Provider: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
 """An adapter, or what makes one."""
@@ -39,8 +39,4 @@ def entry_of(name: str, adapter: Provider, prices_as: str | None = None) -> Adap
 def _type_of(adapter: object) -> str:
     """The registered name of an adapter's class, else where that is."""
     kind = type(adapter)
-    for name, place in ADAPTER_TYPES.items():
-        package, _, class_name = place.partition(":")
-        if kind.__name__ == class_name and kind.__module__.startswith(package):
-            return name
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return registered_type(kind) or f"{kind.__module__}:{kind.__qualname__}"

@@ -16,7 +16,7 @@ from .catalogue import default_catalogue
 from .published_prices import published_provider
 
 if TYPE_CHECKING:
-    from .registry import AdapterEntry
+    from .entries import AdapterEntry
 
 
 def place_in_catalogue(

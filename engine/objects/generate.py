@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Generic, TypeVar, Unpack
+from typing import Generic, TypeVar, Unpack
 
 from adapters import ContentBlock, Message
 from bus import CallboardError, Cost
@@ -14,11 +14,9 @@ from ..conversation.results import GenerateResult, StepResult
 from ..conversation.turn import Turn, own
 from ..generation.asking import Arguments, new_turn
 from ..routing.choice import Model
+from ..runtime.runtime import Runtime
 from .reply import NoObjectGeneratedError, Unfit, read_reply
 from .schema import ObjectSchema
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 T = TypeVar("T")
 
@@ -51,7 +49,7 @@ class ObjectTask(Generic[T]):
 
     def __init__(
         self,
-        engine: Engine,
+        runtime: Runtime,
         model: Model | None,
         prompt: str | Sequence[ContentBlock] | None,
         schema: object,
@@ -63,10 +61,10 @@ class ObjectTask(Generic[T]):
     ) -> None:
         if arguments.get("output_schema") is not None:
             raise CallboardError("generate_object takes schema=, not output_schema=")
-        self.engine = engine
+        self.runtime = runtime
         self.schema: ObjectSchema[T] = ObjectSchema(schema)
         asked: Arguments = {"schema_mode": "auto", **arguments, "output_schema": self.schema.sent}
-        self.first = new_turn(engine, model, prompt, streamed=streamed, **asked)
+        self.first = new_turn(runtime, model, prompt, streamed=streamed, **asked)
         self._turns: list[Turn] = []
         self.may_repair = repair
         self.has_tools = bool(arguments.get("tools"))
@@ -126,7 +124,7 @@ async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
     """See `Engine.generate_object`."""
     turn = task.first
     while True:
-        await own(turn, await task.engine.start_turn(turn))
+        await own(turn, await task.runtime.host.start_turn(turn))
         judged = task.judge(turn)
         if isinstance(judged, ObjectResult):
             return judged

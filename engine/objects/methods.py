@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 from adapters import ContentBlock
 from bus.values.json import Json
 
 from ..routing.choice import Model
+from ..runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from .generate import ObjectArguments, ObjectResult
     from .stream import ObjectStream
 
@@ -24,6 +24,8 @@ class ObjectMethods:
     schema: a type (msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
     ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
     """
+
+    _runtime: Runtime
 
     @overload
     async def generate_object(
@@ -69,7 +71,7 @@ class ObjectMethods:
         from .generate import ObjectTask, generate_object_on
 
         return await generate_object_on(
-            ObjectTask[Any](cast("Engine", self), model, prompt, schema, streamed=False, **arguments)
+            ObjectTask[Any](self._runtime, model, prompt, schema, streamed=False, **arguments)
         )
 
     @overload
@@ -114,6 +116,4 @@ class ObjectMethods:
         from .generate import ObjectTask
         from .stream import ObjectStream
 
-        return ObjectStream(
-            ObjectTask[Any](cast("Engine", self), model, prompt, schema, streamed=True, **arguments)
-        )
+        return ObjectStream(ObjectTask[Any](self._runtime, model, prompt, schema, streamed=True, **arguments))

@@ -97,7 +97,7 @@ class ObjectStream(Generic[T]):
     # -- attempts
 
     def _add(self, turn: Turn) -> None:
-        self._attempts.append((turn, StreamResult(self._task.engine, turn)))
+        self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
 
     async def _has_next(self, number: int) -> bool:
         """Wait for the end of an attempt; whether another one follows it. Raises what ended the last one."""

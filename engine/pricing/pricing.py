@@ -7,21 +7,18 @@ then the event that tells it. Another process that reprices the same file change
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from bus import CallboardError, PricingRepriced, PricingTableLoaded
+from bus import Bus, CallboardError, Clock, PricingRepriced, PricingTableLoaded
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.prices.home import price_table, published_table
 
-from ..models.config import home_folder
-from ..sessions.manager import ApplyCosts
-from ..sessions.resuming import costs_of
+from ..home import home_folder
+from ..runtime.host import Host
+from ..sessions.costs import costs_of
+from ..sessions.state import SessionState
 from .watch import PriceWatch, announcement
-
-if TYPE_CHECKING:
-    from ..engine import Engine
-    from ..runtime.life import Hosted
 
 
 def load_prices(prices: PriceTable | Path | None) -> PriceTable:
@@ -29,20 +26,34 @@ def load_prices(prices: PriceTable | Path | None) -> PriceTable:
     return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
 
 
-class Money:
-    """prices: the table of new calls. An engine without a trace has prices, and nothing to reprice."""
+class Pricing:
+    """The prices of an engine's new calls. An engine without a trace has prices, and nothing to reprice."""
 
-    def __init__(self, engine: Engine, prices: PriceTable) -> None:
+    prices: PriceTable
+    """The table in force."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: TraceStore | None,
+        clock: Clock,
+        host: Host,
+        sessions: Mapping[str, SessionState],
+        prices: PriceTable,
+    ) -> None:
         self.prices = prices
-        self._engine = engine
+        self._bus = bus
+        self._store = store
+        self._host = host
+        self._sessions = sessions
         # Of repricings here that changed the table as well: the one before it, and the one since.
         self._changed: dict[int, tuple[PriceTable, PriceTable]] = {}
-        self._watch = None if engine.store is None else PriceWatch(engine.store, engine.clock)
+        self._watch = None if store is None else PriceWatch(store, clock)
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool) -> PriceTable:
         """See `Engine.use_prices`."""
         if isinstance(prices, str):
-            _, store, _ = await self._traced("look up prices in")
+            store, _ = await self._traced("look up prices in")
             table = await _stored(store, prices)
         else:
             table = prices if isinstance(prices, PriceTable) else PriceTable.from_yaml(prices)
@@ -50,7 +61,7 @@ class Money:
 
     def _take(self, table: PriceTable, *, alone: bool) -> PriceTable:
         self.prices = table if alone else published_table(home_folder()).merged(table)
-        self._engine.bus.publish(
+        self._bus.publish(
             PricingTableLoaded(
                 pricing_version=self.prices.version, label=self.prices.label, rows=len(self.prices.rows)
             )
@@ -67,8 +78,8 @@ class Money:
         for_new_calls: bool,
     ) -> RepriceReport:
         """See `Engine.reprice`."""
-        hosted, store, watch = await self._traced("reprice")
-        await hosted.flush()
+        store, watch = await self._traced("reprice")
+        await self._host.flush()
         kept = not dry_run and as_model is None
         table = await _stored(store, version) if isinstance(version, str) else version
         watch.held += 1
@@ -82,8 +93,8 @@ class Money:
             if for_new_calls and report.run_id is not None:
                 before = self.prices
                 self._changed[report.run_id] = (before, self._take(table, alone=False))
-            await self._show_costs(hosted, store)
-            self._engine.bus.publish(
+            await self._show_costs(store)
+            self._bus.publish(
                 PricingRepriced(
                     pricing_version=report.version,
                     calls=report.calls,
@@ -98,8 +109,8 @@ class Money:
 
     async def undo_reprice(self) -> RepriceRun:
         """See `Engine.undo_reprice`."""
-        hosted, store, watch = await self._traced("undo")
-        await hosted.flush()
+        store, watch = await self._traced("undo")
+        await self._host.flush()
         await watch.mark()
         run = await store.undo_reprice()
         before, since = self._changed.pop(run.id, (None, None))
@@ -110,27 +121,26 @@ class Money:
 
     def notice(self) -> None:
         """Have a look, beside the turn that begins, whether somebody else repriced. At most one a second."""
-        hosted = self._engine.hosted
-        if self._watch is not None and hosted is not None and self._watch.due():
-            hosted.manager.spawn(self._look, name="look at prices")
+        if self._watch is not None and self._host.started and self._watch.due():
+            self._host.spawn(self._look, name="look at prices")
 
-    async def _traced(self, what: str) -> tuple[Hosted, TraceStore, PriceWatch]:
-        hosted = await self._engine.start()
-        if self._engine.store is None or self._watch is None:
+    async def _traced(self, what: str) -> tuple[TraceStore, PriceWatch]:
+        await self._host.start()
+        if self._store is None or self._watch is None:
             raise CallboardError(f"this engine keeps no trace (trace=False), so there is nothing to {what}")
-        return hosted, self._engine.store, self._watch
+        return self._store, self._watch
 
     async def _look(self) -> None:
-        store, hosted = self._engine.store, self._engine.hosted
+        store = self._store
         found = await self._watch.look() if self._watch is not None else None
-        if found is None or hosted is None or store is None:
+        if found is None or store is None:
             return
-        await self._show_costs(hosted, store)
-        self._engine.bus.publish(announcement(found))
+        await self._show_costs(store)
+        self._bus.publish(announcement(found))
 
-    async def _show_costs(self, hosted: Hosted, store: TraceStore) -> None:
-        for session_id in list(self._engine.open_sessions.states):
-            await hosted.manager.ask(ApplyCosts(await costs_of(store, session_id)))
+    async def _show_costs(self, store: TraceStore) -> None:
+        for session_id in list(self._sessions):
+            await self._host.show_costs(await costs_of(store, session_id))
 
 
 async def _stored(store: TraceStore, version: str) -> PriceTable:

@@ -36,8 +36,9 @@ from bus import (
 )
 from bus.errors import CancelledError, OutcomeUnknownError
 
+from ..models.entries import ModelEntry
 from ..models.habits import Shape
-from ..models.registry import ModelEntry, ModelRegistry
+from ..models.registry import ModelRegistry
 from .availability import READY, Standing
 from .choice import Model, ModelChoice, Requirements, in_words
 

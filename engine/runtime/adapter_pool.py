@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 import anyio
 
@@ -10,8 +10,9 @@ from adapters import ProviderAdapter
 from adapters.actor import AdapterActor
 from bus import Clock, ConfigurationError
 
-from ..models.registry import AdapterEntry, ModelRegistry
-from .life import Hosted
+from ..models.entries import AdapterEntry
+from ..models.registry import ModelRegistry
+from .host import Host
 from .running_adapter import RunningAdapter, come_up
 
 
@@ -28,20 +29,16 @@ def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
 
 
 class AdapterPool:
-    """start: the engine's host, up and running. registry: the current one. running: those that were needed so far,
-    by provider; one of them may be down just now.
-    """
+    """The adapters that were needed so far, each started once for all its users."""
 
-    def __init__(
-        self,
-        start: Callable[[], Awaitable[Hosted]],
-        registry: Callable[[], ModelRegistry],
-        clock: Clock,
-    ) -> None:
-        self._start = start
+    running: dict[str, RunningAdapter]
+    """By provider. One of them may be down just now."""
+
+    def __init__(self, host: Host, registry: Callable[[], ModelRegistry], clock: Clock) -> None:
+        self._host = host
         self._registry = registry
         self._clock = clock
-        self.running: dict[str, RunningAdapter] = {}
+        self.running = {}
         self._locks: dict[str, anyio.Lock] = {}
         self._spares: dict[str, tuple[AdapterEntry, ProviderAdapter]] = {}
 
@@ -53,13 +50,13 @@ class AdapterPool:
 
         Raises ConfigurationError if the provider isn't configured, and what the adapter's start raised.
         """
-        hosted = await self._start()
+        await self._host.start()
         ready = self.running.get(provider)
         if ready is not None and ready.ref.running:  # nearly always: without waiting for the lock
             ready.acquire()
             return ready
         async with self._lock(provider):
-            running = await self._current(hosted, provider)
+            running = await self._current(provider)
             running.acquire()
         return running
 
@@ -79,25 +76,25 @@ class AdapterPool:
 
     async def replace(self, names: Iterable[str]) -> None:
         """Let the running adapters of these names finish what they do, and use them no more."""
-        hosted = await self._start()
+        await self._host.start()
         for name in names:
             self._spares.pop(name, None)
             async with self._lock(name):  # one that is just starting is replaced as well
                 running = self.running.pop(name, None)
                 if running is not None:
-                    hosted.retire(running)
+                    self._host.retire(running)
 
     def _lock(self, provider: str) -> anyio.Lock:
         return self._locks.setdefault(provider, anyio.Lock())
 
-    async def _current(self, hosted: Hosted, provider: str) -> RunningAdapter:
+    async def _current(self, provider: str) -> RunningAdapter:
         entry = self._entry(provider)
         running = self.running.get(provider)
         if running is None:
-            running = self.running[provider] = await hosted.start_adapter(entry)
+            running = self.running[provider] = await self._host.start_adapter(entry)
             self._spares.pop(provider, None)
         elif not running.ref.running:
-            await hosted.revive_adapter(running)
+            await self._host.revive_adapter(running)
             await come_up(running.ref)
         return running
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from adapters import AdapterError
 from bus import CallboardError, RoutingDecision
 
 from ..routing.availability import Changes
 from .running_adapter import RunningAdapter
-
-if TYPE_CHECKING:
-    from ..engine import Engine
+from .runtime import Runtime
 
 
 class BorrowedAdapters:
     """Each is its borrower's own from its first use to `end()`, also when a reload replaces it for all others."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
         self._adapters: dict[str, RunningAdapter] = {}
 
     async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
@@ -26,17 +22,17 @@ class BorrowedAdapters:
 
         Raises AdapterError, ConfigurationError.
         """
-        engine = self._engine
-        now_us = engine.clock.now_us
-        self._publish(engine.availability.begin(decision.provider, decision.model, request_id, now_us()))
+        runtime = self._runtime
+        now_us = runtime.clock.now_us
+        self._publish(runtime.availability.begin(decision.provider, decision.model, request_id, now_us()))
         try:
             return await self._adapter(decision.provider)
         except BaseException as error:
-            self._publish(engine.availability.abandon(request_id, now_us()))
+            self._publish(runtime.availability.abandon(request_id, now_us()))
             if isinstance(error, CallboardError) and not isinstance(error, AdapterError):
                 raise
             if isinstance(error, Exception):
-                self._publish(engine.availability.crashed(decision.provider, now_us()))
+                self._publish(runtime.availability.crashed(decision.provider, now_us()))
                 if not isinstance(error, AdapterError):
                     what = f"adapter {decision.provider!r} does not start: {type(error).__name__}: {error}"
                     raise AdapterError(what, provider=decision.provider, request_id=request_id) from error
@@ -51,7 +47,7 @@ class BorrowedAdapters:
         mine = self._adapters.get(provider)
         if mine is not None and mine.ref.running:
             return mine
-        running = await self._engine.adapters.acquire(provider)
+        running = await self._runtime.adapters.acquire(provider)
         mine = self._adapters.get(provider)  # again: another call of the same borrower may have waited as well
         if mine is not None and mine.ref.running:
             running.release()
@@ -63,4 +59,4 @@ class BorrowedAdapters:
 
     def _publish(self, changes: Changes) -> None:
         for change in changes:
-            self._engine.bus.publish(change)
+            self._runtime.bus.publish(change)

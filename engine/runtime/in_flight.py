@@ -12,7 +12,7 @@ from bus.errors import CancelledError
 CLOSED = "the engine was closed while this call ran"
 
 
-class Underway:
+class InFlight:
     """Turns, and calls without one. closing: the engine is on its way down, so nothing more may begin."""
 
     def __init__(self) -> None:

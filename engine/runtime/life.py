@@ -10,7 +10,8 @@ left from another task than it was entered from.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
 
 import anyio
 import anyio.abc
@@ -18,8 +19,10 @@ import anyio.abc
 from adapters.actor import AdapterActor
 from bus import (
     ActorRef,
+    ActorStopped,
     CallboardError,
     ChildSpec,
+    Cost,
     Lossless,
     PricingTableLoaded,
     ProviderAvailabilityChanged,
@@ -27,19 +30,22 @@ from bus import (
     StoreError,
     StoreUnavailable,
     Supervisor,
+    TaskHandle,
 )
 from bus.actors.task import unwrapped
 from bus.log import Log
 from tracestore import TraceWriter, WriterCore
 
-from ..models.registry import AdapterEntry
+from ..calls.slots import CallSlots
+from ..conversation.reply import Reply
+from ..models.entries import AdapterEntry
 from ..routing.availability import WATCHED, AvailabilityActor
-from ..sessions.manager import SessionManager
-from .running_adapter import RunningAdapter
-
-if TYPE_CHECKING:
-    from ..engine import Engine
-
+from ..sessions.manager import ApplyCosts, SessionManager
+from .admission import Admission
+from .event_loops import require_asyncio, require_loop
+from .host import Startable
+from .running_adapter import RunningAdapter, come_up
+from .runtime import Runtime
 
 _log = Log("engine.hosting")
 
@@ -56,13 +62,14 @@ def _seen(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-class Hosted:
+class Life:
     """The engine's life on one event loop: its root task and what runs below it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, runtime: Runtime, forget: Callable[[], None]) -> None:
         self.loop = asyncio.get_running_loop()
         self.manager: ActorRef
-        self._engine = engine
+        self._runtime = runtime
+        self._forget = forget  # the next start may try again
         self.supervisor: Supervisor | None = None
         self._adapters: Supervisor
         self._group: anyio.abc.TaskGroup
@@ -72,7 +79,7 @@ class Hosted:
         self._up = asyncio.Event()
         self._stop = asyncio.Event()
         self._report: ShutdownReport | None = None
-        self._started_ns = engine.clock.monotonic_ns()
+        self._started_ns = runtime.clock.monotonic_ns()
         self._stopped_ns: int | None = None
         self._task = asyncio.create_task(self._root(), name="callboard engine")
         self._task.add_done_callback(_seen)
@@ -86,7 +93,7 @@ class Hosted:
     @property
     def uptime_seconds(self) -> float:
         """Since it was made; when it is closed, how long it lived."""
-        until = self._engine.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
+        until = self._runtime.clock.monotonic_ns() if self._stopped_ns is None else self._stopped_ns
         return (until - self._started_ns) / 1e9
 
     async def ready(self) -> None:
@@ -100,7 +107,7 @@ class Hosted:
         finally:
             up.cancel()
         if not self._up.is_set():
-            self._engine.forget_host()
+            self._forget()
             self._task.result()
         self._require_open()
 
@@ -134,11 +141,11 @@ class Hosted:
             await self._live()
         finally:
             with anyio.CancelScope(shield=True):
-                await self._engine.middleware.aclose()
-            self._stopped_ns = self._engine.clock.monotonic_ns()
+                await self._runtime.middleware.aclose()
+            self._stopped_ns = self._runtime.clock.monotonic_ns()
 
     async def _live(self) -> None:
-        store = self._engine.store
+        store = self._runtime.store
         if store is None:
             await self._supervise()
             return
@@ -155,19 +162,19 @@ class Hosted:
                 await store.close()
 
     async def _supervise(self) -> None:
-        engine = self._engine
+        runtime = self._runtime
         try:
             async with anyio.create_task_group() as group:
                 self._group = group
-                root = self.supervisor = Supervisor("callboard", bus=engine.bus, clock=engine.clock)
+                root = self.supervisor = Supervisor("callboard", bus=runtime.bus, clock=runtime.clock)
                 await group.start(root.run)
-                budget = engine.shutdown_seconds
+                budget = runtime.timeouts.shutdown
                 try:
                     await self._start_children(root)
                     self._up.set()
                     await self._stop.wait()
                     began = anyio.current_time()
-                    await engine.underway.end(budget / 2)
+                    await runtime.in_flight.end(budget / 2)
                     budget -= anyio.current_time() - began
                 finally:
                     with anyio.CancelScope(shield=True):
@@ -176,32 +183,32 @@ class Hosted:
             raise unwrapped(error) from None
         finally:
             if self._up.is_set():  # otherwise the next start needs it
-                engine.bus.close()
+                runtime.bus.close()
 
     async def _start_children(self, root: Supervisor) -> None:
-        engine = self._engine
-        bus, clock = engine.bus, engine.clock
-        if engine.store is not None:
+        runtime = self._runtime
+        bus, clock = runtime.bus, runtime.clock
+        if runtime.store is not None:
             core = self.writer = WriterCore.for_bus(
-                engine.store, bus, capture=engine.capture, prices=engine.prices
+                runtime.store, bus, capture=runtime.capture, prices=runtime.prices
             )
             await root.start_child(ChildSpec("trace writer", lambda: TraceWriter(core)))
         await self._restore_availability()
         watched = bus.subscribe(*WATCHED, policy=Lossless(), name="availability")
-        table, providers = engine.availability, self._providers
+        table, providers = runtime.availability, self._providers
         await root.start_child(
             ChildSpec("availability", lambda: AvailabilityActor(table, watched, bus, clock, providers.get))
         )
         self.manager = await root.start_child(
-            ChildSpec("session manager", lambda: SessionManager(engine.open_sessions.states))
+            ChildSpec("session manager", lambda: SessionManager(runtime.sessions.states))
         )
         self._adapters = await root.start_supervisor("adapters")
-        prices = engine.prices
+        prices = runtime.prices
         bus.publish(PricingTableLoaded(pricing_version=prices.version, label=prices.label, rows=len(prices.rows)))
 
     async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
         """Raises what the adapter's start raised."""
-        clock = self._engine.clock
+        clock = self._runtime.clock
         actor = entry.name
         if actor in self._providers:  # its predecessor still ends
             self._started += 1
@@ -216,7 +223,10 @@ class Hosted:
         except BaseException:
             del self._providers[actor]
             raise
-        return RunningAdapter(entry, ref, self._engine.new_limiter(entry))
+        return RunningAdapter(entry, ref, self._slots(entry))
+
+    def _slots(self, entry: AdapterEntry) -> CallSlots:
+        return CallSlots(entry.max_concurrency or self._runtime.limits.calls_per_provider)
 
     async def revive_adapter(self, running: RunningAdapter) -> None:
         """Start the actor of an adapter afresh, if it had given up. Raises what its start raised."""
@@ -233,19 +243,103 @@ class Hosted:
 
     async def _restore_availability(self) -> None:
         """What an earlier run knew last of each provider; what is older than a day says nothing any more."""
-        engine = self._engine
-        if engine.store is None:
+        runtime = self._runtime
+        if runtime.store is None:
             return
-        now_us = engine.clock.now_us()
+        now_us = runtime.clock.now_us()
         topic = ProviderAvailabilityChanged.topic_of()
         try:
-            after = await engine.store.last_event_id() - MEMORY_EVENTS
-            history = await engine.store.events(
+            after = await runtime.store.last_event_id() - MEMORY_EVENTS
+            history = await runtime.store.events(
                 topic=topic, since=now_us - MEMORY_US, after_id=max(after, 0), limit=None
             )
         except StoreError as error:
             _log.warning("availability_not_restored", error=str(error))
             return
-        known = engine.registry.adapters
+        known = runtime.registry.adapters
         events = (envelope for envelope in history if getattr(envelope.data, "provider", None) in known)
-        engine.availability.restore(events, now_us)
+        runtime.availability.restore(events, now_us)
+
+
+class EngineHost:
+    """The `Host` of one engine: its life, once it has begun."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._life: Life | None = None
+        self._admission: Admission | None = None
+
+    @property
+    def life(self) -> Life | None:
+        """None before the first start. It stays after the end."""
+        return self._life
+
+    @property
+    def started(self) -> bool:
+        return self._life is not None
+
+    @property
+    def closed(self) -> bool:
+        return self._life is not None and self._life.state == "closed"
+
+    def require_loop(self, instead: str = "") -> None:
+        if self._life is not None and not self.closed:
+            require_loop(self._life.loop, instead)
+
+    async def start(self) -> None:
+        await self.living()
+
+    async def living(self) -> Life:
+        """The life, up and running. Raises what `start` raises."""
+        require_asyncio()
+        if self._life is None:
+            self._life = Life(self._runtime, self._forget)
+        life = self._life
+        require_loop(life.loop)
+        await life.ready()
+        return life
+
+    def _forget(self) -> None:
+        self._life = None
+
+    async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
+        manager = (await self.living()).manager
+        await come_up(manager)
+        turn.enter_queue()
+        try:
+            return manager.spawn(turn.run, name=f"turn {turn.id}")
+        except ActorStopped as error:
+            turn.leave_queue(error)
+            raise
+
+    async def admit(self) -> None:
+        writer = self._life.writer if self._life is not None else None
+        if writer is not None:
+            if self._admission is None:
+                self._admission = Admission(self._runtime.limits)
+            await self._admission.admit(writer)
+
+    async def secure(self) -> None:
+        writer = self._life.writer if self._life is not None else None
+        if writer is not None:
+            await writer.secure()
+
+    async def flush(self) -> None:
+        await (await self.living()).flush()
+
+    def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
+        if self._life is not None:
+            self._life.manager.spawn(work, name=name)
+
+    async def show_costs(self, costs: Mapping[str, Cost]) -> None:
+        await (await self.living()).manager.ask(ApplyCosts(costs))
+
+    async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        return await (await self.living()).start_adapter(entry)
+
+    async def revive_adapter(self, running: RunningAdapter) -> None:
+        await (await self.living()).revive_adapter(running)
+
+    def retire(self, running: RunningAdapter) -> None:
+        if self._life is not None:
+            self._life.retire(running)

@@ -7,7 +7,7 @@ import anyio
 from bus import ActorRef
 
 from ..calls.slots import CallSlots
-from ..models.registry import AdapterEntry
+from ..models.entries import AdapterEntry
 
 RESTART_SECONDS = 6.0
 """How long a turn waits for an actor that is being restarted: a little longer than the longest backoff."""

@@ -9,11 +9,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters import Message
-from bus import Actor, ActorContext, ActorRef, Cost, TaskHandle
+from bus import Actor, ActorContext, Cost
 
-from ..conversation.reply import Reply
-from ..conversation.turn import Turn
+from .costs import reprice_messages
 from .state import SessionState
 
 
@@ -40,21 +38,3 @@ class SessionManager(Actor):
                 )
             case _:
                 raise TypeError(f"the session manager takes no {type(message).__name__}")
-
-
-def start_turn(manager: ActorRef, turn: Turn) -> TaskHandle[Reply]:
-    """Run a turn below the manager, now. Raises ActorStopped if the manager isn't running."""
-    return manager.spawn(turn.run, name=f"turn {turn.id}")
-
-
-def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
-    """Replace the costs of a history's messages in place; how many changed. Messages themselves are frozen."""
-    changed = 0
-    for position, message in enumerate(history):
-        metadata = message.metadata
-        cost = costs.get(metadata.request_id or "") if metadata is not None else None
-        if metadata is not None and cost is not None and cost != metadata.cost:
-            priced = msgspec.structs.replace(metadata, cost=cost)
-            history[position] = msgspec.structs.replace(message, metadata=priced)
-            changed += 1
-    return changed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from bus import (
+    Bus,
     CallboardError,
     SessionCreated,
     SessionMessageAppended,
@@ -13,38 +13,43 @@ from bus import (
     SessionTakenOver,
     StoreError,
 )
+from tracestore import TraceStore
 
-from ..routing.candidates import expand
 from ..routing.choice import Model, in_words
-from .resuming import configured
-from .session import Session
+from ..runtime.host import Host
+from .setup import configured
 from .state import SessionState
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 
 class OpenSessions:
-    """Each session's state by its id, as long as somebody holds it."""
+    """Each session's state, as long as somebody holds it.
 
-    def __init__(self, engine: Engine) -> None:
-        self.states: WeakValueDictionary[str, SessionState] = WeakValueDictionary()
-        self._engine = engine
+    Args:
+        captures: Whether what is said is kept, so that sessions can be resumed.
+    """
 
-    def open(self, state: SessionState) -> Session:
+    states: WeakValueDictionary[str, SessionState]
+    """By the sessions' ids."""
+
+    def __init__(self, bus: Bus, store: TraceStore | None, host: Host, *, captures: bool) -> None:
+        self.states = WeakValueDictionary()
+        self._bus = bus
+        self._store = store
+        self._host = host
+        self._captures = captures
+
+    def open(self, state: SessionState) -> None:
         """Take up a session's state. Raises CallboardError if a session of that id is open."""
         if state.id in self.states:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self.states[state.id] = state
-        return Session(self._engine, state)
 
     def change_model(self, state: SessionState, model: Model) -> None:
-        """Swap a session's model. Raises ConfigurationError if there is none of that name."""
-        expand(self._engine.registry, model)
+        """Swap a session's model, which there must be."""
         previous, state.model = state.model, model
-        if previous != model and self._engine.hosted is not None:
+        if previous != model and self._host.started:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
-            self._engine.bus.publish(change, session_id=state.id)
+            self._bus.publish(change, session_id=state.id)
             if state.announced:
                 self.publish_setup(state)
 
@@ -57,15 +62,15 @@ class OpenSessions:
             created = SessionCreated(
                 model=in_words(state.model), tags=state.tags, name=state.name, forked_from=state.forked_from
             )
-            self._engine.bus.publish(created, session_id=state.id)
+            self._bus.publish(created, session_id=state.id)
         self.publish_setup(state, begins=not state.resumed)
-        if self._engine.capture is not None and not state.resumed:
+        if self._captures and not state.resumed:
             self._publish_history(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
         """Have kept what the session is made of by now. begins: and that it is a new one."""
-        if self._engine.capture is not None:
-            seq = self._engine.bus.publish(configured(state, begins=begins), session_id=state.id)
+        if self._captures:
+            seq = self._bus.publish(configured(state, begins=begins), session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 
@@ -73,19 +78,18 @@ class OpenSessions:
         """Have what a session began with kept like what is said in it."""
         for position, message in enumerate(state.messages):
             appended = SessionMessageAppended(position=position, message=message)
-            self._engine.bus.publish(appended, session_id=state.id, message_id=message.id)
+            self._bus.publish(appended, session_id=state.id, message_id=message.id)
 
     async def require_ownership(self, state: SessionState) -> None:
         """Let a turn begin only if no other run has resumed the session since. Raises SessionTakenOver.
 
         A store that fails keeps nobody up.
         """
-        engine = self._engine
-        if engine.capture is None or engine.store is None or state.claimed is None:
+        if not self._captures or self._store is None or state.claimed is None:
             return
-        own = engine.bus.run_id
+        own = self._bus.run_id
         try:
-            owner, committed = await engine.store.session_owner(state.id, own)
+            owner, committed = await self._store.session_owner(state.id, own)
         except StoreError:
             return  # the writer says so; what is said here meanwhile is not mixed into the other's
         if owner is None or owner == own or committed < state.claimed:

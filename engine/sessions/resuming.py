@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from bus import (
     CallboardError,
     ConfigurationError,
-    Cost,
     Log,
-    SessionConfigured,
     SessionSetup,
     StoreUnavailable,
 )
-from bus.values.json import Json
-from tracestore import CallFilter, Redact, SavedSession, TraceStore
+from tracestore import Redact, SavedSession, TraceStore
 
 from ..routing.candidates import expand
-from ..routing.choice import Model, ModelChoice, Requirements
+from ..routing.choice import Model, Requirements
+from ..runtime.runtime import Runtime
 from ..tools import Tool
-from .manager import reprice_messages
+from .costs import costs_of, reprice_messages
+from .setup import model_of
 from .state import SessionState
-
-if TYPE_CHECKING:
-    from ..engine import Engine
-
 
 _log = Log("engine.resuming")
 
@@ -43,25 +37,8 @@ def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -
         raise ConfigurationError("redact must be a plain function: it runs between an event and its commit")
 
 
-def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
-    """What the store must know to make this session again, besides its messages."""
-    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
-
-
-def setup_of(state: SessionState) -> SessionSetup:
-    """What a session is made of besides its messages."""
-    requires = state.requires
-    return SessionSetup(
-        model=_stored_model(state.model),
-        system_prompt=state.system_prompt,
-        tools=tuple(tool.definition for tool in state.tools),
-        fallback=None if state.fallback is None else tuple(state.fallback),
-        requires=None if requires is None else msgspec.to_builtins(requires),
-    )
-
-
 async def resumed(
-    engine: Engine,
+    runtime: Runtime,
     session_id: str,
     tools: Sequence[Tool] | None,
     model: Model | None,
@@ -69,7 +46,7 @@ async def resumed(
     fallback: Sequence[str] | None,
 ) -> SessionState:
     """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here."""
-    store = engine.store
+    store = runtime.store
     if store is None:
         raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
     saved = await store.saved_session(session_id)
@@ -86,19 +63,19 @@ async def resumed(
         requires=requires,
         name=saved.name,
     )
-    expand(engine.registry, state.model if model is None else model, state.fallback)
+    expand(runtime.registry, state.model if model is None else model, state.fallback)
     state.messages.extend(saved.messages)
     state.resumed = True
-    if engine.capture is not None:
-        await _claim(engine, store, state)
+    if runtime.capture is not None:
+        await _claim(runtime, store, state)
     if await store.current_version() is not None:
         reprice_messages(state.messages, await costs_of(store, session_id))
     return state
 
 
-async def _claim(engine: Engine, store: TraceStore, state: SessionState) -> None:
+async def _claim(runtime: Runtime, store: TraceStore, state: SessionState) -> None:
     """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
-    bus = engine.bus
+    bus = runtime.bus
     try:
         if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
             raise CallboardError(
@@ -127,25 +104,3 @@ def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> Ses
             "give it as system_prompt="
         )
     return saved.setup
-
-
-async def costs_of(store: TraceStore, session_id: str) -> dict[str, Cost]:
-    """The current costs of a session's calls, by request_id."""
-    rows = await store.calls(CallFilter(session_id=session_id), limit=None)
-    return {row.request_id: row.cost for row in rows if row.cost is not None}
-
-
-def _stored_model(model: Model) -> Json:
-    match model:
-        case str():
-            return model
-        case ModelChoice():
-            choice: Json = msgspec.to_builtins(model)
-            return choice
-        case _:
-            return list(model)
-
-
-def model_of(stored: Json) -> Model:
-    """A model as a session was given it, from a `SessionSetup`."""
-    return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 import anyio
 
@@ -22,13 +22,12 @@ from bus.streams.events import TurnEvent
 from ..conversation.options import TurnArguments, options_among
 from ..conversation.reply import Reply
 from ..conversation.turn import Turn, own
+from ..routing.candidates import expand
 from ..routing.choice import Model
+from ..runtime.runtime import Runtime
 from ..tools import Answer, Tool, open_calls, require_distinct
 from .state import SessionState
 from .whole import exported, fork_of
-
-if TYPE_CHECKING:
-    from ..engine import Engine
 
 _ADVICE = {
     "timeout": "it is called timeout_seconds=",
@@ -46,8 +45,8 @@ class Session:
     one after the other, and at most 16 wait.
     """
 
-    def __init__(self, engine: Engine, state: SessionState) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, state: SessionState) -> None:
+        self._runtime = runtime
         self._state = state
 
     @property
@@ -66,7 +65,8 @@ class Session:
 
     @model.setter
     def model(self, model: Model) -> None:
-        self._engine.open_sessions.change_model(self._state, model)
+        expand(self._runtime.registry, model)
+        self._runtime.sessions.change_model(self._state, model)
 
     @property
     def name(self) -> str | None:
@@ -122,7 +122,7 @@ class Session:
         leaves the history as it was.
         """
         turn = self._new_turn(content, model, streamed=False, options=options)
-        task = await self._engine.start_turn(turn)
+        task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
     def stream(
@@ -137,7 +137,7 @@ class Session:
         It begins when it is entered. Arguments, and what is raised there and by iterating: as in `send`.
         """
         turn = self._new_turn(content, model, streamed=True, options=options)
-        return TurnStream(self._engine, turn)
+        return TurnStream(self._runtime, turn)
 
     def rename(self, name: str) -> None:
         """Give it another name. Raises ValueError for an empty one."""
@@ -145,7 +145,7 @@ class Session:
             raise ValueError("a session's name can't be empty")
         self._state.name = name
         if self._state.announced:
-            self._engine.bus.publish(SessionRenamed(name=name), session_id=self.id)
+            self._runtime.bus.publish(SessionRenamed(name=name), session_id=self.id)
 
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
         """Another session that begins with this one's history, or its first `at` messages.
@@ -153,9 +153,9 @@ class Session:
         Model, tools, system prompt, tags and name are the same; from here on both go their own ways. session_id:
         instead of a new one. Raises CallboardError if there is no such message, or a session of that id is open.
         """
-        return self._engine.open_sessions.open(
-            fork_of(self._state, session_id or self._engine.clock.new_id("ses"), at)
-        )
+        state = fork_of(self._state, session_id or self._runtime.clock.new_id("ses"), at)
+        self._runtime.sessions.open(state)
+        return Session(self._runtime, state)
 
     def export(self) -> bytes:
         """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
@@ -163,7 +163,7 @@ class Session:
 
     def _changed(self) -> None:
         if self._state.announced:
-            self._engine.open_sessions.publish_setup(self._state)
+            self._runtime.sessions.publish_setup(self._state)
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:
@@ -185,14 +185,14 @@ class Session:
         run.
         """
         turn = self._continued(answers, model, streamed=False, options=options)
-        task = await self._engine.start_turn(turn)
+        task = await self._runtime.host.start_turn(turn)
         return await own(turn, task)
 
     def submit_stream(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
     ) -> TurnStream:
         """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
-        return TurnStream(self._engine, self._continued(answers, model, streamed=True, options=options))
+        return TurnStream(self._runtime, self._continued(answers, model, streamed=True, options=options))
 
     async def cancel(self) -> bool:
         """Cancel the running turn. False if none is running. Idempotent. Raises WrongLoop."""
@@ -208,7 +208,7 @@ class Session:
         options: TurnArguments,
     ) -> Turn:
         return Turn(
-            engine=self._engine,
+            runtime=self._runtime,
             state=self._state,
             new=(Message.user(content),),
             model=model,
@@ -220,7 +220,7 @@ class Session:
         self, answers: Mapping[str, Answer], model: Model | None, *, streamed: bool, options: TurnArguments
     ) -> Turn:
         return Turn(
-            engine=self._engine,
+            runtime=self._runtime,
             state=self._state,
             new=(),
             model=model,
@@ -239,8 +239,8 @@ class TurnStream:
     raised is raised when its events have been read. Reading before it is entered raises CallboardError.
     """
 
-    def __init__(self, engine: Engine, turn: Turn) -> None:
-        self._engine = engine
+    def __init__(self, runtime: Runtime, turn: Turn) -> None:
+        self._runtime = runtime
         self._turn = turn
         self._task: TaskHandle[Reply] | None = None
         self._reader: StreamReader[TurnEvent] | None = None
@@ -252,7 +252,7 @@ class TurnStream:
         return self._turn.id
 
     async def __aenter__(self) -> Self:
-        self._task = await self._engine.start_turn(self._turn)
+        self._task = await self._runtime.host.start_turn(self._turn)
         self._reader = self._turn.log.reader(unfold=spelled_out)
         return self
 
@@ -260,7 +260,7 @@ class TurnStream:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         task = self._task
-        self._engine.require_loop()
+        self._runtime.host.require_loop()
         if self._reader is not None:
             self._reader.close()
         if task is None or self._detached:
@@ -314,7 +314,7 @@ class TurnStream:
     def _started_reader(self) -> StreamReader[TurnEvent]:
         if self._reader is None:
             raise CallboardError("enter the stream first: async with session.stream(...) as turn")
-        self._engine.require_loop()
+        self._runtime.host.require_loop()
         return self._reader
 
 

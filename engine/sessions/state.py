@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import anyio
 
@@ -14,8 +14,12 @@ from ..conversation.refused_reasoning import RefusedReasoning
 from ..routing.choice import Model, Requirements
 from ..tools import Approve, Tool, require_distinct
 
-if TYPE_CHECKING:
-    from ..conversation.turn import Turn
+
+class Cancellable(Protocol):
+    """A turn under way, as far as others may act on it."""
+
+    def cancel(self, why: str = "") -> bool:
+        """Ask it to end. False if it is over."""
 
 
 class SessionState:
@@ -61,7 +65,7 @@ class SessionState:
         self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
         self.waiting = 0
-        self.running: Turn | None = None
+        self.running: Cancellable | None = None
         self.announced = False
         self.resumed = False
         self.claimed: int | None = None

@@ -14,12 +14,12 @@ from tracestore import SavedSession, SessionRow, decode_json, encode_json
 from ..conversation.context import WHOLE
 from ..routing.candidates import expand
 from ..routing.choice import Requirements, in_words
+from ..runtime.runtime import Runtime
 from ..tools import Tool
-from .resuming import model_of, setup_of
+from .setup import model_of, setup_of
 from .state import SessionState
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from ..routing.choice import Model
 
 FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
@@ -76,7 +76,7 @@ def imported(document: bytes | str) -> ExportedSession:
 
 
 def state_of(
-    engine: Engine,
+    runtime: Runtime,
     document: ExportedSession,
     *,
     session_id: str | None,
@@ -97,7 +97,7 @@ def state_of(
         name=document.name,
     )
     try:
-        expand(engine.registry, state.model, state.fallback)
+        expand(runtime.registry, state.model, state.fallback)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
     state.messages.extend(document.messages)
@@ -141,14 +141,14 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     stored: SessionRow | None = None
 
 
-async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
+async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
     """Those that are open first, then those of the trace, the latest first."""
-    await engine.start()
-    live = dict(engine.open_sessions.states)
+    await runtime.host.start()
+    live = dict(runtime.sessions.states)
     rows: dict[str, SessionRow] = {}
-    if engine.store is not None:
-        await engine.flush()
-        rows = {row.session_id: row for row in await engine.store.sessions(limit)}
+    if runtime.store is not None:
+        await runtime.host.flush()
+        rows = {row.session_id: row for row in await runtime.store.sessions(limit)}
     found = [
         SessionInfo(
             session_id=state.id,
@@ -169,28 +169,28 @@ async def listed(engine: Engine, limit: int | None) -> list[SessionInfo]:
     return found[:limit]
 
 
-async def deleted(engine: Engine, session_id: str) -> bool:
+async def deleted(runtime: Runtime, session_id: str) -> bool:
     """See `Engine.delete_session`."""
-    await engine.start()
-    state = engine.open_sessions.states.get(session_id)
+    await runtime.host.start()
+    state = runtime.sessions.states.get(session_id)
     if state is None:
-        return await _deleted_from_store(engine, session_id)
+        return await _deleted_from_store(runtime, session_id)
     if state.running is not None or state.waiting:
         raise SessionBusy(f"a turn of session {session_id!r} is under way; cancel it first")
     async with state.turns:  # one that is asked for meanwhile begins the session anew
-        await _deleted_from_store(engine, session_id)
-        if engine.open_sessions.states.get(session_id) is state:
-            del engine.open_sessions.states[session_id]
+        await _deleted_from_store(runtime, session_id)
+        if runtime.sessions.states.get(session_id) is state:
+            del runtime.sessions.states[session_id]
         state.messages.clear()
         state.announced = state.resumed = False
         state.context, state.claimed = WHOLE, None
         if state.waiting:
-            engine.open_sessions.announce(state)
+            runtime.sessions.announce(state)
     return True
 
 
-async def _deleted_from_store(engine: Engine, session_id: str) -> bool:
-    if engine.store is None:
+async def _deleted_from_store(runtime: Runtime, session_id: str) -> bool:
+    if runtime.store is None:
         return False
-    await engine.flush()
-    return await engine.store.delete_session(session_id)
+    await runtime.host.flush()
+    return await runtime.store.delete_session(session_id)

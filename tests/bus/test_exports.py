@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import bus
-from bus._siblings import check_siblings
 from bus.events.catalogue import CatalogueEvent
 
 
@@ -45,16 +41,3 @@ def test_topics_are_unique() -> None:
     """Two events of one topic could not be told apart in a store."""
     topics = [event.topic_of() for event in (*CatalogueEvent.__args__, bus.Gap)]
     assert len(set(topics)) == len(topics)
-
-
-def test_a_package_that_hides_a_sibling_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One error that names both files and says what to do; a module made by hand is no reason for it."""
-    (tmp_path / "engine").mkdir()
-    (tmp_path / "engine" / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "engine", raising=False)
-    monkeypatch.setitem(sys.modules, "adapters", ModuleType("adapters"))
-    with pytest.raises(ImportError, match="'engine' is hidden") as caught:
-        check_siblings(bus.__file__)
-    assert str(tmp_path / "engine" / "__init__.py") in str(caught.value)
-    assert bus.__file__ in str(caught.value)

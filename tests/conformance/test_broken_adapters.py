@@ -11,8 +11,8 @@ import pytest
 from adapters.conformance import CHECKS, KEY, HttpKit, ServedKit, run_check
 from adapters.contract import AttemptObserver, CanonicalRequest, CanonicalResponse
 from adapters.health import AdapterHealth
-from adapters.http.adapter import WireCall
 from adapters.http.stream import HttpStream
+from adapters.http.wire_call import WireCall
 from adapters.replies.assembler import Assembler
 from adapters.transport.transport import HttpReply
 from bus.errors import AdapterError, InvalidRequestError, ServerError

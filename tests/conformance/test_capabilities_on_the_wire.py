@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
-from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic import AnthropicAdapter
 from adapters.providers.gemini import GeminiAdapter
 from adapters.providers.ollama import OllamaAdapter

@@ -149,8 +149,8 @@ async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
 
         group.start_soon(ask)
         await anyio.lowlevel.checkpoint()
-        assert engine.hosted is not None
-        assert engine.hosted.state == "starting"
+        assert engine._host.life is not None
+        assert engine._host.life.state == "starting"
         await engine.aclose()
     assert engine.closed
 

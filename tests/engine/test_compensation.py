@@ -50,7 +50,7 @@ async def asked(
         session = engine.session("s:m", system_prompt="You are brief.", tools=TOOLS)
         for _ in range(turns):
             await session.send("Hi", **options)
-        found: list[CanonicalRequest] = engine.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
+        found: list[CanonicalRequest] = engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
         return found
 
 

@@ -171,7 +171,7 @@ async def test_an_actor_that_crashes_closes_its_clients_and_comes_back_with_new_
             async for event in turn:
                 if isinstance(event, TextDelta):
                     break
-            ref = engine.adapters["s"].ref
+            ref = engine._runtime.adapters["s"].ref
             assert isinstance(ref.actor, AdapterActor)
             former = ref.actor.adapter
             ref.tell("what it does not understand")  # which is a crash
@@ -236,4 +236,4 @@ async def test_many_calls_cancelled_at_random_points_leave_nothing_open() -> Non
         server.script = whole
         async with engine.session("s:m").stream("Hello") as turn:
             assert (await turn.message()).text == "word "
-        assert engine.adapters.running["s"].limiter.used == 0
+        assert engine._runtime.adapters.running["s"].limiter.used == 0

@@ -149,7 +149,7 @@ async def test_what_a_summary_cost_is_part_of_the_turn() -> None:
     """The turn's end counts both calls."""
     replies = [Say("0"), Say("Alphabet."), Say("1")]
     async with small_window(*replies, limit=10, context=Summarise(keep_turns=1)) as (session, _):
-        with session._engine.bus.subscribe("session.turn_completed", policy=Lossless()) as ends:
+        with session._runtime.bus.subscribe("session.turn_completed", policy=Lossless()) as ends:
             await talk(session, "a", "b")
             mine = [end for end in ends.take() if end.session_id == session.id]
             assert [end.data.calls for end in mine] == [1, 2]

@@ -163,7 +163,7 @@ async def test_a_running_adapter_is_asked_over_its_own_connections() -> None:
     server: ProviderServer
     with provider_server() as server:
         async with Engine(models=of("openai", "here", url=server.url), trace=False) as engine:
-            (await engine.adapters.acquire("here")).release()
+            (await engine._runtime.adapters.acquire("here")).release()
             for _ in range(2):
                 assert (await engine.health()).ok
             (provider,) = engine.statistics().providers

@@ -37,7 +37,7 @@ async def test_a_request_belongs_to_no_session() -> None:
     async with running(Say("Hello")) as (engine, events):
         await engine.complete(asked())
         published = events.take()
-        assert not engine.open_sessions.states
+        assert not engine._runtime.sessions.states
     assert topics(published, "session.") == ["session.turn_started", "session.turn_completed"]
 
 

@@ -52,7 +52,7 @@ async def test_a_reload_says_what_changed_and_keeps_what_did_not() -> None:
     async with running(registry(same, changed, old)) as (engine, events):
         session = engine.session("same:m")
         await session.send("x")
-        ref = engine.adapters["same"].ref
+        ref = engine._runtime.adapters["same"].ref
         change = await engine.reload(registry(same, adapter("changed", Say("after")), adapter("new", Say("new"))))
         assert change == ConfigReloaded(
             source="code",
@@ -64,7 +64,7 @@ async def test_a_reload_says_what_changed_and_keeps_what_did_not() -> None:
         )
         assert [e.data for e in events.take() if e.topic == "config.reloaded"] == [change]
         assert (await session.send("x")).text == "2"
-        assert engine.adapters["same"].ref is ref
+        assert engine._runtime.adapters["same"].ref is ref
         assert (await engine.session("changed:m").send("x")).text == "after"
         assert (await engine.session("new:m").send("x")).text == "new"
 
@@ -90,7 +90,7 @@ async def test_a_turn_under_way_ends_on_the_adapter_it_began_with() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(send)
             await began.wait()
-            ref = engine.adapters["a"].ref
+            ref = engine._runtime.adapters["a"].ref
             made = ref.actor.adapter  # type: ignore[union-attr]
             await engine.reload(registry(adapter("a", Say("new"), key="another")))
             other = engine.session("a:m")
@@ -189,7 +189,7 @@ async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> Non
         await engine.start()
         group.start_soon(send)
         await anyio.sleep(1)
-        made = engine.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
+        made = engine._runtime.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
         await engine.reload(registry(adapter("b")))
         report = await engine.aclose()
     assert report is not None
@@ -205,7 +205,7 @@ async def test_reloading_many_times_leaves_nothing_behind() -> None:
             await engine.reload(registry(adapter("a", Say(str(number)), key=str(number))))
             assert (await engine.session("a:m").send("x")).text == str(number)
         await anyio.sleep(1)
-        hosted = await engine.start()
+        hosted = await engine._host.living()
         assert len(hosted._adapters.statistics().children) == 1
         assert len(hosted._providers) == 1
 

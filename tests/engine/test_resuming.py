@@ -31,7 +31,7 @@ from bus import (
 )
 from engine import Engine, ModelChoice, ModelRegistry, Requirements, Session, Tool
 from engine.routing.choice import Model
-from engine.sessions.resuming import configured, model_of
+from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
@@ -92,7 +92,7 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
         resumed = await engine.resume("ses_1", tools=[tool])
         assert (resumed.id, resumed.model, resumed.messages) == ("ses_1", "s:m", before)
         await resumed.send("And now?")
-        state = engine.open_sessions.states["ses_1"]
+        state = engine._runtime.sessions.states["ses_1"]
         assert (state.system_prompt, state.tools, state.tags) == ("You are brief.", (tool,), {"team": "a"})
         after = resumed.messages
         await engine.flush()
@@ -112,7 +112,7 @@ async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
         await engine.session("s:m", system_prompt="Be kind.", tools=[Tool(WEATHER)], session_id="x").send("First")
     async with engine_on(path, Say("Two.")) as engine:
         await (await engine.resume("x")).send("Second")
-        (request,) = engine.adapters.running["s"].ref.actor.adapter.requests  # type: ignore[attr-defined]
+        (request,) = engine._runtime.adapters.running["s"].ref.actor.adapter.requests  # type: ignore[attr-defined]
     assert [message.text for message in request.messages] == ["First", "One.", "Second"]
     assert request.system_prompt == "Be kind."
     assert [tool.name for tool in request.tools] == ["weather"]

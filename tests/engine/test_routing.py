@@ -84,7 +84,7 @@ class Rig:
         ]
 
     def requests(self, provider: str) -> list[object]:
-        return self.engine.adapters[provider].ref.actor.adapter.requests  # type: ignore[union-attr]
+        return self.engine._runtime.adapters[provider].ref.actor.adapter.requests  # type: ignore[union-attr]
 
 
 def entry(name: str, *, replies: list[Say], capabilities: AdapterCapabilities = CAPABILITIES) -> AdapterEntry:
@@ -551,7 +551,7 @@ async def test_an_adapter_at_its_restart_limit_is_unavailable_until_a_probe_star
     async with rig(a=[Say("1"), Say("2")], b=[Say("b")]) as at:
         session = at.engine.session(["a:m", "b:m"])
         await session.send("x")
-        ref = at.engine.adapters["a"].ref
+        ref = at.engine._runtime.adapters["a"].ref
         for _ in range(5):
             ref.tell("nonsense")  # which crashes the actor
             await anyio.sleep(5.5)

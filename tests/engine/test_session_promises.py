@@ -16,7 +16,7 @@ from adapters import (
     MessageStart,
     ToolDefinition,
 )
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers import scripted
 from bus import AuthError, CallboardError, StoreError, TurnComplete, TurnStatus
 from engine import Engine, ModelChoice, ModelRegistry, Tool

@@ -96,7 +96,7 @@ async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along
         assert message.text == "from other"
         assert message.metadata is not None
         assert message.metadata.provider == "other"
-        adapter = engine.adapters["other"].ref.actor.adapter  # type: ignore[union-attr]
+        adapter = engine._runtime.adapters["other"].ref.actor.adapter  # type: ignore[union-attr]
         assert [m.text for m in adapter.requests[0].messages] == ["one", "from s", "two"]
         assert topics(events.take(), "session.model_changed") == ["session.model_changed"]
 
@@ -265,7 +265,7 @@ async def test_tools_run_and_the_model_answers() -> None:
         result = session.messages[2].content[0]
         assert isinstance(result, ToolResultBlock)
         assert (result.text, result.is_error) == ("5", False)
-        requests = engine.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
+        requests = engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
         assert requests[0].tool_choice == ToolChoice("required")
         assert requests[1].tool_choice is None, "forcing a tool again would never end"
         taken = events.take()

@@ -76,7 +76,7 @@ async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
     path = tmp_path / "trace.db"
     ended(path, how, ending)
     async with Engine(models=registry(), store=path, capture_content=True) as engine:
-        await (await engine.start()).settle()
+        await (await engine._host.living()).settle()
         session = await engine.resume("ses_x")
         assert [message.text for message in session.messages] == ["Turn 0", "ab", "Turn 1", "ab", "Turn 2", "ab"]
     assert sorted(os.listdir(tmp_path)) == ["trace.db", "trace.db.lock"]
@@ -88,7 +88,7 @@ async def test_the_end_of_a_streamed_message_is_shown_when_its_call_is_safe(tmp_
     path = tmp_path / "trace.db"
     ended(path, "message", "kill")
     async with Engine(models=registry(), store=path) as engine:
-        await (await engine.start()).settle()
+        await (await engine._host.living()).settle()
     await only_completed(path, 3)
 
 

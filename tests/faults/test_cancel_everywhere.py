@@ -32,13 +32,13 @@ async def session_cancelled(engine: Engine, session: Session, host: anyio.Cancel
 
 
 async def adapter_crashed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:
-    running = engine.adapters.running.get("toy")
+    running = engine._runtime.adapters.running.get("toy")
     if running is not None:
         running.ref.tell("no adapter understands this")
 
 
 async def manager_crashed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:
-    (await engine.start()).manager.tell("no manager understands this")
+    (await engine._host.living()).manager.tell("no manager understands this")
 
 
 async def engine_closed(engine: Engine, session: Session, host: anyio.CancelScope) -> None:

@@ -80,7 +80,7 @@ async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_pa
         async def crash() -> None:
             for _ in range(3):  # the fifth in a row would be the engine's end
                 await asyncio.sleep(chance.uniform(0, 0.03))
-                hosted = await engine.start()
+                hosted = await engine._host.living()
                 assert hosted.supervisor is not None
                 hosted.supervisor.child("trace writer").tell("no writer understands this")
 

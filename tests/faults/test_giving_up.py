@@ -36,7 +36,7 @@ def anyio_backend() -> Backend:
 
 async def crash_until_the_end(engine: Engine, actor: str) -> None:
     """Crash an actor each time it is up, until its supervisor gives up and the engine has ended."""
-    hosted = engine.hosted
+    hosted = engine._host.life
     assert hosted is not None
     assert hosted.supervisor is not None
     ref = hosted.supervisor.child(actor)
@@ -136,7 +136,7 @@ async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> 
     async with running(Say("never", pause=hold), Say("back"), other=[Say("fine")]) as (engine, events):
         failing = asyncio.create_task(engine.session("s:m").send("Hi"))
         await anyio.sleep(0.05)
-        ref = engine.adapters["s"].ref
+        ref = engine._runtime.adapters["s"].ref
         with anyio.fail_after(30):
             while engine.availability.state("s") != "unavailable":
                 if ref.running:

@@ -23,10 +23,10 @@ async def test_the_next_turn_finds_a_fresh_adapter() -> None:
         first, second = engine.session("s:m"), engine.session("s:m")
         sending = asyncio.create_task(first.send("Hi"))
         await anyio.sleep(1)
-        engine.adapters.running["s"].ref.tell("no adapter understands this")
+        engine._runtime.adapters.running["s"].ref.tell("no adapter understands this")
         with pytest.raises(AdapterError, match="actor stopped"):
             await sending
-        assert not engine.adapters.running["s"].ref.running
+        assert not engine._runtime.adapters.running["s"].ref.running
         assert (await second.send("Hi")).text == "fresh"
         assert check_ends(events.take()) == 2
 
@@ -38,7 +38,7 @@ async def test_the_next_turn_finds_a_fresh_session_manager() -> None:
         await session.send("Hi")
         sending = asyncio.create_task(session.send("Hi"))
         await anyio.sleep(1)
-        manager = (await engine.start()).manager
+        manager = (await engine._host.living()).manager
         manager.tell("no manager understands this")
         with pytest.raises(CancelledError, match="session manager stopped"):
             await sending
@@ -53,7 +53,7 @@ async def test_a_turn_that_nobody_can_run_gives_its_place_back() -> None:
     async with running(Say("one")) as (engine, _):
         session = engine.session("s:m")
         await session.send("Hi")
-        manager = (await engine.start()).manager
+        manager = (await engine._host.living()).manager
         manager._close()  # as its supervisor does at the end
         assert manager._life is not None
         manager._life.phase = "ended"

@@ -51,7 +51,7 @@ class Rig:
             assert (await self._session.send("Hi")).text == "ab"
 
     async def until(self, state: str) -> None:
-        hosted = self.engine.hosted
+        hosted = self.engine._host.life
         assert hosted is not None
         assert hosted.writer is not None
         with anyio.fail_after(20):
@@ -77,7 +77,7 @@ async def rig_on(path: Path, options: WriterOptions = IMPATIENT, *, content: boo
     engine = Engine(models=registry(*says), store=path, prices=PriceTable.default(), capture_content=content)
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
-        hosted = await engine.start()
+        hosted = await engine._host.living()
         assert hosted.writer is not None
         hosted.writer._options = options
         yield Rig(engine, events)
@@ -149,7 +149,7 @@ async def test_a_full_disk_loses_what_it_says_and_no_more(small_disk: Path) -> N
             await rig.engine.flush()
         await rig.talk(3)
         await rig.engine.flush()
-        hosted = rig.engine.hosted
+        hosted = rig.engine._host.life
         assert hosted is not None
         assert hosted.writer is not None
         said = hosted.writer.statistics()
@@ -364,7 +364,7 @@ async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next
         with pytest.raises(StoreError, match=r"malformed|not a database"):
             await rig.engine.flush()
         assert "trace.db" in await rig.complaint()
-        hosted = rig.engine.hosted
+        hosted = rig.engine._host.life
         assert hosted is not None
         assert hosted.writer is not None
         before = hosted.writer.statistics().committed  # what touches no damaged page

@@ -8,7 +8,8 @@ import msgspec
 
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire_call import WireCall
 from adapters.refusals.classify import build_error, read_error_value
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser

@@ -510,18 +510,6 @@ def test_importing_the_store_stays_light() -> None:
     assert (out, errors) == ("[]\n", "")
 
 
-def test_a_shadowed_sibling_is_named(tmp_path: Path) -> None:
-    """Another package called `bus` before ours gives one error with both places and what to do."""
-    (tmp_path / "bus").mkdir()
-    (tmp_path / "bus" / "__init__.py").write_text("")
-    code = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]; import tracestore"
-    process = python(code)
-    _, errors = process.communicate(timeout=20)
-    assert "ImportError" in errors
-    for part in (str(ROOT / "tracestore" / "__init__.py"), str(tmp_path / "bus"), "sys.path"):
-        assert part in errors
-
-
 def test_everything_exported_exists() -> None:
     """`__all__` is what the package offers, sorted, and all of it is documented."""
     import tracestore

@@ -287,7 +287,7 @@ def test_published_dates_tiers_and_hours_are_taken_over() -> None:
             }
         ]
     }
-    table = convert(source, source="test", day="2026-01-01").table()  # type: ignore[arg-type]
+    table = PriceTable.of(convert(source, source="test", day="2026-01-01").prices())  # type: ignore[arg-type]
     hour = 3_600_000_000
 
     def rates(name: str, at: int, total: int = 0, tier: str | None = None) -> tuple[int | None, int | None]:
@@ -362,4 +362,4 @@ def test_a_snapshot_keeps_the_little_that_its_source_knows_of_models_and_its_jso
         (None, None, False),
     ]
     assert price_snapshot.decode(price_snapshot.encode(said), "test") == said
-    assert taken(model("a"), model("b")).table().version == said.table().version
+    assert PriceTable.of(taken(model("a"), model("b")).prices()).version == PriceTable.of(said.prices()).version

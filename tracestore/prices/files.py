@@ -49,8 +49,7 @@ from bus.errors import ConfigurationError
 from bus.values.usage import USAGE_PARTS
 
 from ..moments import to_us
-from .rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceRow, tier_name
-from .table import PriceTable
+from .rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceList, PriceRow, tier_name
 
 Node: TypeAlias = "str | list[Node] | dict[str, Node]"
 
@@ -65,7 +64,7 @@ _ROW_KEYS = (
 )
 
 
-def load(path: Path) -> tuple[PriceTable, ...]:
+def load(path: Path) -> tuple[PriceList, ...]:
     """All tables of a file, the oldest first. Raises ConfigurationError."""
     return _Reader(path).tables(_parse(path))
 
@@ -103,7 +102,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def tables(self, root: Node) -> tuple[PriceTable, ...]:
+    def tables(self, root: Node) -> tuple[PriceList, ...]:
         top = self._mapping(root, "the file")
         if "tables" not in top:
             return (self._table(top, "")[1],)
@@ -121,7 +120,7 @@ class _Reader:
                     self._fail(f"tables[{index}].date", "a date, because the file holds several tables")
         return tuple(table for _, table in sorted(dated, key=lambda pair: pair[0] or 0))
 
-    def _table(self, table: dict[str, Node], where: str) -> tuple[int | None, PriceTable]:
+    def _table(self, table: dict[str, Node], where: str) -> tuple[int | None, PriceList]:
         self._known(table, _TABLE_KEYS, where)
         moment = self._moment(table.get("date"), f"{where}date")
         label = self._text(table.get("label"), f"{where}label") or self._path.stem
@@ -133,10 +132,7 @@ class _Reader:
         aliases = [
             PriceAlias(pattern, self._text(node, f"{where}aliases.{pattern}")) for pattern, node in given.items()
         ]
-        try:
-            return moment, PriceTable(rows, label, aliases=aliases)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{self._path}: {where}prices: {error}") from error
+        return moment, PriceList(rows, label, aliases, f"{self._path}: {where}prices")
 
     def _rows(self, entry: dict[str, Node], where: str) -> list[PriceRow]:
         self._known(entry, _ROW_KEYS, where)

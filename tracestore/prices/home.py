@@ -17,7 +17,7 @@ SNAPSHOT_NAME = "price-snapshot.json"
 def published_table(home: Path) -> PriceTable:
     """The published prices: the snapshot in that folder, else the shipped one. Raises ConfigurationError."""
     path = home / SNAPSHOT_NAME
-    return PriceTable.default() if not path.exists() else published_snapshot(home).table()
+    return PriceTable.default() if not path.exists() else PriceTable.of(published_snapshot(home).prices())
 
 
 def published_snapshot(home: Path) -> Snapshot:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -141,6 +142,16 @@ class PriceAlias(msgspec.Struct, frozen=True):
     pattern: str
     target: str
     reference: bool = False
+
+
+class PriceList(NamedTuple):
+    """What a price table is made of, as a file or a snapshot says it; nobody has checked yet that it fits."""
+
+    rows: Sequence[PriceRow]
+    label: str
+    aliases: Sequence[PriceAlias]
+    origin: str = ""
+    """Where it was read, for errors."""
 
 
 def sorted_rows(rows: Iterable[PriceRow]) -> tuple[PriceRow, ...]:

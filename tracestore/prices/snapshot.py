@@ -16,8 +16,7 @@ import msgspec
 
 from bus.errors import ConfigurationError
 
-from .rows import ANY_TIER, PriceAlias, PriceRow
-from .table import PriceTable
+from .rows import ANY_TIER, PriceAlias, PriceList, PriceRow
 
 FORMAT = 1
 MOST_BYTES = 16 * 1024 * 1024
@@ -54,7 +53,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     aliases: tuple[tuple[str, str], ...] = ()
     left_out: dict[str, int] = {}
 
-    def table(self) -> PriceTable:
+    def prices(self) -> PriceList:
         """Its rows and aliases, as a reference, with local models free. Raises ConfigurationError."""
         try:
             rows = [
@@ -68,7 +67,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         aliases += [
             PriceAlias(pattern, model.id, reference=True) for model in self.models for pattern in model.also
         ]
-        return PriceTable([*rows, *_FREE], f"{self.source}, {self.date}", aliases=aliases)
+        return PriceList([*rows, *_FREE], f"{self.source}, {self.date}", aliases)
 
 
 _FREE = [
@@ -91,12 +90,6 @@ _FREE = [
 def shipped_snapshot() -> Snapshot:
     """The snapshot that comes with Callboard."""
     return read(SHIPPED)
-
-
-@cache
-def shipped() -> PriceTable:
-    """The table of the shipped snapshot."""
-    return shipped_snapshot().table()
 
 
 def read(path: Path) -> Snapshot:

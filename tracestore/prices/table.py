@@ -24,6 +24,7 @@ the cost is None, with the reason.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,6 +41,7 @@ from .rows import (
     NO_CACHE_RATE,
     US_PER_SECOND,
     PriceAlias,
+    PriceList,
     PriceRow,
     hash_of,
     sorted_rows,
@@ -80,6 +82,13 @@ class Explanation(msgspec.Struct, frozen=True):
     pico_usd: int | None
     cost: Cost
     rule: str = ""
+
+
+@cache
+def _shipped() -> PriceTable:
+    from .snapshot import shipped_snapshot
+
+    return PriceTable.of(shipped_snapshot().prices())
 
 
 class PriceTable:
@@ -127,7 +136,7 @@ class PriceTable:
         """All tables of a price file, oldest first. Raises ConfigurationError."""
         from .files import load
 
-        return load(Path(path))
+        return tuple(cls.of(each) for each in load(Path(path)))
 
     @classmethod
     def default(cls) -> PriceTable:
@@ -135,9 +144,17 @@ class PriceTable:
 
         It is read when it is first asked for, and kept.
         """
-        from .snapshot import shipped
+        return _shipped()
 
-        return shipped()
+    @classmethod
+    def of(cls, prices: PriceList) -> PriceTable:
+        """The table of these rows. Raises ConfigurationError if they contradict each other."""
+        try:
+            return cls(prices.rows, prices.label, aliases=prices.aliases)
+        except ConfigurationError as error:
+            if not prices.origin:
+                raise
+            raise ConfigurationError(f"{prices.origin}: {error}") from error
 
     def merged(self, overrides: PriceTable, label: str | None = None) -> PriceTable:
         """A table in which the rows of `overrides` replace all rows of the same models here.

@@ -8,7 +8,8 @@ from typing import Literal
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
-from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire_call import WireCall
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.settings import SharedOptions

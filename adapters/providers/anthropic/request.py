@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from adapters.contract import CallWarning, CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.refusals.demands import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import Loss, Target, ToolIdRule, fit_history

@@ -10,7 +10,7 @@ import msgspec
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.embeddings.gemini import GeminiEmbeddings
 from adapters.embeddings.http import EmbedsOverHttp
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images.http import MakesImagesOverHttp
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser

@@ -11,10 +11,10 @@ import msgspec
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.ollama import OllamaEmbeddings
-from adapters.http.adapter import WireCall, bearer
 from adapters.http.call import HttpCall
 from adapters.http.emulating import EmulatingAdapter
 from adapters.http.patience import patient
+from adapters.http.wire_call import WireCall, bearer
 from adapters.refusals.classify import read_error
 from adapters.replies.assembler import Assembler
 from adapters.requests.settings import SharedOptions, read_options

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.refusals.demands import check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json

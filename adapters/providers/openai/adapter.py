@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
-from adapters.http.adapter import WireCall, bearer
+from adapters.http.wire_call import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages, is_image_model
 from adapters.refusals.rate_limits import read_rate_limit

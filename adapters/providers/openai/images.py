@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
 from adapters.images.openai import OpenAIImages, read_usage
 from adapters.images.wire import ImageReply, from_base64, input_bytes

@@ -16,8 +16,8 @@ from adapters.contract import (
 )
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.openai import OpenAIEmbeddings
-from adapters.http.adapter import WireCall, bearer
 from adapters.http.emulating import EmulatingAdapter
+from adapters.http.wire_call import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
 from adapters.images.openai import OpenAIImages
 from adapters.refusals.rate_limits import read_rate_limit

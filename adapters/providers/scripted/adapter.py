@@ -27,8 +27,9 @@ from adapters.embeddings.contract import (
     EmbeddingResponse,
 )
 from adapters.health import AdapterHealth
-from adapters.http.adapter import HttpAdapter, WireCall
+from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
+from adapters.http.wire_call import WireCall
 from adapters.replies.assembler import Assembler
 from adapters.usage.estimate import estimate_tokens
 from bus.clock import SYSTEM_CLOCK, Clock

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
-from adapters.http.adapter import WireCall, bearer
 from adapters.http.emulating import EmulatingAdapter
+from adapters.http.wire_call import WireCall, bearer
 from adapters.refusals.classify import read_error
 from adapters.replies.assembler import Assembler
 from adapters.requests.settings import SharedOptions, read_options

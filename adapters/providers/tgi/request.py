@@ -7,7 +7,7 @@ server and means that nothing is sampled, which is said instead.
 from __future__ import annotations
 
 from adapters.contract import CallWarning, CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.refusals.demands import check_demands
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, fit_history

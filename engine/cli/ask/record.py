@@ -16,7 +16,7 @@ from adapters.cassettes.cassette import load_cassette
 from bus import CallboardError, ConfigurationError
 from bus.values.json import JsonObject
 from engine import Engine, ModelRegistry, Session, load_registry
-from engine.models.registry import AdapterEntry
+from engine.models.entries import AdapterEntry
 
 from ..common.harmless import note
 from ..common.output import json_text

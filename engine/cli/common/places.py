@@ -8,8 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import engine
-from engine.models.config import home_folder
+from engine.home import home_folder
 
 TRACE_NAME = "trace.db"
 DEMO_TRACE_NAME = "demo-trace.db"
@@ -35,7 +34,7 @@ def cassette(adapter: str) -> Path:
 
 
 def _shipped(in_checkout: str, in_wheel: str) -> Path:
-    home = Path(engine.__file__).parents[1]
+    home = Path(__file__).parents[3]
     return home / in_checkout if (home / "pyproject.toml").exists() else Path(__file__).parents[1] / in_wheel
 
 
@@ -43,7 +42,7 @@ def command_name() -> str:
     """How this command was called, for the next one."""
     called = Path(sys.argv[0])
     if called.name != "callboard":
-        return "python -m engine.cli"
+        return "python -m callboard"
     return called.name if shutil.which("callboard") == str(called) else short(called)
 
 

@@ -17,7 +17,8 @@ from adapters.providers.local.settings import choose_model
 from adapters.transport.transport import HttpxTransport
 from bus import SYSTEM_CLOCK, Clock, ConfigurationError
 from bus.values.json import Json
-from engine.models.registry import AdapterEntry, ModelEntry, ModelRegistry
+from engine.models.entries import AdapterEntry, ModelEntry
+from engine.models.registry import ModelRegistry
 
 from ..common.places import cassette
 

@@ -14,7 +14,7 @@ import msgspec
 from bus import ConfigurationError
 from engine import Check, Engine, HealthReport
 from engine.health import check_store, report_of, unreadable
-from engine.models.config import home_folder
+from engine.home import home_folder
 from tracestore import TraceStore
 from tracestore.sqlite.library import sqlite_version
 

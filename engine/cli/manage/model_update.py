@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC, datetime
 
 from bus.private_file import write_private
-from engine.models.config import home_folder
+from engine.home import home_folder
 from engine.models.known_models import (
     FILE_NAME,
     MOST_BYTES,

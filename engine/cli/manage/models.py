@@ -11,8 +11,9 @@ import msgspec
 
 from bus import SYSTEM_CLOCK, CallboardError, ConfigurationError
 from engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, list_models
+from engine.home import home_folder
 from engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
-from engine.models.config import home_folder, load_registry
+from engine.models.config import load_registry
 from engine.models.offered import configured_models
 from engine.models.published_prices import published_name
 from engine.routing.availability import AvailabilityTable

@@ -9,7 +9,8 @@ from pathlib import Path
 from bus import SYSTEM_CLOCK, ConfigurationError
 from bus.private_file import write_private
 from bus.values.usage import TokenUsage
-from engine.models.config import home_folder, load_registry
+from engine.home import home_folder
+from engine.models.config import load_registry
 from engine.models.published_prices import published_name
 from tracestore import PriceRow, PriceTable
 from tracestore.prices import snapshot as price_snapshot
@@ -158,7 +159,7 @@ def run_update(arguments: argparse.Namespace) -> int:
         return 0
     source: str = arguments.source
     snapshot = read_source(download(source, price_snapshot.MOST_BYTES), source)
-    before, after = published_table(home), snapshot.table()
+    before, after = published_table(home), PriceTable.of(snapshot.prices())
     for line in difference(before, after):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for reason, models in snapshot.left_out.items():

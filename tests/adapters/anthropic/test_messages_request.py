@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic.request import write_request
 from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NOT_EXECUTED
 from bus.errors import InvalidRequestError, UnsupportedToolChoiceError

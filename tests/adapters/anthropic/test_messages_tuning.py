@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic import AnthropicAdapter
 from adapters.providers.anthropic.data import find_model
 from adapters.providers.anthropic.request import write_request

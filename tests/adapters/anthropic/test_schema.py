@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.anthropic.request import write_request
 from adapters.providers.anthropic.schema import fit_schema
 from bus.errors import InvalidRequestError

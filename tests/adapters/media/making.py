@@ -9,7 +9,7 @@ import msgspec
 
 from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply, FakeTransport
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images import ImageRequest
 from adapters.images.http import MakesImagesOverHttp
 from adapters.videos import VideoRequest

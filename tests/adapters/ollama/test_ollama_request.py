@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.ollama.models import UNKNOWN, ModelFacts
 from adapters.providers.ollama.request import write_request
 from adapters.providers.ollama.window import Windows, window_size

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.providers.tgi.prompt import TEMPLATES, PromptTemplate, choose_template
 from adapters.providers.tgi.request import write_request
 from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError

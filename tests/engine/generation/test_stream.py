@@ -430,7 +430,7 @@ async def test_a_stream_that_is_closed_while_it_begins_is_cancelled() -> None:
     engine = Engine(models=registry(Say("never", pause=asyncio.Event().wait)), trace=False)
     result = engine.stream("s:m", "Hi")
     beginning = asyncio.create_task(result.response())
-    while engine.hosted is None:  # noqa: ASYNC110 (nothing tells it)
+    while engine._host.life is None:  # noqa: ASYNC110 (nothing tells it)
         await asyncio.sleep(0)
     await result.aclose()
     with pytest.raises(CancelledError):

@@ -69,7 +69,7 @@ def results(message: Message) -> list[tuple[str, bool]]:
 
 def asked(engine: Engine) -> list[list[tuple[str, bool]]]:
     """The results in the last request that the scripted adapter got."""
-    adapter: Any = engine.adapters["s"].ref.actor.adapter  # type: ignore[union-attr]
+    adapter: Any = engine._runtime.adapters["s"].ref.actor.adapter  # type: ignore[union-attr]
     return [results(message) for message in adapter.requests[-1].messages if message.role is Role.TOOL]
 
 

@@ -42,7 +42,7 @@ def results(message: Message) -> list[tuple[str, bool]]:
 
 def sent(engine: Engine) -> list[Any]:
     """The requests that the scripted adapter got."""
-    return engine.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
+    return engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
 
 
 def everything(folder: Path) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
 from adapters.images.wire import ImageReply, from_base64, input_bytes
 from adapters.requests.encoding import encode_json

@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from adapters.http.adapter import WireCall
+from adapters.http.wire_call import WireCall
 from adapters.images.sizes import ratio_of, read_size
 from adapters.images.wire import input_bytes
 from adapters.refusals.classify import error_without_status, read_error_value

@@ -1,0 +1,73 @@
+"""What the parts of an engine ask of its life on an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Protocol
+
+from bus import Cost, TaskHandle
+
+from ..conversation.reply import Reply
+from ..models.entries import AdapterEntry
+from .running_adapter import RunningAdapter
+
+
+class Startable(Protocol):
+    """A turn, as far as its host knows it."""
+
+    @property
+    def id(self) -> str: ...
+
+    def enter_queue(self) -> None:
+        """Take a place among the turns that wait. Raises SessionBusy."""
+
+    def leave_queue(self, error: BaseException) -> None:
+        """Give the place back: there is nobody to run this turn."""
+
+    async def run(self) -> Reply:
+        """The assistant's last message."""
+
+
+class Host(Protocol):
+    """An engine's life: it starts when it is first needed, runs turns and adapters, and ends in order."""
+
+    @property
+    def started(self) -> bool:
+        """Whether it lives on an event loop, or has lived there."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended; then it never starts again."""
+
+    def require_loop(self, instead: str = "") -> None:
+        """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""
+
+    async def start(self) -> None:
+        """Live, and be ready. Raises CallboardError, WrongLoop, StoreError."""
+
+    async def start_turn(self, turn: Startable) -> TaskHandle[Reply]:
+        """Run a turn in a task of its own. Raises SessionBusy, ActorStopped, and what `start` raises."""
+
+    async def admit(self) -> None:
+        """Return when a turn may begin. Raises AdmissionError."""
+
+    async def secure(self) -> None:
+        """Return when what was published survives the end of this process, as far as it can."""
+
+    async def flush(self) -> None:
+        """Return when everything published so far is committed to the trace. Raises StoreError."""
+
+    def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
+        """Run something beside the turns. Nothing happens before the start."""
+
+    async def show_costs(self, costs: Mapping[str, Cost]) -> None:
+        """Show these costs in the live histories, by the request_id of a call."""
+
+    async def start_adapter(self, entry: AdapterEntry) -> RunningAdapter:
+        """An adapter's actor at work. Raises what its start raised."""
+
+    async def revive_adapter(self, running: RunningAdapter) -> None:
+        """Start an actor afresh that had given up. Raises what its start raised."""
+
+    def retire(self, running: RunningAdapter) -> None:
+        """Stop an adapter when nobody uses it any more."""

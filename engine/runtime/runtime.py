@@ -1,0 +1,65 @@
+"""What the parts of one engine share: its clock, bus, streams, store, prices, adapters and sessions.
+
+The engine makes it, and every part takes it. It starts nothing and waits for nothing; what lives on an event loop
+is its `host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bus import Bus, Clock, StreamChannel
+from tracestore import Capture, PriceTable, TraceStore
+
+from ..middleware.chain import Chain
+from ..models.registry import ModelRegistry
+from ..pricing.pricing import Pricing
+from ..routing.availability import AvailabilityTable
+from ..sessions.open import OpenSessions
+from .adapter_pool import AdapterPool
+from .host import Host
+from .in_flight import InFlight
+from .limits import Limits, Timeouts
+
+
+class Runtime:
+    """The shared parts of one engine."""
+
+    registry: ModelRegistry
+    """The configuration in force; a reload puts another one in its place."""
+
+    def __init__(
+        self,
+        make_host: Callable[[Runtime], Host],
+        *,
+        clock: Clock,
+        registry: ModelRegistry,
+        store: TraceStore | None,
+        prices: PriceTable,
+        capture: Capture | None,
+        middleware: Chain,
+        limits: Limits,
+        timeouts: Timeouts,
+    ) -> None:
+        self.clock = clock
+        self.registry = registry
+        self.store = store
+        self.capture = capture
+        self.middleware = middleware
+        self.limits = limits
+        self.timeouts = timeouts
+        self.bus = Bus(clock=clock)
+        self.streams = StreamChannel(
+            clock=clock, retain_seconds=limits.retain_streams_seconds, max_bytes=limits.retain_streams_bytes
+        )
+        self.availability = AvailabilityTable()
+        self.in_flight = InFlight()
+        self.host = make_host(self)
+        self.adapters = AdapterPool(self.host, lambda: self.registry, clock)
+        self.sessions = OpenSessions(self.bus, store, self.host, captures=capture is not None)
+        self.pricing = Pricing(self.bus, store, clock, self.host, self.sessions.states, prices)
+
+    @property
+    def prices(self) -> PriceTable:
+        """The table in force for new calls."""
+        return self.pricing.prices

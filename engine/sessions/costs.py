@@ -1,0 +1,30 @@
+"""The current costs of a session's calls, and how its messages come to show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters import Message
+from bus import Cost
+from tracestore import CallFilter, TraceStore
+
+
+async def costs_of(store: TraceStore, session_id: str) -> dict[str, Cost]:
+    """The current costs of a session's calls, by request_id."""
+    rows = await store.calls(CallFilter(session_id=session_id), limit=None)
+    return {row.request_id: row.cost for row in rows if row.cost is not None}
+
+
+def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
+    """Replace the costs of a history's messages in place; how many changed. Messages themselves are frozen."""
+    changed = 0
+    for position, message in enumerate(history):
+        metadata = message.metadata
+        cost = costs.get(metadata.request_id or "") if metadata is not None else None
+        if metadata is not None and cost is not None and cost != metadata.cost:
+            priced = msgspec.structs.replace(metadata, cost=cost)
+            history[position] = msgspec.structs.replace(message, metadata=priced)
+            changed += 1
+    return changed

@@ -1,0 +1,44 @@
+"""What a session is made of besides its messages, as it is stored, and back."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus import SessionConfigured, SessionSetup
+from bus.values.json import Json
+
+from ..routing.choice import Model, ModelChoice
+from .state import SessionState
+
+
+def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
+    """What the store must know to make this session again, besides its messages."""
+    return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
+
+
+def setup_of(state: SessionState) -> SessionSetup:
+    """What a session is made of besides its messages."""
+    requires = state.requires
+    return SessionSetup(
+        model=_stored_model(state.model),
+        system_prompt=state.system_prompt,
+        tools=tuple(tool.definition for tool in state.tools),
+        fallback=None if state.fallback is None else tuple(state.fallback),
+        requires=None if requires is None else msgspec.to_builtins(requires),
+    )
+
+
+def _stored_model(model: Model) -> Json:
+    match model:
+        case str():
+            return model
+        case ModelChoice():
+            choice: Json = msgspec.to_builtins(model)
+            return choice
+        case _:
+            return list(model)
+
+
+def model_of(stored: Json) -> Model:
+    """A model as a session was given it, from a `SessionSetup`."""
+    return msgspec.convert(stored, str | tuple[str, ...] | ModelChoice)
