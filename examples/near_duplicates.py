@@ -15,8 +15,9 @@ import math
 import sys
 from collections.abc import Sequence
 
-from adapters.embeddings import Vector
-from engine import Engine
+from callboard.adapters.embeddings import Vector
+
+from callboard import Engine
 
 NOTES = (
     "The shop opens at nine and closes at six.",

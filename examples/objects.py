@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from engine import Engine, NoObjectGeneratedError
+from callboard import Engine, NoObjectGeneratedError
 
 ADA = "Ada is 36 years old and lives in London. Give her name, age and city as JSON."
 COLOURS = "Write a list of three colours."

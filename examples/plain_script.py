@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from engine import generate_sync, stream_sync
+from callboard import generate_sync, stream_sync
 
 
 def main(model: str = "local-chat") -> None:

@@ -12,9 +12,17 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from adapters import ToolAnnotations
-from bus import TextDelta, ToolProgress
-from engine import Approved, Denied, Engine, ToolContext, ToolError, tool
+from callboard import (
+    Approved,
+    Denied,
+    Engine,
+    TextDelta,
+    ToolAnnotations,
+    ToolContext,
+    ToolError,
+    ToolProgress,
+    tool,
+)
 
 
 class Folder:

@@ -13,7 +13,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from engine import Engine, VideoResult
+from callboard import Engine, VideoResult
 
 
 async def wait_for(engine: Engine, model: str, prompt: str, target: Path) -> None:

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tracestore.prices import snapshot as price_snapshot
 from tracestore.prices.source import convert
+from tracestore.prices.table import PriceTable
 
 
 def plain(value: object) -> object:
@@ -40,7 +41,7 @@ def main() -> None:
     from genai_prices.data import providers
 
     snapshot = convert(plain(providers), source=f"genai-prices {version('genai-prices')}", day=sys.argv[1])
-    snapshot.table()
+    PriceTable.of(snapshot.prices())
     price_snapshot.SHIPPED.write_bytes(price_snapshot.encode(snapshot))
     print(f"{len(snapshot.models)} models; left out: {snapshot.left_out}")
 

@@ -1,12 +1,13 @@
-"""What Parley's replies look like, for the conformance kit: `python -m adapters.conformance
+"""What Parley's replies look like, for the conformance kit: `python -m callboard.adapters.conformance
 examples.adding_a_provider.kit:PARLEY`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
-from bus.values.json import Json, JsonObject
+from callboard.adapters.conformance import CALLS, HttpKit, NotShown, arguments, halves
+
+from callboard import Json, JsonObject
 
 from .parley import ParleyAdapter
 

@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import msgspec
+from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire_call import WireCall
+from callboard.adapters.refusals.classify import build_error, read_error_value
+from callboard.adapters.replies.assembler import Assembler
+from callboard.adapters.replies.normaliser import SseNormaliser
+from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
 
-from adapters import (
+from callboard import (
     AdapterCapabilities,
+    AudioBlock,
     CallWarning,
     CanonicalRequest,
     CapabilityError,
+    DocumentBlock,
+    ImageBlock,
+    Json,
+    JsonObject,
     Message,
     OverloadedError,
     QuotaExceededError,
@@ -22,15 +33,9 @@ from adapters import (
     StopReason,
     TextBlock,
     TokenUsage,
+    ToolResultBlock,
     ToolUseBlock,
 )
-from adapters.http.adapter import HttpAdapter, WireCall
-from adapters.refusals.classify import build_error, read_error_value
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import SseNormaliser
-from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock, ToolResultBlock
-from bus.values.json import Json, JsonObject
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
 STOPS = {"done": StopReason.END_TURN, "asks": StopReason.TOOL_USE, "limit": StopReason.MAX_TOKENS}
