@@ -1,4 +1,4 @@
-"""Connections kept alive, and what is known of one that breaks: httpcore's pool, with connections of our own.
+"""Connections kept alive, and what is known of one that breaks: httpcore's connections, in a pool of our own.
 
 On asyncio they have sockets of our own, see `sockets`; on trio httpcore's.
 """
@@ -6,8 +6,8 @@ On asyncio they have sockets of our own, see `sockets`; on trio httpcore's.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING, Protocol, cast
 
 import anyio
 import httpcore
@@ -31,8 +31,11 @@ class AgedConnectionError(httpcore.NetworkError):
     """
 
 
-class ConnectionPool(httpcore.AsyncConnectionPool):
-    """A pool without a limit for connections at once.
+class ConnectionPool:
+    """Connections to any number of servers: as many at once as there are requests, and some kept for later.
+
+    httpcore's own pool makes requests wait in a queue for a connection, which here none ever does. That takes
+    three cancel scopes and two walks over all requests and connections for every request: a twentieth of a call.
 
     context: None if it is never for https. idle: so many connections are kept for later. public_only: to public
     addresses alone, see `public_addresses`.
@@ -41,18 +44,96 @@ class ConnectionPool(httpcore.AsyncConnectionPool):
     def __init__(self, context: ssl.SSLContext | None, idle: int, *, public_only: bool = False) -> None:
         self._context = context
         self._public_only = public_only
-        super().__init__(
-            ssl_context=context,
-            max_connections=None,
-            max_keepalive_connections=idle,
-            keepalive_expiry=KEPT_SECONDS,
-        )
+        self._most_idle = idle
+        self._idle: list[_Connection] = []  # the one that was used last is the last
+        self._busy: set[_Connection] = set()
 
-    def create_connection(self, origin: httpcore.Origin) -> _Connection:
+    @property
+    def connections(self) -> list[_Connection]:
+        """All that are open, or being opened."""
+        return [*self._busy, *self._idle]
+
+    async def handle_async_request(self, request: httpcore.Request) -> httpcore.Response:
+        """Send a request. Its connection is in use until the response is closed. Raises as httpcore does."""
+        connection = await self._pick(request.url.origin)
+        self._busy.add(connection)
+        try:
+            response = await connection.handle_async_request(request)
+        except BaseException:
+            await self.take_back(connection)
+            raise
+        response.stream = _Body(response.stream, self, connection)
+        return response
+
+    async def take_back(self, connection: _Connection) -> None:
+        """Keep a connection whose response is closed, if it can be used again."""
+        self._busy.discard(connection)
+        if connection.is_closed():
+            return
+        if not connection.is_idle():  # whoever was about to close it was cancelled
+            await _close([connection])
+            return
+        self._idle.append(connection)
+        if len(self._idle) > self._most_idle:
+            await _close([self._idle.pop(0)])
+
+    async def aclose(self) -> None:
+        """Close all connections, also those in use."""
+        connections = self.connections
+        self._idle, self._busy = [], set()
+        await _close(connections)
+
+    async def _pick(self, origin: httpcore.Origin) -> _Connection:
+        """The connection that was used last, or a new one."""
+        expired = [connection for connection in self._idle if connection.has_expired()]
+        if expired:
+            self._idle = [connection for connection in self._idle if connection not in expired]
+            await _close(expired)
+        for at in range(len(self._idle) - 1, -1, -1):
+            if self._idle[at].can_handle_request(origin):
+                return self._idle.pop(at)
+        return self._new(origin)
+
+    def _new(self, origin: httpcore.Origin) -> _Connection:
         line = Line()
         kind = _AsyncioConnection if on_asyncio() else _Connection
         sockets = AsyncioSockets(line) if on_asyncio() else _WatchedSockets(line)
         return kind(origin, self._context, line, PublicSockets(sockets) if self._public_only else sockets)
+
+
+async def _close(connections: Iterable[_Connection]) -> None:
+    with anyio.CancelScope(shield=True):
+        for connection in connections:
+            await connection.aclose()
+
+
+class _Body:
+    """The body of a response, whose connection goes back when it is closed."""
+
+    def __init__(self, stream: object, pool: ConnectionPool, connection: _Connection) -> None:
+        self._stream = cast("_Stream", stream)
+        self._pool = pool
+        self._connection = connection
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return aiter(self._stream)
+
+    async def aclose(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            await self._stream.aclose()
+        finally:
+            await self._pool.take_back(self._connection)
+
+
+class _Stream(Protocol):
+    """The body of a response of httpcore's."""
+
+    def __aiter__(self) -> AsyncIterator[bytes]: ...
+    async def aclose(self) -> None: ...
 
 
 class _Connection(httpcore.AsyncHTTPConnection):

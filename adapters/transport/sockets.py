@@ -147,8 +147,10 @@ class AsyncioStream(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     async def aclose(self) -> None:
         self._transport.close()
-        await asyncio.sleep(0)  # in which it may say good-bye, if nothing is left to be sent
-        self._transport.abort()
+        try:
+            await asyncio.sleep(0)  # in which it may say good-bye, if nothing is left to be sent
+        finally:
+            self._transport.abort()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None

@@ -1,9 +1,9 @@
 """HTTP, for all providers: bytes out, bytes in, and every failure as an AdapterError.
 
-Requests go to httpcore's connection pools, on which httpx itself stands: what a client adds above them (cookies,
-redirects, authentication, defaults to be merged) is of no use here and costs as much as the request itself. Where
-the environment names proxies there is a whole httpx client, which knows which of them is for whom. Addresses,
-certificates and compressed bodies are httpx's everywhere.
+Requests go over httpcore's connections, on which httpx itself stands, in pools of our own: what a client adds
+above them (cookies, redirects, authentication, defaults to be merged) is of no use here and costs as much as the
+request itself. Where the environment names proxies there is a whole httpx client, which knows which of them is for
+whom. Addresses, certificates and compressed bodies are httpx's everywhere.
 
 A transport knows no endpoint. Time limits other than the connection's are the caller's, who scopes each read.
 """
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     import httpcore
     import httpx
+
+    from .connections import ConnectionPool
 
 CALLS_PER_CLIENT = 16
 """One connection pool serves this many calls at once; httpcore's bookkeeping is quadratic in its connections."""
@@ -151,9 +153,7 @@ async def close_reply(reply: HttpReply) -> None:
 class _Client:
     """A connection pool and how many calls use it now. single_use: it is closed with its one reply."""
 
-    def __init__(
-        self, pool: httpx.AsyncClient | httpcore.AsyncConnectionPool, *, single_use: bool = False
-    ) -> None:
+    def __init__(self, pool: httpx.AsyncClient | ConnectionPool, *, single_use: bool = False) -> None:
         self.pool = pool
         self.calls = 0
         self.single_use = single_use
@@ -262,7 +262,7 @@ class HttpxTransport:
     async def _send_to_pool(
         self,
         home: _Client,
-        pool: httpcore.AsyncConnectionPool,
+        pool: ConnectionPool,
         request: HttpRequest,
         address: _Address,
         timeouts: dict[str, dict[str, float]],
@@ -288,9 +288,7 @@ class HttpxTransport:
         clients.append(home)
         return home
 
-    def _open_client(
-        self, kind: _Kind, *, public_only: bool = False
-    ) -> httpx.AsyncClient | httpcore.AsyncConnectionPool:
+    def _open_client(self, kind: _Kind, *, public_only: bool = False) -> httpx.AsyncClient | ConnectionPool:
         from urllib.request import getproxies
 
         import httpx

@@ -277,10 +277,13 @@ async def test_a_warm_connection_waits_for_no_lock(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(kind, "acquire", counted)
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    async with server, ConnectionPool(None, 5) as pool:
+    pool = ConnectionPool(None, 5)
+    async with server:
         for expected in (True, False, False):
             waits.clear()
-            reply = await pool.request("GET", url)
-            assert reply.content == b"ok"
+            reply = await pool.handle_async_request(httpcore.Request("GET", url, headers={"Host": "a"}))
+            assert await reply.aread() == b"ok"
+            await reply.aclose()
             assert bool(waits) is expected
         assert len(pool.connections) == 1
+        await pool.aclose()
