@@ -47,8 +47,10 @@ def check_demands(request: CanonicalRequest, capabilities: AdapterCapabilities |
 
 def _lacks(request: CanonicalRequest, capabilities: AdapterCapabilities) -> Iterator[str]:
     for message in current_turn(request.messages):
-        yield from media_lacks(message, capabilities)
-        if any(is_empty(block) for block in message.content if isinstance(block, MEDIA)):
+        media = [block for block in message.content if isinstance(block, MEDIA)]
+        if media:
+            yield from media_lacks(message, capabilities)
+        if any(map(is_empty, media)):
             yield "can't be shown media without content"
     if request.tools and not capabilities.supports_tools:
         yield "can't call tools"

@@ -277,7 +277,8 @@ class HttpxTransport:
                 request.method, address.url, headers=headers, content=request.body, extensions=timeouts
             )
         )
-        return _Reply(response.status, response.headers, response.stream, response, home)
+        body = cast("_Closable", response.stream)  # closing it is what closing the response comes to
+        return _Reply(response.status, response.headers, body, body, home)
 
     def _pick(self, kind: _Kind) -> _Client:
         clients = self._clients.setdefault(kind, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from .entries import AdapterEntry, ModelEntry
@@ -35,12 +36,17 @@ def published_provider(adapter: AdapterEntry) -> str | None:
 
 
 def _known_server(adapter: AdapterEntry) -> str | None:
-    from adapters.providers.openai_compatible.quirks.servers import QUIRKS, quirks_name
-
     quirks = adapter.config.options.get("quirks") if adapter.type == "openai_compatible" else None
     base = quirks.get("base") if isinstance(quirks, dict) else quirks
-    url = adapter.config.base_url
-    if isinstance(base, str) and base in QUIRKS:
+    return _server(base if isinstance(base, str) else None, adapter.config.base_url)
+
+
+@lru_cache(maxsize=256)
+def _server(base: str | None, url: str | None) -> str | None:
+    """By the name of its quirks, or else by its address."""
+    from adapters.providers.openai_compatible.quirks.servers import QUIRKS, quirks_name
+
+    if base in QUIRKS:
         name = base
     elif url is not None:
         name = quirks_name(url if urlsplit(url).scheme else f"https://{url}")

@@ -7,7 +7,7 @@ from typing import Protocol
 import anyio
 
 from bus import AdmissionError
-from tracestore import StoreState, WriterStatistics
+from tracestore import WriterStatistics
 
 from .limits import Limits
 
@@ -17,8 +17,6 @@ _LOOK_EVERY_SECONDS = 0.01
 class Writer(Protocol):
     """What admission looks at: a `WriterCore`."""
 
-    @property
-    def state(self) -> StoreState: ...
     def statistics(self) -> WriterStatistics: ...
 
 
@@ -38,14 +36,18 @@ class Admission:
 
     async def admit(self, writer: Writer) -> None:
         """Return once the writer is not too far behind. Raises AdmissionError."""
-        limits, began = self._limits, anyio.current_time()
+        if not self._queue.locked() and self._open(writer.statistics()):
+            return
+        began = anyio.current_time()
         async with self._queue:
-            while writer.state == "ok":
-                behind = writer.statistics()
-                if behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes:
-                    return
+            while not self._open(behind := writer.statistics()):
                 self._refuse_without_progress(behind, began)
                 await anyio.sleep(_LOOK_EVERY_SECONDS)
+
+    def _open(self, behind: WriterStatistics) -> bool:
+        limits = self._limits
+        near = behind.waiting <= limits.admit_events and behind.waiting_bytes <= limits.admit_bytes
+        return near or behind.state != "ok"
 
     def _refuse_without_progress(self, behind: WriterStatistics, began: float) -> None:
         limits, now = self._limits, anyio.current_time()

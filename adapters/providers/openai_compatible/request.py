@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CallWarning, CanonicalRequest
-from adapters.refusals.demands import check_demands
+from adapters.refusals.demands import MEDIA, check_demands
 from adapters.requests.effort import nearest_effort
 from adapters.requests.encoding import encode_json
 from adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
@@ -31,7 +31,6 @@ from adapters.requests.text import current_turn
 from adapters.schemas.strict import StrictSchema
 from adapters.schemas.strict_mode import plain_schema, strict_reply, strict_tool
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
 
@@ -117,7 +116,7 @@ class _Builder:
         check_demands(self.request, self.capabilities, self.provider)
         for message in current_turn(self.request.messages):
             for block in message.content:
-                if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
+                if isinstance(block, MEDIA):
                     reason = refusal(block, self.quirks)
                     if reason is not None:
                         raise CapabilityError(f"{self.provider}: {reason}")

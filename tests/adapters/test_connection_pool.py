@@ -1,0 +1,156 @@
+"""The pool of connections: which one a request gets, and which are kept."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+import httpcore
+import pytest
+from anyio.abc import SocketAttribute, SocketStream
+
+from adapters.transport.connections import ConnectionPool
+
+pytestmark = pytest.mark.anyio
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+class Server:
+    """Says ok to all that comes. url: where. opened: connections so far. silent: it says nothing more.
+
+    last: it closes each connection after a reply. asked: set with the first request.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.opened = 0
+        self.silent = False
+        self.last = False
+        self.asked = anyio.Event()
+
+    async def serve(self, stream: SocketStream) -> None:
+        self.opened += 1
+        async with stream:
+            try:
+                while await stream.receive():
+                    self.asked.set()
+                    if self.silent:
+                        await anyio.sleep_forever()
+                    await stream.send(OK)
+                    if self.last:
+                        return
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                pass
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    server = Server()
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
+        server.url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/"
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(listener.serve, server.serve)
+            yield server
+            tasks.cancel_scope.cancel()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving() as made:
+        yield made
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ConnectionPool]:
+    made = ConnectionPool(None, 2)
+    yield made
+    await made.aclose()
+
+
+async def begin(pool: ConnectionPool, server: Server) -> httpcore.Response:
+    return await pool.handle_async_request(httpcore.Request("GET", server.url, headers={"Host": "a"}))
+
+
+async def whole(pool: ConnectionPool, server: Server) -> bytes:
+    reply = await begin(pool, server)
+    body = await reply.aread()
+    await reply.aclose()
+    return body
+
+
+async def test_requests_one_after_another_share_a_connection(pool: ConnectionPool, server: Server) -> None:
+    """As long as the server keeps it open."""
+    for _ in range(5):
+        assert await whole(pool, server) == b"ok"
+    assert server.opened == len(pool.connections) == 1
+
+
+async def test_requests_at_once_wait_for_nobody_and_few_connections_are_kept(
+    pool: ConnectionPool, server: Server
+) -> None:
+    """Each has a connection of its own; afterwards only so many stay as the pool keeps."""
+    replies = [await begin(pool, server) for _ in range(4)]
+    assert server.opened == len(pool.connections) == 4
+    for reply in replies:
+        assert await reply.aread() == b"ok"
+        await reply.aclose()
+        await reply.aclose()
+    assert len(pool.connections) == 2
+
+
+async def test_a_connection_that_the_server_closed_is_not_used_again(pool: ConnectionPool, server: Server) -> None:
+    """It is seen to have ended before the next request goes."""
+    server.last = True
+    assert await whole(pool, server) == b"ok"
+    with anyio.fail_after(10):
+        while not pool.connections[0].has_expired():  # its end has not come yet
+            await anyio.lowlevel.checkpoint()
+    assert await whole(pool, server) == b"ok"
+    assert server.opened == 2
+    assert len(pool.connections) == 1
+
+
+async def test_a_reply_that_is_not_read_takes_its_connection_along(pool: ConnectionPool, server: Server) -> None:
+    """What is left in it would be taken for the next reply."""
+    await (await begin(pool, server)).aclose()
+    assert pool.connections == []
+    assert await whole(pool, server) == b"ok"
+
+
+async def test_a_cancelled_request_leaves_no_connection(pool: ConnectionPool, server: Server) -> None:
+    """Neither where it was sent already nor where it was still connecting."""
+    with anyio.move_on_after(0):
+        await begin(pool, server)
+    assert pool.connections == []
+    server.silent = True
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin, pool, server)
+        await server.asked.wait()
+        tasks.cancel_scope.cancel()
+    assert pool.connections == []
+
+
+async def test_servers_are_told_apart(pool: ConnectionPool, server: Server) -> None:
+    """A connection is used for nobody but the server that it leads to."""
+    async with serving() as other:
+        for _ in range(2):
+            await whole(pool, server)
+            await whole(pool, other)
+        assert (server.opened, other.opened) == (1, 1)
+
+
+async def test_closing_takes_connections_in_use_along(pool: ConnectionPool, server: Server) -> None:
+    """Whoever still reads from one is told."""
+    reply = await begin(pool, server)
+    await pool.aclose()
+    assert pool.connections == []
+    await reply.aclose()
+    assert pool.connections == []
