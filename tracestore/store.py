@@ -352,8 +352,7 @@ class TraceStore:
 
     async def journal_mode(self) -> str:
         """``wal``, unless the file is where there can be none, such as on a network share."""
-        ((mode,),) = await self._database.read("PRAGMA journal_mode")
-        return str(mode)
+        return await self._database.journal_mode()
 
     # -- Upkeep
 

@@ -17,6 +17,7 @@ import pytest
 from bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
 from engine import Engine
 from tests.engine.engines import registry
+from tests.support.disks import attempt_mount
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tracestore import PriceTable, TraceStore, WriterOptions
@@ -107,13 +108,6 @@ def remove_database(path: Path) -> None:
 def remove_locks(path: Path) -> None:
     for each in path.parent.glob(f"{path.name}.run-*"):
         each.unlink()
-
-
-def attempt_mount(*arguments: str) -> bool:
-    try:
-        return subprocess.run(["mount", *arguments], capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ What it guarantees, and how:
   another process has it, the thread is free for readers, and the event loop asks again.
 * **The interpreter always ends.** aiosqlite's thread is no daemon: a connection left open would keep the process
   alive for ever. One daemon thread per process waits for the main thread to end and stops what is still open.
+* **A file at rest is read where nothing can be written,** as on read-only media. SQLite is told then that it never
+  changes; if somebody begins to write it all the same, reading ends in an error and never in something false.
 * **The file is its owner's alone** (0600, in a 0700 folder if we make it), never reached through a symlink, and
   never touched unless it is ours.
 
@@ -34,7 +36,7 @@ from bus.log import Log
 
 from .at_exit import stop_at_exit
 from .errors import translated
-from .files import FileLock, create_private, refuse_foreign, refuse_missing
+from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
 from .insert import SqlValue
 from .library import BUSY_TIMEOUT_MS, needs_file_lock, uri
 from .statements import Row, Statements, Unstorable
@@ -74,6 +76,7 @@ class Database:
         self._connection: aiosqlite.Connection | None = None
         self._file_lock: FileLock | None = None
         self._file: tuple[int, int] | None = None
+        self.at_rest = False  # read as a file that never changes
 
     @property
     def is_open(self) -> bool:
@@ -106,8 +109,9 @@ class Database:
 
         if not self.readonly:
             self._file_lock = FileLock(self.path) if needs_file_lock() else None
+        self.at_rest = self.readonly and is_at_rest(self.path)
         connection = aiosqlite.connect(
-            uri(self.path, "ro" if self.readonly else "rw"),
+            uri(self.path, "ro" if self.readonly else "rw", immutable=self.at_rest),
             uri=True,
             isolation_level=None,
             factory=connection_type(),
@@ -166,6 +170,13 @@ class Database:
         """All rows of one statement that writes nothing."""
         with translated(self.path):
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
+
+    async def journal_mode(self) -> str:
+        """As SQLite names it. At rest it doesn't look, so the file's header is asked."""
+        if self.at_rest:
+            return "wal" if is_made_for_log(self.path) else "delete"
+        ((mode,),) = await self.read("PRAGMA journal_mode")
+        return str(mode)
 
     async def quick_check(self, seconds: float) -> list[str]:
         """What SQLite finds wrong with the file. Raises TimeoutError when it could not finish in time."""
@@ -275,6 +286,8 @@ class Database:
     def _open_connection(self) -> aiosqlite.Connection:
         if self._connection is None:
             raise StoreError(f"{self.path} is not open: call open() first")
+        if self.at_rest and has_log(self.path):
+            raise StoreUnavailable(f"{self.path} is being written since it was opened; open it anew to read on")
         return self._connection
 
 

@@ -13,6 +13,7 @@ import anyio
 from bus.errors import StoreError, StoreUnavailable
 
 _MAGIC = b"SQLite format 3\0"
+_LOG_FORMAT_AT = 18
 _LOCK_TIMEOUT_SECONDS = 10.0
 
 
@@ -37,6 +38,38 @@ def refuse_irregular(path: Path) -> None:
         raise StoreError(f"{path} is a symbolic link; give the path of the trace file itself")
     if not stat.S_ISREG(mode):
         raise StoreError(f"{path} is not a regular file; give the path of a trace file")
+
+
+def is_at_rest(path: Path) -> bool:
+    """Whether a file was closed by its writer, and lies where nothing can be made beside it: on read-only media.
+
+    SQLite needs a file of shared memory to read what has a write-ahead log; such a file has none, and needs none.
+    Raises StoreUnavailable if a log of its own was left beside it.
+    """
+    if os.access(path.parent, os.W_OK) or path.with_name(path.name + "-shm").exists():
+        return False
+    if has_log(path):
+        raise StoreUnavailable(
+            f"{path} was not closed by its writer, and its folder can't be written: copy the file and "
+            f"{path.name}-wal to where they can, and read them there",
+            reopen=False,
+        )
+    return True
+
+
+def has_log(path: Path) -> bool:
+    """Whether there is something in the write-ahead log beside a database: a process writes it, or died of it."""
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size > 0
+    except OSError:
+        return False
+
+
+def is_made_for_log(path: Path) -> bool:
+    """Whether a database says in its header that it has a write-ahead log while it is open."""
+    with open(path, "rb") as file:
+        head = file.read(_LOG_FORMAT_AT + 1)
+    return head[_LOG_FORMAT_AT:] == b"\2"
 
 
 def refuse_foreign(path: Path) -> None:

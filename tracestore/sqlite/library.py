@@ -10,9 +10,9 @@ BUSY_TIMEOUT_MS = 5_000
 """How long SQLite itself waits for a lock that another connection holds."""
 
 
-def uri(path: Path, mode: Literal["ro", "rw"]) -> str:
-    """A file that exists, to be opened with ``uri=True``."""
-    return f"file:{quote(str(path.absolute()))}?mode={mode}"
+def uri(path: Path, mode: Literal["ro", "rw"], *, immutable: bool = False) -> str:
+    """A file that exists, to be opened with ``uri=True``. immutable: nobody writes it, so nothing is beside it."""
+    return f"file:{quote(str(path.absolute()))}?mode={mode}{'&immutable=1' if immutable else ''}"
 
 
 def sqlite_version() -> str:

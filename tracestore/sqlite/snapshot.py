@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bus.errors import StoreError
 
 from .library import BUSY_TIMEOUT_MS, uri
 
+if TYPE_CHECKING:
+    import sqlite3
 
-def copy_snapshot(source: Path, target: Path, step_pages: int, told: Callable[[int, int], object]) -> None:
+
+def copy_snapshot(
+    source: Path, target: Path, step_pages: int, told: Callable[[int, int], object], *, immutable: bool = False
+) -> None:
     """Copy a database as it is at this moment into a file that exists and is empty. Blocks; call it in a thread.
 
     Holds one read transaction from beginning to end: writers go on, and nothing they do makes it begin again.
-    told: pages copied and pages in all, after each step; what it raises ends the copy. Raises StoreError.
+    told: pages copied and pages in all, after each step; what it raises ends the copy. immutable: as for `uri`.
+    Raises StoreError.
     """
     import sqlite3
 
@@ -24,8 +31,8 @@ def copy_snapshot(source: Path, target: Path, step_pages: int, told: Callable[[i
 
     try:
         with (
-            contextlib.closing(sqlite3.connect(uri(source, "ro"), uri=True, isolation_level=None)) as original,
-            contextlib.closing(sqlite3.connect(uri(target, "rw"), uri=True, isolation_level=None)) as copy,
+            contextlib.closing(_connected(uri(source, "ro", immutable=immutable))) as original,
+            contextlib.closing(_connected(uri(target, "rw"))) as copy,
         ):
             original.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
             original.execute("BEGIN")
@@ -34,3 +41,9 @@ def copy_snapshot(source: Path, target: Path, step_pages: int, told: Callable[[i
             original.execute("ROLLBACK")
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{source} could not be copied to {target}: {error}") from error
+
+
+def _connected(to: str) -> sqlite3.Connection:
+    import sqlite3
+
+    return sqlite3.connect(to, uri=True, isolation_level=None)

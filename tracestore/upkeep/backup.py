@@ -16,7 +16,7 @@ import anyio.to_thread
 from bus.errors import StoreError
 from bus.private_file import UnfinishedFile
 
-from ..sqlite.files import refuse_missing
+from ..sqlite.files import is_at_rest, refuse_missing
 from ..sqlite.snapshot import copy_snapshot
 
 _PAGES_AT_ONCE = 1000
@@ -44,7 +44,7 @@ def _copy(source: Path, target: Path, told: Callable[[int, int], object]) -> Non
         raise StoreError(f"{target} is there already; a backup overwrites nothing, give another path")
     unfinished = UnfinishedFile(target)
     try:
-        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told)
+        copy_snapshot(source, unfinished.path, _PAGES_AT_ONCE, told, immutable=is_at_rest(source))
         if os.path.lexists(target):
             raise StoreError(f"{target} has appeared meanwhile; give another path")
         unfinished.keep()
