@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bus import Cost, CostSource, Message, MessageMetadata, Role, StopReason, TokenUsage, UsageSource
+from engine.calls.events import NOT_KNOWN
+from engine.cli.common.money import replies_text
+
 from .running import call, read_until, start
 
 
@@ -84,7 +88,36 @@ def test_a_reply_cannot_steer_the_terminal(talkative: Path) -> None:
 def test_the_cost_of_a_chat_is_told(talkative: Path) -> None:
     """Replies without a price are counted, not taken as free."""
     done = call("chat", home=talkative, said="hello\nagain\n/cost\n")
-    assert "$0 so far, 2 replies unpriced" in done.stderr
+    assert "unpriced for 2 replies" in done.stderr
+
+
+KNOWN = Cost(1_250_000, CostSource.COMPUTED)
+UNPRICED = Cost(None, CostSource.UNPRICED)
+REPORTED = TokenUsage(10, 5)
+ESTIMATED = TokenUsage(10, 5, source=UsageSource.ESTIMATED)
+
+
+@pytest.mark.parametrize(
+    ("replies", "said"),
+    [
+        ([], "$0 for 0 replies"),
+        ([(REPORTED, KNOWN)], "$0.001250000 for 1 reply"),
+        ([(REPORTED, KNOWN), (REPORTED, UNPRICED)], "$0.001250000 + 1 unpriced for 2 replies"),
+        ([(REPORTED, KNOWN), (TokenUsage(), NOT_KNOWN)], "$0.001250000 + 1 unknown for 2 replies"),
+        ([(REPORTED, KNOWN), (ESTIMATED, KNOWN)], "$0.002500000 for 2 replies, 1 counted by estimate"),
+        ([(TokenUsage(), NOT_KNOWN)], "unknown for 1 reply"),
+        ([(REPORTED, UNPRICED), (TokenUsage(), NOT_KNOWN)], "$0 + 1 unpriced + 1 unknown for 2 replies"),
+    ],
+)
+def test_what_is_in_no_amount_is_said_beside_it(replies: list[tuple[TokenUsage, Cost]], said: str) -> None:
+    """A reply without a price, one that broke off before its usage was known, and one that was estimated."""
+    history = [Message.user("Hi")]
+    for usage, cost in replies:
+        metadata = MessageMetadata(
+            provider="p", model="p:m", usage=usage, cost=cost, stop_reason=StopReason.END_TURN
+        )
+        history.append(Message(Role.ASSISTANT, "Hello", metadata=metadata))
+    assert replies_text(history) == said
 
 
 def test_the_calls_of_a_chat_are_in_the_trace_file(talkative: Path) -> None:

@@ -22,7 +22,7 @@ from engine import Engine, ModelRegistry, Reply, Session, TurnStream, load_regis
 from engine.routing.choice import in_words
 
 from ..common.harmless import note, say
-from ..common.money import cost_text, usd
+from ..common.money import cost_text, replies_text
 from ..common.places import command_name
 from ..common.screen import Screen, complain, make_console
 from ..look.events import plural, seconds
@@ -177,7 +177,7 @@ class Chat:
             case "model", _:
                 self._swap(argument)
             case "cost", "":
-                self._say(self._cost())
+                self._say(replies_text(self._session.messages))
             case "help", _:
                 self._say(HELP)
             case _:
@@ -201,13 +201,6 @@ class Chat:
             names = ", ".join(model.aliases)
             note = f"needs {key}" if key else names
             self._say(f"{'*' if model.id == current else ' '} {model.id:<32} {note}".rstrip())
-
-    def _cost(self) -> str:
-        costs = [message.metadata.cost for message in self._session.messages if message.metadata is not None]
-        known = sum(cost.nano_usd for cost in costs if cost.nano_usd is not None)
-        unpriced = sum(cost.nano_usd is None for cost in costs)
-        note = f", {plural(unpriced, 'reply')} unpriced".replace("replys", "replies") if unpriced else ""
-        return f"{usd(known)} so far{note}"
 
     def _reply(self, text: str) -> None:
         label = f"{in_words(self._session.model)}> " if self._at_terminal else ""

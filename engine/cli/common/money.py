@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
+from functools import reduce
+from operator import add
 
-from bus import Cost
+from bus import Cost, Message, MessageMetadata
 from bus.values.cost_sum import CostSum
+from engine.calls.events import NOT_KNOWN
 
 NANO = 1_000_000_000
 
@@ -77,3 +81,17 @@ def beside(total: CostSum) -> list[str]:
     """How many calls are in no amount, and why."""
     kinds = ((total.unpriced, "unpriced"), (total.unknown, "unknown"))
     return [f"{count:,} {kind}" for count, kind in kinds if count]
+
+
+def replies_text(history: Iterable[Message]) -> str:
+    """What the replies of a conversation cost, and how far that is known."""
+    costs = [_cost_of(message.metadata) for message in history if message.metadata is not None]
+    total = reduce(add, costs, CostSum())
+    replies = "1 reply" if total.calls == 1 else f"{total.calls:,} replies"
+    estimated = f", {total.estimated:,} counted by estimate" if total.estimated else ""
+    return f"{sum_text(total)} for {replies}{estimated}"
+
+
+def _cost_of(reply: MessageMetadata) -> CostSum:
+    unknown = reply.cost == NOT_KNOWN
+    return CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
