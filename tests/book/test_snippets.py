@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import builtins
 import json
 import os
 import re
@@ -181,26 +179,17 @@ def test_files_that_a_page_writes_are_used_there() -> None:
                 assert f"python {block.title}" in text, f"{page}: nothing runs {block.title}"
 
 
-@pytest.mark.parametrize("block", [block for block in blocks(DOCS / "index.md") if block.language == "python"])
-def test_each_program_of_the_first_page_stands_alone(block: Block) -> None:
-    """It names nothing that only an earlier program on the page has imported or made."""
-    tree = ast.parse(block.code)
-    named = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    assert named <= {*dir(builtins), *_defined(tree)}
+STANDING_ALONE = [
+    pytest.param(page, block, id=f"{Path(page).name}:{block.line}")
+    for page in (README, "index.md")
+    for block in blocks(DOCS / page)
+    if is_inline(block)
+]
 
 
-def _defined(tree: ast.AST) -> set[str]:
-    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import() | ast.ImportFrom():
-                found.update(alias.asname or alias.name.partition(".")[0] for alias in node.names)
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found.add(node.name)
-            case ast.arg():
-                found.add(node.arg)
-            case ast.ExceptHandler(name=str() as name):
-                found.add(name)
-            case _:
-                pass
-    return found
+@pytest.mark.parametrize(("page", "block"), STANDING_ALONE)
+def test_each_program_of_the_first_pages_runs_alone(page: str, block: Block, folder: Path) -> None:
+    """As a file of its own, on scripted models: nothing is there but what it imports and makes itself."""
+    write_scripted_models(page, folder)
+    (folder / "program.py").write_text(block.code)
+    assert run(folder, "python", "program.py").strip()
