@@ -227,11 +227,13 @@ class HttpxTransport:
 
         That goes over a connection of its own, because the pool may hold several that are just as dead.
         """
-        from .connections import AgedConnectionError
-
         try:
             return await self._send_on(self._pick(kind), request)
-        except AgedConnectionError:
+        except Exception as error:
+            from .connections import AgedConnectionError  # by now it is loaded
+
+            if not isinstance(error, AgedConnectionError):
+                raise
             if request.on_resend is not None:
                 request.on_resend()
         return await self._send_on(_Client(self._open_client(kind), single_use=True), request)

@@ -72,17 +72,15 @@ def open_container(history: FittedHistory) -> str | None:
 
     None once the user has spoken: nothing waits any more, and a container that has expired would be refused.
     """
-    found: str | None = None
-    if not _opaque_blocks(history.messages):
-        return None
-    for message in history.messages:
-        if message.role is Role.USER:
-            found = None
-        for block in message.content:
+    for message in reversed(history.messages):
+        for block in reversed(message.content):
             if isinstance(block, OpaqueBlock) and block.kind == CONTAINER:
                 container_id = block.provider_raw.data.get("id")
-                found = container_id if isinstance(container_id, str) else found
-    return found
+                if isinstance(container_id, str):
+                    return container_id
+        if message.role is Role.USER:
+            break
+    return None
 
 
 class _Writer:
