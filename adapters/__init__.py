@@ -81,6 +81,8 @@ if TYPE_CHECKING:
     from .embeddings.bedrock import BedrockAdapter
     from .embeddings.cohere import CohereAdapter
     from .embeddings.voyage import VoyageAdapter
+    from .http.again import retry
+    from .http.retry import retry_delay
     from .providers.anthropic import AnthropicAdapter
     from .providers.gemini import GeminiAdapter
     from .providers.local import LocalAdapter
@@ -93,6 +95,8 @@ else:
     __getattr__, __dir__ = later(
         __name__,
         {
+            ".http.again": ("retry",),
+            ".http.retry": ("retry_delay",),
             ".providers.anthropic": ("AnthropicAdapter",),
             ".embeddings.bedrock": ("BedrockAdapter",),
             ".embeddings.cohere": ("CohereAdapter",),
@@ -185,4 +189,6 @@ __all__ = [
     "UsageSource",
     "VoyageAdapter",
     "create_adapter",
+    "retry",
+    "retry_delay",
 ]

@@ -34,7 +34,10 @@ def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:
 def retry_delay(
     error: AdapterError, retry: int, max_retries: int, policy: RetryPolicy, random: float
 ) -> float | None:
-    """Seconds to wait before trying again after this error, or None if it must be raised."""
+    """Seconds to wait before trying again after this error, or None if it must be raised.
+
+    retry: its number, from 0. max_retries: how many there may be. random: in [0, 1).
+    """
     if not error.retryable or retry >= max_retries:
         return None
     hint = error.retry_after_seconds
