@@ -282,6 +282,20 @@ async def test_writing_captured_events_again_changes_nothing(store: TraceStore, 
     assert await store.saved_session("s") == first
 
 
+async def test_what_was_said_first_never_overwrites_what_was_said_later(store: TraceStore, make: Maker) -> None:
+    """Of two messages at one place, or two setups, the later one of a run stays, in whatever order they come."""
+    other = msgspec.structs.replace(SETUP, model="opus")
+    begun = captured(configured(make), *appended(make, CONVERSATION))
+    first = captured(configured(make, history=2), *appended(make, [Message.user("First")], first=1))
+    later = captured(configured(make, history=2, setup=other), *appended(make, [Message.user("Later")], first=1))
+    for batch in (begun, later, first):
+        await store.write(batch)
+    saved = await store.saved_session("s")
+    assert saved is not None
+    assert saved.setup == other
+    assert [message.text for message in saved.messages] == ["What is this?", "Later"]
+
+
 async def test_a_new_session_of_the_same_name_replaces_the_old_one(store: TraceStore, make: Maker) -> None:
     """What stood in the old one, and comes late or once more, does not come back."""
     old = captured(configured(make), *appended(make, [*CONVERSATION, *CONVERSATION]))
