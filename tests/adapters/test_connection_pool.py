@@ -26,7 +26,8 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 class Server:
     """Says ok to all that comes. url: where. opened: connections so far. silent: it says nothing more.
 
-    last: it closes each connection after a reply. asked: set with the first request.
+    last: it closes each connection after a reply. asked: set with the first request. more: what it says of itself
+    on each connection, once it has replied and `speak` is set.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,8 @@ class Server:
         self.silent = False
         self.last = False
         self.asked = anyio.Event()
+        self.more = b""
+        self.speak = anyio.Event()
 
     async def serve(self, stream: SocketStream) -> None:
         self.opened += 1
@@ -47,6 +50,9 @@ class Server:
                     await stream.send(OK)
                     if self.last:
                         return
+                    if self.more:
+                        await self.speak.wait()
+                        await stream.send(self.more)
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 pass
 
@@ -112,6 +118,24 @@ async def test_a_connection_that_the_server_closed_is_not_used_again(pool: Conne
     assert await whole(pool, server) == b"ok"
     with anyio.fail_after(10):
         while not pool.connections[0].has_expired():  # its end has not come yet
+            await anyio.lowlevel.checkpoint()
+    assert await whole(pool, server) == b"ok"
+    assert server.opened == 2
+    assert len(pool.connections) == 1
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n", OK, b"x"])
+async def test_a_connection_on_which_something_came_unasked_is_not_used_again(
+    pool: ConnectionPool, server: Server, more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be taken for the reply to the next request, though the connection is still open."""
+    monkeypatch.setattr("adapters.transport.connections.KEPT_SECONDS", 3600.0)
+    server.more = more
+    assert await whole(pool, server) == b"ok"
+    assert not pool.connections[0].has_expired()
+    server.speak.set()
+    with anyio.fail_after(10):
+        while not pool.connections[0].has_expired():  # it has not come yet
             await anyio.lowlevel.checkpoint()
     assert await whole(pool, server) == b"ok"
     assert server.opened == 2

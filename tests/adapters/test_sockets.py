@@ -169,6 +169,28 @@ async def test_an_end_that_comes_between_two_requests_is_seen_before_the_next_on
         assert await stream.read(10) == b""
 
 
+async def test_what_comes_between_two_requests_is_seen_before_the_next_one() -> None:
+    """Though the server goes on: as with a time-out that it reports, or a reply to nothing."""
+
+    async def say_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(10))
+        writer.write(await reader.read(10))
+        await reader.read(10)
+
+    async with connected(say_more) as stream:
+        assert isinstance(stream, AsyncioStream)
+        await stream.write(b"hello")
+        assert await stream.read(10) == b"hello"
+        assert not stream.get_extra_info("is_readable")
+        stream._line.heard = False
+        await stream.write(b"more")
+        stream._uncork()
+        with anyio.fail_after(10):
+            while not stream._line.heard:  # noqa: ASYNC110 (the loop tells nobody)
+                await asyncio.sleep(0)
+        assert stream.get_extra_info("is_readable")
+
+
 async def test_a_reset_connection_is_a_read_error() -> None:
     async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(10)
