@@ -28,6 +28,7 @@ from adapters.transport.transport import (
     HttpReply,
     HttpRequest,
     HttpxTransport,
+    exchange,
     read_body,
     read_error_body,
 )
@@ -183,6 +184,36 @@ async def test_a_second_drop_is_an_error(how: str) -> None:
         assert raised.value.retryable
         assert [number for number, _, _ in server.requests] == [0, 0, 1]
         assert told == ["resent"]
+
+
+async def test_what_must_not_arrive_twice_is_sent_once() -> None:
+    """Though a connection is kept on which it might be sent again: it has one of its own, and keeps none."""
+
+    async def script(connection: Connection) -> None:
+        body = await connection.request()
+        if body == b"lost":
+            raise anyio.EndOfStream
+        await connection.reply(body)
+
+    told: list[str] = []
+
+    def once(body: bytes) -> HttpRequest:
+        asked = post(server.url, body)
+        return msgspec.structs.replace(asked, once=True, on_resend=lambda: told.append("resent"))
+
+    async with serving(script) as server, transport() as via:
+        assert await talk(via, server.url, b"kept") == b"kept"
+        assert (await exchange(via, once(b"served")))[1] == b"served"
+        with pytest.raises(NetworkError):
+            await via.send(once(b"lost"))
+        assert await talk(via, server.url, b"kept") == b"kept"
+        assert [(number, body) for number, _, body in server.requests] == [
+            (0, b"kept"),
+            (1, b"served"),
+            (2, b"lost"),
+            (0, b"kept"),
+        ]
+        assert told == []
 
 
 @pytest.mark.parametrize("said", [b"H", b"HTTP/1.1 200 OK\r\ncontent-le"])
