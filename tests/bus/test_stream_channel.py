@@ -34,6 +34,7 @@ from bus import (
     UnknownStream,
 )
 from bus.streams.fold import coalesce, fold, weigh
+from bus.streams.log import FOLD_ABOVE_BYTES
 from tests.support.virtual_time import FakeClock, run_virtual
 
 pytestmark = pytest.mark.anyio
@@ -339,6 +340,28 @@ async def test_a_huge_stream_folds_and_a_reader_behind_is_reset() -> None:
     assert quick.statistics().resets == 0
     assert taken + len(await read(quick)) == log.next_seq
     assert slow.seq == quick.seq == log.next_seq - 1
+
+
+@pytest.mark.parametrize("at_once", [1, 300])
+def test_a_stream_is_folded_at_its_bound_and_not_before(at_once: int) -> None:
+    """Whether events come singly or several at once; half of what the bound allows then stays whole."""
+    log: StreamLog[TurnEvent] = StreamLog("s")
+    delta = TextDelta("x" * 1000, 0, "m")
+    slack = (512 + at_once) * weigh(delta)  # between two weighings
+    folds, before = 0, 0
+    while log.next_seq * weigh(delta) < 4 * FOLD_ABOVE_BYTES:
+        if at_once == 1:
+            log.append(delta)
+        else:
+            log.extend([delta] * at_once)
+        whole = (log.next_seq - log.first_seq) * weigh(delta)
+        assert whole <= FOLD_ABOVE_BYTES + slack
+        if log.first_seq > before:
+            folds, before = folds + 1, log.first_seq
+            assert FOLD_ABOVE_BYTES // 2 - weigh(delta) <= whole <= FOLD_ABOVE_BYTES // 2
+        elif not folds:
+            assert log.snapshot == ()
+    assert folds == 6
 
 
 async def test_a_finished_stream_is_kept_whole_and_then_folded() -> None:
