@@ -103,6 +103,34 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
         assert anyio.current_time() == pytest.approx(5)
 
 
+@pytest.mark.parametrize("how", ["out of time", "cancelled"])
+async def test_a_call_that_ends_while_it_waits_for_a_slot_leaves_the_slots_alone(how: str) -> None:
+    """It has none to give back; whoever has the slot keeps it, and afterwards there is one, as before."""
+    models = registry(Say("one", pause=lambda: wait(10)), *[Say("more", pause=lambda: wait(10))] * 2)
+    async with Engine(models=models, trace=False, limits=Limits(calls_per_provider=1)) as engine:
+
+        def slots() -> tuple[int, int]:
+            (provider,) = engine.statistics().providers
+            return provider.in_flight, provider.waiting
+
+        first, waiting = engine.session("s:m"), engine.session("s:m")
+        async with first.stream("Hello") as served, waiting.stream("Hello", timeout_seconds=3) as late:
+            await anyio.sleep(1)
+            assert slots() == (1, 1)
+            if how == "cancelled":
+                await late.cancel()
+            with pytest.raises(RequestTimeoutError if how == "out of time" else CancelledError):
+                await late.message()
+            assert slots() == (1, 0)
+            assert (await served.message()).text == "one"
+        assert slots() == (0, 0)
+        async with first.stream("Again") as served, waiting.stream("Again") as late:
+            await anyio.sleep(1)
+            assert slots() == (1, 1)
+            await served.message()
+            await late.message()
+
+
 async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
     """Out of time, the model reads so."""
 
