@@ -12,18 +12,17 @@ import msgspec
 from callboard.adapters.http.adapter import HttpAdapter
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.refusals.classify import build_error, read_error_value
+from callboard.adapters.refusals.demands import check_demands
 from callboard.adapters.replies.assembler import Assembler
 from callboard.adapters.replies.normaliser import SseNormaliser
 from callboard.adapters.requests.history import FittedHistory, Target, ToolIdRule, fit_history
+from callboard.adapters.requests.host_options import merge_options
+from callboard.adapters.requests.settings import own_options
 
 from callboard import (
     AdapterCapabilities,
-    AudioBlock,
     CallWarning,
     CanonicalRequest,
-    CapabilityError,
-    DocumentBlock,
-    ImageBlock,
     Json,
     JsonObject,
     Message,
@@ -138,7 +137,7 @@ class ParleyAdapter(HttpAdapter):
         understand(Event("close", why=reply.why, tokens=reply.tokens), assembler)
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        refuse_what_it_can_not_do(request)
+        check_demands(request, self.capabilities, self.name)
         ids = ToolIdRule(max_length=40)
         history = fit_history(request, Target(provider=self.name, tool_ids=ids, accepts_images=False))
         history.log()
@@ -157,18 +156,11 @@ class ParleyAdapter(HttpAdapter):
             ]
         if request.tool_choice is not None:
             body["choice"] = request.tool_choice.tool_name or request.tool_choice.mode
+        for options in own_options(request, "parley", self.name):
+            merge_options(body, options, protected={"model", "live"})
         dropped = [name for name in ("temperature", "top_p", "seed") if getattr(request, name) is not None]
         warnings = [CallWarning("parameter_dropped", f"{name} was not sent: Parley has none") for name in dropped]
         return WireCall("/v1/parley", msgspec.json.encode(body), {}, (*history.warnings, *warnings))
-
-
-def refuse_what_it_can_not_do(request: CanonicalRequest) -> None:
-    """What the newest message itself asks for must be possible; older ones are fitted by `fit_history`."""
-    if request.output_schema is not None:
-        raise CapabilityError("parley has no structured output")
-    for block in request.messages[-1].content if request.messages else ():
-        if isinstance(block, ImageBlock | AudioBlock | DocumentBlock):
-            raise CapabilityError("parley takes text only")
 
 
 def write_turn(message: Message, history: FittedHistory) -> JsonObject:

@@ -208,6 +208,29 @@ class ForgetsTheSystemText(ParleyAdapter):
         return super().write_request(msgspec.structs.replace(request, system_prompt=None), stream=stream)
 
 
+class DropsTheHostsField(ParleyAdapter):
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        return super().write_request(msgspec.structs.replace(request, provider_options={}), stream=stream)
+
+
+class HostsFieldsOnly(ParleyAdapter):
+    """What the host says stands in place of what the adapter says."""
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        wire = super().write_request(msgspec.structs.replace(request, provider_options={}), stream=stream)
+        body = {**msgspec.json.decode(wire.body), **request.provider_options.get(self.name, {})}  # type: ignore[dict-item]
+        return msgspec.structs.replace(wire, body=msgspec.json.encode(body))
+
+
+class HostSaysHow(HostsFieldsOnly):
+    """The same, of what the reading of the reply depends on."""
+
+
+class TakesAnyEffort(ParleyAdapter):
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        return super().write_request(msgspec.structs.replace(request, reasoning_effort=None), stream=stream)
+
+
 class CountsTwice(ParleyAdapter):
     def response_of(self, *given: object) -> CanonicalResponse:
         response = super().response_of(*given)  # type: ignore[arg-type]
@@ -250,6 +273,10 @@ BROKEN: Mapping[type[ParleyAdapter], str] = {
     IgnoresImages: "capabilities_declared_false_are_refused_or_told",
     NewIds: "a_providers_ids_come_back_to_it",
     ForgetsTheSystemText: "the_system_text_is_sent",
+    DropsTheHostsField: "a_hosts_own_field_joins_or_is_named",
+    HostsFieldsOnly: "a_hosts_tools_join_or_are_named",
+    HostSaysHow: "who_answers_and_how_is_not_the_hosts_to_say",
+    TakesAnyEffort: "an_unknown_reasoning_effort_is_refused",
     CountsTwice: "usage_is_what_the_provider_said",
     HealthRaises: "lifecycle_hooks_are_optional",
     NoTimeouts: "time_limits_hold",

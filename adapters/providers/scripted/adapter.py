@@ -30,11 +30,11 @@ from adapters.health import AdapterHealth
 from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
 from adapters.http.wire_call import WireCall
+from adapters.refusals.demands import check_demands
 from adapters.replies.assembler import Assembler
 from adapters.usage.estimate import estimate_tokens
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import CapabilityError, ConfigurationError, InvalidRequestError
-from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
+from bus.errors import ConfigurationError, InvalidRequestError
 from bus.values.usage import TokenUsage
 
 from .playing import ScriptedNormaliser, ScriptedTransport, read_lines
@@ -138,28 +138,8 @@ class ScriptedAdapter(HttpAdapter):
     # -- what HttpAdapter asks
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        if (lack := self._lack(request)) is not None:
-            raise CapabilityError(f"{self.name}: {lack} is declared false, and the request asks for it")
+        check_demands(request, self.capabilities, self.name)
         return WireCall("", request.request_id.encode())
-
-    def _lack(self, request: CanonicalRequest) -> str | None:
-        """The first capability that the request needs and the script does not declare."""
-        can = self.capabilities
-        if request.tools and not can.supports_tools:
-            return "supports_tools"
-        if request.output_schema is not None and not can.supports_structured_output:
-            return "supports_structured_output"
-        for block in request.messages[-1].content if request.messages else ():
-            match block:
-                case ImageBlock() if not can.supports_images:
-                    return "supports_images"
-                case AudioBlock() if not can.supports_audio:
-                    return "supports_audio"
-                case DocumentBlock() if not can.supports_documents:
-                    return "supports_documents"
-                case _:
-                    pass
-        return None
 
     def read_reply(self, body: bytes, assembler: Assembler) -> None:
         read_lines(body, assembler)
