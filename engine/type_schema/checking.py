@@ -69,7 +69,10 @@ def _known(schema: JsonObject) -> _Known:
         text = msgspec.json.encode(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise SchemaError(f"a JSON Schema consists of JSON values only: {error}") from error
-    return _remembered(text)
+    try:
+        return _remembered(text)
+    except RecursionError:
+        raise SchemaError("not a JSON Schema: it is nested too deeply to be read") from None
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,6 +83,9 @@ def _remembered(schema: bytes) -> _Known:
     from referencing import Registry
 
     read = _with_own_patterns(msgspec.json.decode(schema, type=JsonObject))
+    if not isinstance(dialect := read.get("$schema", ""), str):  # validator_for would fail on it
+        where = json_path(("$schema",))
+        raise SchemaError(f"not a JSON Schema: {where}: {_shortened(repr(dialect))} is not of type 'string'")
     kind = validator_for(read, default=Draft202012Validator)
     try:
         kind.check_schema(read)

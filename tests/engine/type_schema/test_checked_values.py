@@ -1,0 +1,173 @@
+"""What the check of values accepts, and what it says of the rest: the words that models and hosts read.
+
+Whatever library does the checking, these hold. A replacement of it is measured against this table first.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import pytest
+
+from bus.values.json import Json, JsonObject
+from engine.type_schema import SchemaError, check, check_schema
+
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+TREE: JsonObject = {
+    "$ref": "#/$defs/tree",
+    "$defs": {"tree": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+}
+
+ACCEPTED: dict[str, tuple[JsonObject, Json]] = {
+    "a whole float is an integer": ({"type": "integer"}, 1.0),
+    "an integer of any size": ({"type": "integer", "maximum": 10**30}, 10**30),
+    "more digits than Python writes": ({"type": "integer"}, 10**5000),
+    "NaN is a number": ({"type": "number"}, math.nan),
+    "infinity is a number": ({"type": "number"}, math.inf),
+    "1 equals 1.0 in an enum": ({"enum": [1]}, 1.0),
+    "1 and true are different items": ({"uniqueItems": True}, [1, True]),
+    "half a surrogate pair is a text": ({"type": "string"}, "\ud800"),
+    "half a surrogate pair in a pattern's text": ({"pattern": "b"}, "\ud800b"),
+    "half a surrogate pair in a key": ({"type": "object"}, {"\ud800": 1}),
+    "a character outside the basic plane counts once": ({"maxLength": 1}, "𝔘"),
+    "a pattern is searched for": ({"pattern": "b"}, "abc"),
+    "digits of any script": ({"pattern": r"^\d$"}, "٣"),
+    "a pattern that Python can't read": ({"pattern": r"^\p{L}$"}, "1"),
+    "a pattern that nobody can read": ({"pattern": "("}, "x"),
+    "such a pattern of properties": ({"patternProperties": {"(": {"type": "integer"}}}, {"(": "x"}),
+    "formats are not checked": ({"type": "string", "format": "date"}, "x"),
+    "nor in older dialects": ({"$schema": DRAFT_7, "format": "date"}, "x"),
+    "nor is what a text encodes": ({"$schema": DRAFT_7, "contentEncoding": "base64"}, "!!"),
+    "a missing definition that isn't needed": ({"properties": {"a": {"$ref": "#/$defs/x"}}}, {}),
+    "nesting within reason": (TREE, [[[[]]]]),
+    "an unknown keyword": ({"type": "string", "x-own": 3}, "a"),
+}
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_a_value_is_accepted(name: str) -> None:
+    """What is no fault, though another checker might think so."""
+    schema, value = ACCEPTED[name]
+    check(value, schema)
+
+
+REFUSED: list[tuple[JsonObject, Json, str]] = [
+    ({"type": "integer"}, True, "$: True is not of type 'integer'"),
+    ({"type": "integer"}, math.nan, "$: nan is not of type 'integer'"),
+    ({"type": "string"}, None, "$: None is not of type 'string'"),
+    ({"type": "string", "nullable": True}, None, "$: None is not of type 'string'"),
+    ({"type": ["string", "null"]}, 1, "$: 1 is not of type 'string', 'null'"),
+    ({"enum": ["a", None, True, 1.5]}, 3, "$: 3 is not one of ['a', None, True, 1.5]"),
+    ({"enum": [False]}, 0, "$: 0 is not one of [False]"),
+    ({"const": 1}, True, "$: 1 was expected"),
+    ({"const": 10**30}, 10**30 + 1, f"$: {10**30} was expected"),
+    ({"const": {"a": [1]}}, 3, "$: {'a': [1]} was expected"),
+    ({"maximum": 2**53}, 2**53 + 1, f"$: {2**53 + 1} is greater than the maximum of {2**53}"),
+    ({"maximum": 5}, math.inf, "$: inf is greater than the maximum of 5"),
+    ({"minimum": 0}, -(10**40), f"$: {-(10**40)} is less than the minimum of 0"),
+    ({"exclusiveMaximum": 3}, 3, "$: 3 is greater than or equal to the maximum of 3"),
+    ({"exclusiveMinimum": 3.5}, 3, "$: 3 is less than or equal to the minimum of 3.5"),
+    ({"multipleOf": 3}, 10**30, f"$: {10**30} is not a multiple of 3"),
+    ({"minLength": 2}, "a", "$: 'a' is too short"),
+    ({"minLength": 1}, "", "$: '' should be non-empty"),
+    ({"maxLength": 1}, "\ud800a", "$: '\\ud800a' is too long"),
+    ({"pattern": "^[A-Z]$"}, "a", "$: 'a' does not match '^[A-Z]$'"),
+    ({"minItems": 1}, [], "$: [] should be non-empty"),
+    ({"maxItems": 1}, [1, 2], "$: [1, 2] is too long"),
+    ({"maxItems": 0}, [1], "$: [1] is expected to be empty"),
+    ({"uniqueItems": True}, [1, 1.0], "$: [1, 1.0] has non-unique elements"),
+    ({"contains": {"type": "integer"}}, [], "$: [] does not contain items matching the given schema"),
+    ({"minProperties": 1}, {}, "$: {} should be non-empty"),
+    ({"required": ["a", "b"]}, {}, "$: 'a' is a required property; $: 'b' is a required property"),
+    ({"dependentRequired": {"a": ["b"]}}, {"a": 1}, "$: 'b' is a dependency of 'a'"),
+    (
+        {"properties": {"a": {}}, "additionalProperties": False},
+        {"x": 1, "y": 1},
+        "$: Additional properties are not allowed ('x', 'y' were unexpected)",
+    ),
+    ({"properties": {"a": False}}, {"a": 1}, "$: False schema does not allow 1"),
+    ({"propertyNames": {"maxLength": 1}}, {"abc": 1}, "$: 'abc' is too long"),
+    ({"not": {"type": "integer"}}, 1, "$: 1 should not be valid under {'type': 'integer'}"),
+    ({"if": {"type": "integer"}, "then": {"minimum": 5}}, 1, "$: 1 is less than the minimum of 5"),
+    ({"properties": {"full name": {"type": "null"}}}, {"full name": 1}, "$['full name']: 1 is not of type 'null'"),
+]
+
+
+@pytest.mark.parametrize(("schema", "value", "said"), REFUSED, ids=lambda part: str(part)[:40])
+def test_a_fault_is_told_in_these_words(schema: JsonObject, value: Json, said: str) -> None:
+    """Each keyword's own, with the value as Python writes it."""
+    with pytest.raises(ValueError) as refused:
+        check(value, schema)
+    assert str(refused.value) == said
+
+
+OBJECT_OR: list[Json] = [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "null"}]
+
+
+def test_of_alternatives_the_nearest_one_is_told() -> None:
+    """A model can mend that; "under none of the schemas" says nothing to it."""
+    for keyword in ("anyOf", "oneOf"):
+        with pytest.raises(ValueError) as refused:
+            check({"a": "x"}, {keyword: OBJECT_OR})
+        assert str(refused.value) == "$.a: 'x' is not of type 'integer'"
+
+
+def test_faults_come_in_the_order_of_the_schema() -> None:
+    """Not in one of the library's own."""
+    schema: JsonObject = {"properties": {"b": {"type": "null"}, "a": {"type": "null"}}, "required": ["c"]}
+    with pytest.raises(ValueError) as refused:
+        check({"a": 1, "b": 2}, schema)
+    assert str(refused.value) == (
+        "$.b: 2 is not of type 'null'; $.a: 1 is not of type 'null'; $: 'c' is a required property"
+    )
+
+
+def _nested(depth: int) -> Json:
+    return functools.reduce(lambda inner, _: [inner], range(depth), [])
+
+
+def test_values_without_an_end_are_faults_and_no_crash() -> None:
+    """However deep: the process goes on, which a stack that overflows in machine code would end."""
+    endless: list[Json] = []
+    endless.append(endless)
+    for value in (_nested(100_000), endless):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            check(value, TREE)
+
+
+def test_a_schema_that_only_refers_to_itself_is_a_fault() -> None:
+    """It would be asked for ever."""
+    for schema in ({"$ref": "#"}, {"allOf": [{"$ref": "#"}]}):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            check(1, schema)
+
+
+@pytest.mark.parametrize(
+    "reference", ["http://127.0.0.1:9/x.json", "file:///etc/hosts", "ftp://127.0.0.1:9/x", "other.json"]
+)
+def test_no_reference_is_fetched(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither from the network nor from a disk."""
+
+    def fetched(*_: object, **__: object) -> None:
+        raise AssertionError("something was fetched")
+
+    monkeypatch.setattr("urllib.request.urlopen", fetched)
+    monkeypatch.setattr("socket.socket.connect", fetched)
+    with pytest.raises(SchemaError, match=r"which is not in it; put it into \$defs"):
+        check(1, {"$ref": reference})
+
+
+@pytest.mark.parametrize("dialect", [3, None, ["a"], {}])
+def test_a_dialect_that_is_no_text_makes_the_schema_wrong(dialect: Json) -> None:
+    """The schema is told to be wrong, as for any other keyword."""
+    with pytest.raises(SchemaError, match=r"not a JSON Schema: \$\['\$schema'\]: .* is not of type 'string'"):
+        check_schema({"$schema": dialect})
+
+
+def test_a_schema_that_is_nested_too_deeply_is_wrong_and_no_crash() -> None:
+    """One that is too deep for the encoder, and one that is too deep for the reader."""
+    for depth in (400, 5000):
+        schema: JsonObject = functools.reduce(lambda inner, _: {"items": inner}, range(depth), {"type": "integer"})
+        with pytest.raises(SchemaError):
+            check_schema(schema)
