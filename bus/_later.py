@@ -1,4 +1,5 @@
-"""Names of a package that are imported when somebody asks for them, so that a host pays only for what it uses.
+"""Names of a package that are imported when somebody asks for them, so that a host pays only for the parts it
+uses.
 
 In the package's ``__init__.py``, where type checkers read the imports and the interpreter the table:
 
@@ -18,7 +19,12 @@ from importlib import import_module
 def later(
     package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """A package's `__getattr__` and `__dir__` (PEP 562). homes: by module, relative to the package, its names."""
+    """A package's `__getattr__` and `__dir__` (PEP 562).
+
+    Args:
+        package: The package's name.
+        homes: The names that each module defines. A module is named relative to the package.
+    """
     home_of = {name: home for home, names in homes.items() for name in names}
 
     def get(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Which library runs this task, and what to wait on there."""
+"""The library that runs this task, asyncio or trio, and the signal to wait for there."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def on_asyncio() -> bool:
 
 
 class Signal(Protocol):
-    """What tasks wait for until another one sets it, once and for all."""
+    """A flag that tasks wait for until another task sets it, once and for all."""
 
     def set(self) -> None: ...
     async def wait(self) -> object: ...
 
 
 def new_signal() -> Signal:
-    """Not set. To be made by the task that waits.
+    """A signal that is not set. The task that waits must make it.
 
-    On asyncio it is asyncio's own event: what anyio's puts around that costs 2 µs for every wait, and each call
-    and each token that comes alone is waited for a few times.
+    On asyncio it is asyncio's own event. The event of anyio costs 2 µs more for every wait, and each call and each
+    token that comes alone is waited for a few times.
     """
     return asyncio.Event() if on_asyncio() else anyio.Event()

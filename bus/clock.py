@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """What the runtime may ask of the outside world besides I/O."""
+    """The outside world besides I/O, as far as the runtime may ask for it."""
 
     def now_us(self) -> int:
-        """Microseconds since the Unix epoch, UTC."""
+        """The wall time in microseconds since the Unix epoch, UTC."""
         ...
 
     def monotonic_ns(self) -> int:
-        """Nanoseconds of a clock that never goes back; only differences mean anything."""
+        """The time in nanoseconds of a clock that never goes back; only differences mean anything."""
         ...
 
     def new_id(self, prefix: str) -> str:
-        """A new identifier ``<prefix>_<ulid>``: unique, and sortable by the time it was made."""
+        """A new identifier ``<prefix>_<ulid>``. It is unique, and sortable by the time at which it was made."""
         ...
 
     def random(self) -> float:
@@ -34,7 +34,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The real one."""
+    """The real clock."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1000

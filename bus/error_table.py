@@ -24,12 +24,17 @@ class ErrorRow(msgspec.Struct, frozen=True):
     """One exception that a call may raise."""
 
     kind: type[errors.AdapterError]
+    """The exception."""
     error_class: ErrorClass
+    """Its error class."""
     retried: Retried
+    """Whether an adapter retries it by itself."""
     hint: Hint
+    """The source of the wait before a retry, in place of the schedule."""
     counts: Counts
+    """The part of the provider against which the failure counts."""
     seen: str
-    """By what it is recognised."""
+    """The signs by which it is recognised."""
 
 
 _E: Final = ErrorClass

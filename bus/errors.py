@@ -48,9 +48,10 @@ if TYPE_CHECKING:
 
 
 class CallboardError(Exception):
-    """The root of all our exceptions. turn: which it ended, with what that had brought; None outside of one."""
+    """The root of all our exceptions."""
 
     turn: TurnSoFar | None = None
+    """The turn that the exception ended, with everything that the turn had brought; None outside of a turn."""
 
 
 class ConfigurationError(CallboardError):
@@ -75,9 +76,10 @@ class StoreError(CallboardError):
 
 class StoreUnavailable(StoreError):
     """A trace file can't be used now: no room, no right, locked, damaged, gone. It may be tried again later.
-    message: the text.
 
-    reopen: by then, the file has to be opened anew.
+    Args:
+        message: The text.
+        reopen: Whether the file has to be opened again before the next try.
     """
 
     def __init__(self, message: str, *, reopen: bool = True) -> None:
@@ -106,19 +108,20 @@ class TaskCancelled(CallboardError):
 
 
 class SupervisorEscalated(CallboardError):
-    """A supervisor stopped everything below it, because a child could not be kept alive. `reason` says which."""
+    """A supervisor stopped everything below it, because a child could not be kept alive."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+        """The child that could not be kept alive, and why, in words."""
 
 
 class UnknownStream(CallboardError, LookupError):
-    """There is no log of that stream: it was never opened, or its time is over. The text says what to do."""
+    """No log of that stream exists: it was never opened, or its time is over. The text says what to do."""
 
 
 class ErrorClass(StrEnum):
-    """The closed set that routing and analytics rely on."""
+    """The closed set of error classes that routing and analytics rely on."""
 
     RATE_LIMIT = "rate_limit"
     AUTH = "auth"
@@ -131,22 +134,28 @@ class ErrorClass(StrEnum):
 
 
 class AdapterError(CallboardError):
-    """A call failed. Each class has its `error_class`, and says by `default_retryable` whether it is passing.
+    """A call failed.
 
-    message: for people; never holds a key. provider: the adapter's name. provider_message: the provider's own
-    words, or else the message. provider_status: the HTTP status, if there was one. provider_code: the provider's
-    own type or code. provider_param: the part of the request that it complains of, if it names one.
-    retryable: the failure is of a passing kind; whoever gets it may try again later. None takes the class's word.
-    retry_after_seconds: the provider's hint, if it gave one.
-    request_id: ours. provider_request_id: the provider's, for its support.
-    content, usage: what had arrived when the call failed, and what it had used; usage is None if nothing is known
-    of that. cost: of that usage; set by the engine, None where an adapter is used alone.
+    An exception of a turn has `turn` as well, see `Session.send`.
 
-    What a turn raises has `turn` as well, see `Session.send`.
+    Args:
+        message: The text for people; it never holds a key.
+        provider: The adapter's name.
+        provider_status: The HTTP status, if there was one.
+        provider_code: The provider's own type or code.
+        provider_message: The provider's own words, or else the message.
+        provider_param: The part of the request that the provider complains of, if it names one.
+        retryable: Whether the failure is of a passing kind, so that the caller may try again later. None takes the
+            class's word.
+        retry_after_seconds: The provider's hint how long to wait, in seconds, if it gave one.
+        request_id: Our id of the request.
+        provider_request_id: The provider's id of the request, for its support.
     """
 
     error_class: ClassVar[ErrorClass] = ErrorClass.OTHER
+    """The class of the error, for routing and analytics."""
     default_retryable: ClassVar[bool] = False
+    """Whether a failure of this class is of a passing kind."""
 
     def __init__(
         self,
@@ -173,8 +182,11 @@ class AdapterError(CallboardError):
         self.request_id = request_id
         self.provider_request_id = provider_request_id
         self.content: tuple[ContentBlock, ...] = ()
+        """The content that had arrived when the call failed."""
         self.usage: TokenUsage | None = None
+        """The tokens that the call had used; None if nothing is known of them."""
         self.cost: Cost | None = None
+        """The cost of that usage, set by the engine; None where an adapter is used alone."""
 
 
 class AuthError(AdapterError):
@@ -184,7 +196,7 @@ class AuthError(AdapterError):
 
 
 class AccessDeniedError(AuthError):
-    """The key is good, but this is not allowed to it."""
+    """The key is good, but it may not do this."""
 
 
 class RateLimitError(AdapterError):
@@ -212,14 +224,12 @@ class ServerError(AdapterError):
 
 
 class NetworkError(AdapterError):
-    """The provider could not be reached, or the connection broke.
-
-    before_sending: no byte of the request had left, so that surely nothing of it was carried out.
-    """
+    """The provider could not be reached, or the connection broke."""
 
     error_class = ErrorClass.NETWORK
     default_retryable = True
     before_sending = False
+    """Whether no byte of the request had left, so that surely nothing of it was carried out."""
 
 
 class RequestTimeoutError(NetworkError):
@@ -231,10 +241,10 @@ class StreamError(NetworkError):
 
 
 class OutcomeUnknownError(NetworkError):
-    """A request that must not be carried out twice was sent, and what became of it is not known.
+    """A request that must not be carried out twice was sent, and its outcome is not known.
 
-    It may have been carried out and be billed, so neither is it sent again nor does another model stand in. The
-    cause is what happened.
+    It may have been carried out and be billed. So it is not sent again, and no other model stands in. The
+    exception's cause is the failure itself.
     """
 
     default_retryable = False
@@ -273,13 +283,15 @@ class PromptTooLongError(CapabilityError):
 
 
 class NoModelAvailable(AdapterError):
-    """All models that the call might have gone to are unavailable; the text says why. `retryable`.
+    """All models for the call are unavailable; the text says why. `retryable` is set.
 
-    retry_after_seconds: until the first of them may be tried again, if that is known.
+    `retry_after_seconds` is the time until the first of them may be tried again, if that is known.
     """
 
 
 class CancelledError(AdapterError):
-    """The call was cancelled; `content`, `usage` and `cost` hold what had arrived, and what that comes to."""
+    """The call was cancelled. `content`, `usage` and `cost` hold the content that had arrived, its tokens and its
+    cost.
+    """
 
     error_class = ErrorClass.CANCELLED

@@ -1,7 +1,8 @@
-"""The host's own trace, so that what is exported to OpenTelemetry belongs to it.
+"""The host's own trace, so that spans exported to OpenTelemetry belong to it.
 
-An exporter reads events in a task of its own, where the host's span is not the current one. So who publishes the
-first event of a turn or a call notes the span that is current then, as W3C writes it (``traceparent``).
+An exporter reads events in a task of its own, where the host's span is not the current one. So the code that
+publishes the first event of a turn or a call notes the span that is current then, as W3C writes it
+(``traceparent``).
 """
 
 from __future__ import annotations

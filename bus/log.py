@@ -29,7 +29,10 @@ logging.getLogger(ROOT).addHandler(logging.NullHandler())  # else a warning that
 class Log:
     """A lazy logger: `log = Log("adapters.retry")`, then `log.warning("event", field=1)`.
 
-    `raised` is an exception whose traceback belongs to the line.
+    An exception given as `raised` adds its traceback to the line.
+
+    Args:
+        name: The logger's name below ``callboard``.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,19 +40,19 @@ class Log:
         self._bound: BoundLogger | None = None
 
     def debug(self, event: str, /, **fields: object) -> None:
-        """Of use to who looks for a fault."""
+        """Log a line for somebody who looks for a fault."""
         self._say(logging.DEBUG, event, fields)
 
     def info(self, event: str, /, **fields: object) -> None:
-        """Of use to who runs it."""
+        """Log a line for somebody who runs the program."""
         self._say(logging.INFO, event, fields)
 
     def warning(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
-        """Something is not as it should be, and was dealt with."""
+        """Log that something is not as it should be, and was dealt with."""
         self._say(logging.WARNING, event, fields, raised)
 
     def error(self, event: str, raised: BaseException | None = None, /, **fields: object) -> None:
-        """Something has failed."""
+        """Log that something has failed."""
         self._say(logging.ERROR, event, fields, raised)
 
     def _say(

@@ -1,4 +1,4 @@
-"""The readers' side of a bus: who subscribes to what. A live bus and a replay share it.
+"""The readers' side of a bus. A live bus and a replay share it.
 
 A bus belongs to the thread that first used it. There is no lock: another thread gets `WrongLoop`.
 """
@@ -23,21 +23,26 @@ _DEFAULT_POLICY = DropOldest()
 
 
 class BusStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a bus. published: events so far, which is also the last seq. after_close: those of them that
-    came after `close`, and reached nobody. dead_letters: messages to actors that had stopped or were full, so far.
-    """
+    """A snapshot of a bus."""
 
     run_id: str
+    """The id of the bus."""
     published: int
+    """The number of events so far, which is also the last seq."""
     after_close: int
+    """The number of these events that came after `close`, and reached nobody."""
     dead_letters: int
+    """The number of messages so far to actors that had stopped or were full."""
     subscriptions: tuple[SubscriptionStatistics, ...]
+    """A snapshot of each subscription."""
 
 
 class ObservableBus:
-    """What one can subscribe to: a `Bus`, or a `ReplayBus`. Code that only watches takes either.
+    """The base of `Bus` and `ReplayBus`. Code that only watches takes either.
 
-    run_id: of the events. clock: of their times.
+    Args:
+        run_id: The id that the events carry.
+        clock: The clock of the events' times.
     """
 
     def __init__(self, run_id: str, clock: Clock) -> None:
@@ -53,14 +58,18 @@ class ObservableBus:
     def subscribe(self, *patterns: str, policy: Policy = _DEFAULT_POLICY, name: str = "") -> Subscription:
         """Receive every event published from now on whose topic matches one of the patterns.
 
-        patterns: a topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one or
-        more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
-        policy: what to do when the reader is slow; `DropOldest(1024)` if it isn't given. name: for statistics; the
-        file and line of this call if it isn't given.
-
         Close the subscription, or use it as a context manager: the bus holds it until then. On a closed bus it is
         closed from the beginning.
-        Raises ValueError for no pattern or one that could match nothing, WrongLoop in another thread.
+
+        Args:
+            patterns: A topic (``llm.call_started``); ``*`` for any one token (``llm.*``); ``>`` at the end for one
+                or more (``llm.>``, or ``>`` for everything). An event that several patterns match comes once.
+            policy: The behaviour when the reader is slow; `DropOldest(1024)` if it isn't given.
+            name: A name for statistics; the file and line of this call if it isn't given.
+
+        Raises:
+            ValueError: No pattern is given, or one that could match nothing.
+            WrongLoop: The bus belongs to another thread.
         """
         self.check_thread()
         if not patterns:
@@ -78,14 +87,20 @@ class ObservableBus:
         return subscription
 
     def close(self) -> None:
-        """Close every subscription; their readers get what still waits, and then the end. Idempotent."""
+        """Close every subscription. Readers get the events that still wait, and then the end. A second call does
+        nothing.
+        """
         if self._closed_at is None:
             self._closed_at = self._seq
             for subscription in tuple(self._subscriptions):
                 subscription.close()
 
     def check_thread(self) -> None:
-        """Raise WrongLoop unless this is the bus's own thread, which the first use makes the calling one."""
+        """Check that this is the bus's own thread. The first use makes the calling thread the bus's own.
+
+        Raises:
+            WrongLoop: The bus belongs to another thread.
+        """
         if self._thread is None:
             self._thread = get_ident()
         elif self._thread != get_ident():
@@ -133,7 +148,11 @@ def topic_matches(pattern: str, topic: str) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise ValueError for a pattern that could match nothing."""
+    """Check a pattern.
+
+    Raises:
+        ValueError: The pattern could match nothing.
+    """
     tokens = pattern.split(".")
     if not all(tokens):
         raise ValueError(f"pattern {pattern!r}: a token between dots must not be empty")

@@ -1,4 +1,4 @@
-"""Files that hold what was said: readable by their owner alone, whole or not there, and not behind a link.
+"""Private files: readable by their owner alone, whole or not there, and never behind a link.
 
 A file is made beside its place under a name that nobody can guess, and takes the place in one step. A symbolic
 link in the place is refused: it may have been laid there to have another file overwritten.
@@ -20,19 +20,30 @@ _LONGEST_PREFIX = 50  # characters of a temporary name; a file's name may have 2
 
 
 class UnfinishedFile:
-    """A private file in the making; `file` is open for reading and writing. Ends with `keep` or `drop`."""
+    """A private file in the making. It ends with `keep` or `drop`."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises OSError, also if there is a symbolic link at `path`."""
+        """Make a temporary file beside `path`.
+
+        Raises:
+            OSError: The file can't be made, or a symbolic link stands at `path`.
+        """
         self.target = Path(path)
+        """The path at which the file will stand."""
         refuse_link(self.target)
         prefix = f".{self.target.name[:_LONGEST_PREFIX]}."
         handle, name = tempfile.mkstemp(dir=self.target.parent, prefix=prefix, suffix=".part")
         self.path = Path(name)
+        """The path of the temporary file."""
         self.file: BinaryIO = os.fdopen(handle, "w+b")
+        """The temporary file, open for reading and writing."""
 
     def keep(self) -> None:
-        """Put it in its place, instead of any file that was there. Raises OSError; then it is dropped."""
+        """Put the file in its place, instead of any file that was there.
+
+        Raises:
+            OSError: The file can't be put there; then it is dropped.
+        """
         try:
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -44,16 +55,19 @@ class UnfinishedFile:
             raise
 
     def drop(self) -> None:
-        """Leave nothing of it."""
+        """Leave nothing of the file."""
         self.file.close()
         self.path.unlink(missing_ok=True)
 
 
 @contextmanager
 def private_file(path: str | Path) -> Iterator[BinaryIO]:
-    """An open file that takes its place if the block ends in order. Raises OSError.
+    """An open file that takes its place if the block ends in order.
 
     A device or a pipe, such as ``/dev/stdout``, is written to as it is.
+
+    Raises:
+        OSError: The file can't be made or put in its place.
     """
     if _is_stream(Path(path)):
         with open(path, "wb") as stream:
@@ -69,7 +83,11 @@ def private_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_private(path: str | Path, data: bytes) -> None:
-    """Write a private file, whole or not at all, in place of any that was there. Raises OSError."""
+    """Write a private file, whole or not at all, in place of any file that was there.
+
+    Raises:
+        OSError: The file can't be made or put in its place.
+    """
     with private_file(path) as file:
         file.write(data)
 
@@ -85,7 +103,11 @@ def _is_stream(path: Path) -> bool:
 
 
 def refuse_link(path: Path) -> None:
-    """Raises OSError if there is a symbolic link."""
+    """Refuse a symbolic link.
+
+    Raises:
+        OSError: A symbolic link stands at this path.
+    """
     try:
         mode = os.lstat(path).st_mode
     except FileNotFoundError:

@@ -43,210 +43,247 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class LlmCallStarted(Event, frozen=True, kw_only=True, tag="llm.call_started"):
     """An attempt is about to be sent.
 
-    provider: the adapter's name. model: ``provider:name`` as routed. requested_model: as the caller named it.
-    reason: ``first``, ``retry`` or ``repair``. routing: how it came to its model; of a first attempt only.
-    estimated_input_tokens: our estimate, before the provider counts. priced_as: the ``provider:name`` whose
-    published prices it has, where that is another.
-    operation: ``chat``, or ``embeddings``, ``image``, ``video_create`` or ``video``, whose ends have no stop
-    reason of their own (``end_turn`` stands for it). A ``video_create`` makes a job, and the job's end is a
-    ``video`` of its own.
-    settings: what it was sent with. trace_parent: the host's span around a call that belongs to no turn, as W3C
-    writes it.
+    An operation other than ``chat`` has no stop reason of its own; ``end_turn`` stands for it. A call of the
+    operation ``video_create`` makes a job. The job's end is a call of its own, of the operation ``video``.
     """
 
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     requested_model: str
+    """The model as the caller named it."""
     streamed: bool
+    """Whether the reply is asked for as a stream."""
     reason: str = "first"
+    """``first``, ``retry`` or ``repair``."""
     routing: RoutingDecision | None = None
+    """The way by which the call came to its model; set on a first attempt only."""
     estimated_input_tokens: int | None = None
+    """Our own estimate of the input, before the provider counts."""
     priced_as: str | None = None
+    """The ``provider:name`` whose published prices apply, if it is not `model`."""
     operation: str = "chat"
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
     settings: CallSettings | None = None
+    """The settings that the attempt is sent with."""
     trace_parent: str | None = None
+    """The host's span around a call that belongs to no turn, as W3C writes it."""
 
 
 class LlmCallCompleted(Event, frozen=True, kw_only=True, tag="llm.call_completed"):
-    """The attempt, and with it the call, ended well.
+    """The attempt ended well, and with it the call.
 
-    model: ``provider:name`` as routed. served_model: ``provider:name`` of the one that the provider says it ran.
-    usage: of the call. cost: at the prices of the attempt's start, or what the provider says. first_token_ms,
-    latency_ms: milliseconds from the call's begin to its first content and to its end; waiting for a slot and
-    earlier attempts are in them. response_id, provider_request_id: the provider's, for its support. warnings: the
-    codes of `CallWarning`. resent: the attempt's request was sent twice, see `AttemptResent`.
+    Both times begin with the call, so that waiting for a slot and earlier attempts are included.
     """
 
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     served_model: str
+    """The model that the provider says it ran, ``provider:name``."""
     stop_reason: StopReason
+    """The reason why the reply ended."""
     raw_stop_reason: str | None
+    """The provider's own word for the stop reason; None if it gave none."""
     usage: TokenUsage
+    """The tokens of the call."""
     cost: Cost
+    """The cost at the prices of the attempt's start, or the cost that the provider states."""
     latency_ms: int
+    """Milliseconds from the beginning of the call to its end."""
     first_token_ms: int | None = None
+    """Milliseconds from the beginning of the call to its first content."""
     response_id: str | None = None
+    """The provider's identifier of the response."""
     provider_request_id: str | None = None
+    """The provider's identifier of the request, for its support."""
     warnings: tuple[str, ...] = ()
+    """The codes of the call's `CallWarning` values."""
     resent: bool = False
+    """Whether the attempt's request was sent twice, see `AttemptResent`."""
 
 
 class LlmCallFailed(Event, frozen=True, kw_only=True, tag="llm.call_failed"):
-    """The attempt failed or was cancelled; with `will_retry` another attempt follows after `delay_seconds`.
-
-    error_class: a value of `ErrorClass`. error_type: the exception's class. message: its text, at most 2000
-    characters. retry_count: retries before this attempt. provider_status: the HTTP status. provider_code: the
-    provider's own code. retry_after_seconds: its hint. usage, cost: what had been used all the same; None if that
-    is not known. first_token_ms, latency_ms, resent: as in `LlmCallCompleted`.
-    """
+    """The attempt failed or was cancelled."""
 
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     error_class: str
+    """A value of `ErrorClass`."""
     error_type: str
+    """The name of the exception's class."""
     message: str
+    """The exception's text, at most 2000 characters."""
     will_retry: bool
+    """Whether another attempt follows, after `delay_seconds`."""
     retry_count: int
+    """The number of retries before this attempt."""
     delay_seconds: float = 0.0
+    """The wait until the next attempt, in seconds."""
     provider_status: int | None = None
+    """The HTTP status; None if there was none."""
     provider_code: str | None = None
+    """The provider's own code for the error."""
     provider_request_id: str | None = None
+    """The provider's identifier of the request, for its support."""
     retry_after_seconds: float | None = None
+    """The provider's hint how long to wait, in seconds."""
     usage: TokenUsage | None = None
+    """The tokens that were used before the failure; None if they are not known."""
     cost: Cost | None = None
+    """The cost of those tokens; None if it is not known."""
     latency_ms: int = 0
+    """Milliseconds from the beginning of the call to its end."""
     first_token_ms: int | None = None
+    """Milliseconds from the beginning of the call to its first content."""
     resent: bool = False
+    """Whether the attempt's request was sent twice, see `AttemptResent`."""
 
 
 # -- actor.*: the life of actors under their supervisors.
 
 
 class ActorStarted(Event, frozen=True, kw_only=True, tag="actor.started"):
-    """An actor is up. actor: its name in the tree of supervision."""
+    """An actor is up."""
 
     actor: str
+    """The actor's name in the tree of supervision."""
 
 
 class ActorCrashed(Event, frozen=True, kw_only=True, tag="actor.crashed"):
-    """An actor has crashed, or failed to start. actor: its name. error: type and text of what it raised.
-
-    failures: how many in a row, without healthy uptime between them.
-    """
+    """An actor has crashed, or has failed to start."""
 
     actor: str
+    """The actor's name in the tree of supervision."""
     error: str
+    """The type and the text of the exception that it raised."""
     failures: int
+    """The number of failures in a row, without healthy uptime between them."""
 
 
 class ActorRestarted(Event, frozen=True, kw_only=True, tag="actor.restarted"):
-    """An actor is up again after a failure. restarts: how many, this one included."""
+    """An actor is up again after a failure."""
 
     actor: str
+    """The actor's name in the tree of supervision."""
     restarts: int
+    """The number of restarts, this one included."""
 
 
 class ActorStopped(Event, frozen=True, kw_only=True, tag="actor.stopped"):
-    """An actor has ended, and is not about to be restarted. reason: why, in words."""
+    """An actor has ended, and will not be restarted."""
 
     actor: str
+    """The actor's name in the tree of supervision."""
     reason: str
+    """The reason why it ended, in words."""
 
 
 class ActorEscalated(Event, frozen=True, kw_only=True, tag="actor.escalated"):
-    """The supervisor gave up on an actor and handed the failure to its parent. reason: why, in words."""
+    """The supervisor gave up on an actor and handed the failure to its own parent."""
 
     actor: str
+    """The actor's name in the tree of supervision."""
     reason: str
+    """The reason why the supervisor gave up, in words."""
 
 
 # -- provider.*
 
 
 class ProviderAvailabilityChanged(Event, frozen=True, kw_only=True, tag="provider.availability_changed"):
-    """Whether a provider, or one of its models, is called has changed; see `engine.availability`.
-
-    model: ``provider:name``; None for the provider as a whole. previous, current: ``available``, ``degraded``,
-    ``unavailable`` or ``probing``. reason: why, in words. retry_at_us: when it may be tried again, in microseconds
-    since the epoch.
-    """
+    """The availability of a provider, or of one of its models, has changed; see `engine.availability`."""
 
     provider: str
+    """The adapter's name."""
     model: str | None
+    """The model, ``provider:name``; None for the provider as a whole."""
     previous: str
+    """The state before: ``available``, ``degraded``, ``unavailable`` or ``probing``."""
     current: str
+    """The state from now on, one of the same words."""
     reason: str
+    """The reason for the change, in words."""
     retry_at_us: int | None = None
+    """The time at which the next try is allowed, in microseconds since the epoch."""
 
 
 # -- config.*
 
 
 class ConfigReloaded(Event, frozen=True, kw_only=True, tag="config.reloaded"):
-    """The configuration was read anew, and this is what differs. source: the file, or where else it came from.
-
-    adapters_added, adapters_removed, adapters_changed: names.
-    models_added, models_removed, models_changed: ids.
-    """
+    """The configuration was read again; the fields list the differences."""
 
     source: str
+    """The file that was read, or the other source of the configuration."""
     adapters_added: tuple[str, ...] = ()
+    """The names of adapters that are new."""
     adapters_removed: tuple[str, ...] = ()
+    """The names of adapters that are gone."""
     adapters_changed: tuple[str, ...] = ()
+    """The names of adapters with other settings."""
     models_added: tuple[str, ...] = ()
+    """The ids of models that are new."""
     models_removed: tuple[str, ...] = ()
+    """The ids of models that are gone."""
     models_changed: tuple[str, ...] = ()
+    """The ids of models with other settings."""
 
 
 # -- session.*
 
 
 class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
-    """A session exists. model: as it was asked for, in words. tags: what its calls carry. name: for people.
-
-    forked_from: the session whose history it begins with.
-    """
+    """A session exists."""
 
     model: str
+    """The model as it was asked for, in words."""
     tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """The tags that the session's calls carry."""
     name: str | None = None
+    """The session's name, for people."""
     forked_from: str | None = None
+    """The id of the session whose history this one begins with."""
 
 
 class SessionRenamed(Event, frozen=True, kw_only=True, tag="session.renamed"):
-    """A session has another name, for people."""
+    """A session has another name."""
 
     name: str
+    """The new name, for people."""
 
 
 class SessionConfigured(Event, frozen=True, kw_only=True, tag="session.configured"):
-    """What a session is made of, from now on; published only where content is captured.
-
-    history: how many messages it has by now. setup: by reference, for the store; None in an event that was stored.
-    begins: it is a new session, and not the one that may be stored under its id.
-    """
+    """A session's setup has changed. The event is published only where content is captured."""
 
     history: int
+    """The number of messages that the session has by now."""
     begins: bool = False
+    """Whether the session is new, and not the one that may be stored under its id."""
     setup: SessionSetup | None = None
+    """The setup from now on, by reference, for the store; None in an event that was stored."""
 
 
 class SessionModelChanged(Event, frozen=True, kw_only=True, tag="session.model_changed"):
-    """A session's next turn goes to another model. previous, current: as they were given, in words."""
+    """A session's next turn goes to another model."""
 
     previous: str
+    """The former model as it was given, in words."""
     current: str
+    """The new model as it was given, in words."""
 
 
 class SessionTurnStarted(Event, frozen=True, kw_only=True, tag="session.turn_started"):
-    """A turn begins; its id is the envelope's. model: as it was asked for.
-
-    trace_parent: the host's span around it, as W3C writes it.
-    """
+    """A turn begins. Its id is in the envelope."""
 
     model: str
+    """The model as it was asked for."""
     trace_parent: str | None = None
+    """The host's span around the turn, as W3C writes it."""
 
 
 TurnStatus: TypeAlias = Literal["completed", "awaiting_tools", "max_tool_rounds", "stopped", "cancelled", "failed"]
@@ -257,177 +294,220 @@ by `stop_when`. ``cancelled``: by somebody. ``failed``: with an error.
 
 
 class SessionTurnCompleted(Event, frozen=True, kw_only=True, tag="session.turn_completed"):
-    """A turn has ended. status: as `TurnStatus` lists them.
-
-    calls: of models, failed ones included. cost_nano_usd: of all of them; None as soon as one is unknown.
-    error: type and text of what a failed or cancelled turn raised. attempts: of those calls. known_nano_usd: over
-    the attempts whose cost is known. estimated, unpriced, unknown: how many attempts are so, as in `CostSum`.
-    """
+    """A turn has ended."""
 
     status: TurnStatus
+    """The way it ended, as `TurnStatus` lists them."""
     calls: int
+    """The number of calls to models, failed ones included."""
     cost_nano_usd: int | None = None
+    """The cost of all these calls, in nano-USD; None as soon as one cost is unknown."""
     error: str | None = None
+    """The type and the text of the exception that a failed or cancelled turn raised."""
     attempts: int = 0
+    """The number of attempts of these calls."""
     known_nano_usd: int = 0
+    """The cost of the attempts whose cost is known, in nano-USD."""
     estimated: int = 0
+    """The number of attempts whose usage was estimated, as in `CostSum`."""
     unpriced: int = 0
+    """The number of attempts with usage and without a cost, as in `CostSum`."""
     unknown: int = 0
+    """The number of attempts of which not even the usage is known, as in `CostSum`."""
 
 
 class SessionMessageAppended(Event, frozen=True, kw_only=True, tag="session.message_appended"):
-    """A session's history has one message more. position: in the history, from 0.
+    """A session's history has one message more.
 
-    message: by reference. Its content leaves the process only where that is asked for: into the trace with
-    `capture_content`, and with OpenTelemetry's spans.
+    The message's content leaves the process only where the host asks for it: into the trace with
+    `capture_content`, and with the spans of OpenTelemetry.
     """
 
     position: int
+    """The message's place in the history, from 0."""
     message: Message
+    """The message, by reference."""
 
 
 # -- tool.*
 
 
 class ToolStarted(Event, frozen=True, kw_only=True, tag="tool.started"):
-    """A tool is about to run, or its call to be refused. tool_use_id: that of the call in the message."""
+    """A tool is about to run, or its call is about to be refused."""
 
     tool_use_id: str
+    """The id of the call in the message."""
     tool_name: str
+    """The tool's name."""
 
 
 class ToolProgress(Event, frozen=True, kw_only=True, tag="tool.progress"):
-    """What a tool that runs says of itself. fraction: how far it is, from 0 to 1; None if it can't tell.
+    """A running tool reports its progress.
 
-    The message is the tool's own words and may quote content: the trace store keeps the event without it.
+    The report is in the tool's own words and may quote content. So the trace store keeps the event without its
+    message.
     """
 
     tool_use_id: str
+    """The id of the call in the message."""
     tool_name: str
+    """The tool's name."""
     message: str | None = None
+    """The tool's own words."""
     fraction: float | None = None
+    """The part of the work that is done, from 0 to 1; None if the tool can't tell."""
 
 
 class ToolFinished(Event, frozen=True, kw_only=True, tag="tool.finished"):
-    """A tool has answered, or was given up. is_error: it failed, was refused, or took too long.
-
-    latency_ms: milliseconds that it ran; waiting for an approval is not in them.
-    """
+    """A tool has answered, or was given up."""
 
     tool_use_id: str
+    """The id of the call in the message."""
     tool_name: str
+    """The tool's name."""
     is_error: bool
+    """Whether the tool failed, was refused, or took too long."""
     latency_ms: int
+    """Milliseconds that the tool ran, without waiting for an approval."""
 
 
 # -- job.*: what a provider works on for minutes. `job_id` is the provider's; with it anybody can come back to it.
 
 
 class JobCreated(Event, frozen=True, kw_only=True, tag="job.created"):
-    """A provider has taken on a job. job_id: the provider's. kind: ``video``. model: ``provider:name`` as routed.
-
-    status: as the provider gave it, ``queued`` mostly. seconds, size, audio: of what it makes, as far as is known.
-    """
+    """A provider has accepted a job."""
 
     job_id: str
+    """The provider's identifier of the job."""
     kind: str
+    """The kind of the job, ``video``."""
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     status: str
+    """The status as the provider gave it, mostly ``queued``."""
     seconds: int | None = None
+    """The length of the result in seconds, if it is known."""
     size: str | None = None
+    """The size of the result, if it is known."""
     audio: bool | None = None
+    """Whether the result has sound, if that is known."""
 
 
 class JobProgress(Event, frozen=True, kw_only=True, tag="job.progress"):
-    """A job's status or its progress has changed, as we saw it. progress: from 0 to 1; None if nobody says.
-
-    status: ``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``.
-    """
+    """A job's status or its progress was seen to change."""
 
     job_id: str
+    """The provider's identifier of the job."""
     kind: str
+    """The kind of the job, ``video``."""
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     status: str
+    """``queued``, ``in_progress``, ``completed``, ``failed`` or ``cancelled``."""
     progress: float | None = None
+    """The part of the work that is done, from 0 to 1; None if nobody says."""
 
 
 class JobCompleted(Event, frozen=True, kw_only=True, tag="job.completed"):
-    """What a job made can be downloaded. expires_at: until when, in seconds since the epoch, if that is known.
-
-    cost_nano_usd: what it cost, counted with a call of the operation ``video``; None if it is unknown.
-    """
+    """The result of a job can be downloaded."""
 
     job_id: str
+    """The provider's identifier of the job."""
     kind: str
+    """The kind of the job, ``video``."""
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     cost_nano_usd: int | None = None
+    """The job's cost in nano-USD, counted with a call of the operation ``video``; None if it is unknown."""
     expires_at: int | None = None
+    """The end of the time for downloading, in seconds since the epoch, if it is known."""
 
 
 class JobFailed(Event, frozen=True, kw_only=True, tag="job.failed"):
-    """A job ended without a result. status: ``failed`` or ``cancelled``.
-
-    error_type, message: class and text of the error that says why.
-    """
+    """A job ended without a result."""
 
     job_id: str
+    """The provider's identifier of the job."""
     kind: str
+    """The kind of the job, ``video``."""
     provider: str
+    """The adapter's name."""
     model: str
+    """The model as routed, ``provider:name``."""
     status: str
+    """``failed`` or ``cancelled``."""
     error_type: str
+    """The class of the error that says why."""
     message: str
+    """The text of that error."""
 
 
 # -- pricing.*, store.*
 
 
 class PricingTableLoaded(Event, frozen=True, kw_only=True, tag="pricing.table_loaded"):
-    """A price table is in use. pricing_version: 12 hex digits of its hash. label: for people. rows: how many."""
+    """A price table is in use."""
 
     pricing_version: str
+    """The table's version: 12 hex digits of its hash."""
     label: str
+    """The table's name, for people."""
     rows: int
+    """The number of rows in the table."""
 
 
 class PricingRepriced(Event, frozen=True, kw_only=True, tag="pricing.repriced"):
-    """Stored calls have other costs from now on. pricing_version: the price table's that gave them.
+    """Stored calls have other costs from now on.
 
-    calls: all that it was about. unpriced: those of them without a price in this version. estimated: those of them
-    with usage that was estimated. unknown: calls beside them of which not even the usage is known.
-    sum_before_nano_usd, sum_after_nano_usd: over the calls that have a cost before and after.
+    Both sums are over the calls that have a cost before and after.
     """
 
     pricing_version: str
+    """The version of the price table that gave the new costs."""
     calls: int
+    """The number of calls that the repricing was about."""
     unpriced: int
+    """The number of these calls without a price in this version."""
     sum_before_nano_usd: int
+    """The sum of the old costs, in nano-USD."""
     sum_after_nano_usd: int
+    """The sum of the new costs, in nano-USD."""
     estimated: int = 0
+    """The number of these calls with usage that was estimated."""
     unknown: int = 0
+    """The number of further calls of which not even the usage is known."""
 
 
 class StoreStateChanged(Event, frozen=True, kw_only=True, tag="store.state_changed"):
-    """How the trace's writer stands. ``ok``: it writes. ``retrying``: the store fails, events wait in memory.
-    ``spilling``: they go to a file beside it. ``dropping``: there is no room for them either.
+    """The state of the trace's writer has changed.
 
-    previous, current: these words. reason: of the last failure. lost: events that nobody has any more, so far.
+    ``ok``: the writer writes. ``retrying``: the store fails, and events wait in memory. ``spilling``: events go to
+    a file beside the store. ``dropping``: there is no room for them in that file either.
     """
 
     previous: Literal["ok", "retrying", "spilling", "dropping"]
+    """The state before."""
     current: Literal["ok", "retrying", "spilling", "dropping"]
+    """The state from now on."""
     reason: str
+    """The text of the last failure."""
     lost: int = 0
+    """The number of events so far that nobody has any more."""
 
 
 class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
-    """A stored event of a topic that this version doesn't know. topic: its own. raw: its JSON, as stored."""
+    """A stored event of a topic that this version doesn't know."""
 
     topic: str
+    """The event's own topic."""
     raw: msgspec.Raw
+    """The event's JSON, as stored."""
 
 
 CatalogueEvent: TypeAlias = (
@@ -463,34 +543,40 @@ CatalogueEvent: TypeAlias = (
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """An event on its way: where it stands in the order, when it happened, and what it belongs to.
-
-    seq: gapless per bus, from 1. run_id: of the bus. ts_us: microseconds since the epoch, UTC. mono_ns:
-    nanoseconds, of which only differences mean anything. data: the event. session_id, turn_id, request_id,
-    message_id: what it belongs to; None where it belongs to none. attempt: of its request, from 1.
-    caused_by: the request before it: the one whose failure a fallback follows, whose tools' results a further call
-    takes back, or that created the job. tags: the session's or the call's.
-    """
+    """An event on its way: its place in the order, its time, and the things that it belongs to."""
 
     seq: int
+    """The event's number on its bus: from 1, without a gap."""
     run_id: str
+    """The id of the bus."""
     ts_us: int
+    """The time in microseconds since the epoch, UTC."""
     mono_ns: int
+    """A monotonic time in nanoseconds; only differences mean anything."""
     data: Event
+    """The event."""
     session_id: str | None = None
+    """The session that the event belongs to; None if it belongs to none."""
     turn_id: str | None = None
+    """The turn that the event belongs to; None if it belongs to none."""
     request_id: str | None = None
+    """The request that the event belongs to; None if it belongs to none."""
     attempt: int | None = None
+    """The number of the request's attempt, from 1."""
     message_id: str | None = None
+    """The message that the event belongs to; None if it belongs to none."""
     caused_by: str | None = None
+    """The request before this one: the one whose failure a fallback follows, whose tools' results a further call
+    takes back, or that created the job."""
     tags: dict[str, str] | None = None
+    """The tags of the session or the call."""
 
     @property
     def topic(self) -> str:
-        """What it was published under, also if the event is of a topic that this version doesn't know."""
+        """The topic that the event was published under, also if this version doesn't know it."""
         return self.data.topic if isinstance(self.data, UnknownEvent) else type(self.data).topic_of()
 
     @property
     def event_id(self) -> str:
-        """Unique everywhere: the key that makes storing an event twice harmless."""
+        """An identifier that is unique everywhere; it makes storing an event twice harmless."""
         return f"{self.run_id}-{self.seq}"

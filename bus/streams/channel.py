@@ -26,19 +26,22 @@ __all__ = ["StreamChannel", "StreamChannelStatistics", "StreamLog", "StreamReade
 
 
 class StreamChannelStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a channel. open, kept, folded: logs at that stage now. evicted: logs forgotten so far.
-
-    closed_bytes: of memory, roughly, of those that are over. readers: of all logs. max_lag: events that the
-    slowest of them has not read yet.
-    """
+    """A snapshot of a channel."""
 
     open: int
+    """The number of logs that are open now."""
     kept: int
+    """The number of closed logs that are kept whole now."""
     folded: int
+    """The number of closed logs that are folded now."""
     evicted: int
+    """The number of logs that were forgotten so far."""
     closed_bytes: int
+    """A rough number of the bytes of memory that the closed logs use."""
     readers: int
+    """The number of readers of all logs."""
     max_lag: int
+    """The number of events that the slowest reader has not read yet."""
 
 
 class _Closed(msgspec.Struct):
@@ -48,10 +51,12 @@ class _Closed(msgspec.Struct):
 
 
 class StreamChannel:
-    """All streams of a host. For one thread.
+    """All streams of a host. It is for one thread.
 
-    retain_seconds: how long a closed log is kept event by event, by `clock`; then it is folded. max_bytes: of all
-    closed logs together; above it the oldest are folded, and then forgotten.
+    Args:
+        clock: The clock that measures how long a closed log is kept.
+        retain_seconds: Seconds for which a closed log is kept event by event; then it is folded.
+        max_bytes: The bytes of all closed logs together. Above it, the oldest logs are folded, and then forgotten.
     """
 
     def __init__(self, *, clock: Clock, retain_seconds: float = 60.0, max_bytes: int = 64 * 1024 * 1024) -> None:
@@ -65,7 +70,11 @@ class StreamChannel:
         self._evicted = 0
 
     def open(self, stream_id: str) -> StreamLog[TurnEvent]:
-        """A new log. Raises ValueError if there is, or still is, one of that id."""
+        """A new log.
+
+        Raises:
+            ValueError: A log of that id exists already, or still exists.
+        """
         self._sweep()
         if stream_id in self._open or stream_id in self._kept or stream_id in self._folded:
             raise ValueError(f"there is a stream {stream_id!r} already; every stream needs an id of its own")
@@ -82,10 +91,18 @@ class StreamChannel:
         min_interval: float = 0.0,
         unfold: Unfold[TurnEvent] | None = None,
     ) -> StreamReader[TurnEvent]:
-        """A reader of a stream, running or over, from the event `from_seq` on; `coalesce`, `min_interval` and
-        `unfold` as for `StreamLog.reader`.
+        """A reader of a stream that is running or over. When the reader leaves, nothing happens to the stream.
 
-        Its going never does anything to the stream. Raises UnknownStream, or ValueError for a seq beyond the end.
+        Args:
+            stream_id: The id of the stream.
+            from_seq: The seq of the first event to read, as for `StreamLog.reader`.
+            coalesce: As for `StreamLog.reader`.
+            min_interval: As for `StreamLog.reader`, in seconds.
+            unfold: As for `StreamLog.reader`.
+
+        Raises:
+            UnknownStream: No log of that id exists, or its time is over.
+            ValueError: `from_seq` is negative or beyond the end.
         """
         self._sweep()
         log = self._open.get(stream_id)
@@ -107,7 +124,7 @@ class StreamChannel:
         return stream_id in self._open or stream_id in self._kept or stream_id in self._folded
 
     def statistics(self) -> StreamChannelStatistics:
-        """A snapshot."""
+        """A snapshot of the channel."""
         self._sweep()
         readers = [reader for log in self._logs() for reader in log.readers]
         return StreamChannelStatistics(
@@ -131,7 +148,7 @@ class StreamChannel:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Fold what has had its time; then make room: fold early, then evict."""
+        """Fold the logs whose time is over. Then make room: fold early, then evict."""
         due = self._clock.monotonic_ns() - self._retain_ns
         while self._kept:
             oldest = next(iter(self._kept.values()))

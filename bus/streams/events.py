@@ -26,144 +26,157 @@ from ..values.usage import Cost, StopReason, TokenUsage
 
 
 class MessageStart(msgspec.Struct, frozen=True, gc=False, tag="message.start"):
-    """The reply begins. message_id: of the message that all its events are of; ours. model: as the provider names
-    the one that serves the call.
-
-    warnings: what was known when the call was sent, such as what of the history this model can't be told; those of
-    the response are all.
-    """
+    """The reply begins."""
 
     message_id: str = ""
+    """Our id of the message that all events of the reply belong to."""
     model: str = ""
+    """The model that serves the call, as the provider names it."""
     provider: str = ""
+    """The adapter's name."""
     warnings: tuple[CallWarning, ...] = ()
+    """The warnings that were known when the call was sent, such as parts of the history that this model can't be
+    told. The response has all warnings."""
     type: ClassVar[str] = "message.start"
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="text.delta"):
-    """More text. content_block_index: its block's place in the reply, from 0. message_id: of the reply."""
+    """More text."""
 
     text: str
+    """The text that is new."""
     content_block_index: int = 0
+    """The place of its block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "text.delta"
 
     @property
     def segment_id(self) -> str:
-        """Of the block that it belongs to: the same for all its deltas."""
+        """The id of its block, the same for all deltas of the block."""
         return f"{self.message_id}:{self.content_block_index}"
 
 
 class ThinkingDelta(msgspec.Struct, frozen=True, gc=False, tag="thinking.delta"):
-    """More reasoning; `signature` stands on the block's last delta, if the provider signs.
-
-    content_block_index, message_id: as in `TextDelta`.
-    """
+    """More reasoning."""
 
     text: str
+    """The reasoning that is new."""
     signature: str | None = None
+    """The provider's signature, on the block's last delta, if the provider signs."""
     content_block_index: int = 0
+    """The place of its block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "thinking.delta"
 
     @property
     def segment_id(self) -> str:
-        """Of the block that it belongs to: the same for all its deltas."""
+        """The id of its block, the same for all deltas of the block."""
         return f"{self.message_id}:{self.content_block_index}"
 
 
 class ToolUseStart(msgspec.Struct, frozen=True, gc=False, tag="tool.use_start"):
-    """A tool call begins. tool_use_id: our id, the same as in the final ToolUseBlock.
-
-    content_block_index, message_id: as in `TextDelta`.
-    """
+    """A tool call begins."""
 
     tool_use_id: str
+    """Our id of the call, the same as in the final ToolUseBlock."""
     tool_name: str
+    """The tool's name."""
     content_block_index: int = 0
+    """The place of its block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_start"
 
 
 class ToolUseInputDelta(msgspec.Struct, frozen=True, gc=False, tag="tool.use_input_delta"):
-    """More of a call's arguments. partial_json: a literal fragment of JSON text.
-
-    content_block_index, message_id: as in `TextDelta`.
-    """
+    """More of a call's arguments."""
 
     tool_use_id: str
+    """Our id of the call."""
     partial_json: str
+    """A literal fragment of JSON text."""
     content_block_index: int = 0
+    """The place of its block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_input_delta"
 
 
 class ToolUseEnd(msgspec.Struct, frozen=True, gc=False, tag="tool.use_end"):
-    """A tool call is whole, or will get no further: then `incomplete` is set and it must not be executed.
+    """A tool call is whole, or will get no further.
 
-    A whole call may be run only if the reply ends well, and that is not known yet: `MessageComplete` has the call
-    as incomplete if it doesn't.
-
-    final_input: all its arguments, as far as they are an object. content_block_index, message_id: as in
-    `TextDelta`.
+    A whole call may be run only if the reply ends well, and that is not known yet. If the reply ends badly,
+    `MessageComplete` has the call as incomplete.
     """
 
     tool_use_id: str
+    """Our id of the call."""
     final_input: JsonObject
+    """All arguments of the call, as far as they are an object."""
     incomplete: bool = False
+    """Whether the call will get no further; then it must not be run."""
     content_block_index: int = 0
+    """The place of its block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "tool.use_end"
 
 
 class ProviderBlock(msgspec.Struct, frozen=True, gc=False, tag="provider.block"):
-    """A whole block outside this catalogue (redacted thinking included).
-
-    kind: the provider's name for it. raw: as the provider sent it. content_block_index, message_id: as in
-    `TextDelta`.
-    """
+    """A whole block outside this catalogue, redacted thinking included."""
 
     kind: str
+    """The provider's name for the block."""
     raw: Json
+    """The block as the provider sent it."""
     content_block_index: int = 0
+    """The place of the block in the reply, from 0."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "provider.block"
 
 
 class MessageComplete(msgspec.Struct, frozen=True, gc=False, tag="message.complete"):
-    """The reply is over: all its content, why it ended, and what it used. raw_stop_reason: the provider's own
-    word; None if it gave none, as when we ended it.
-    """
+    """The reply is over."""
 
     final_content: tuple[ContentBlock, ...]
+    """All content of the reply."""
     stop_reason: StopReason
+    """The reason why the reply ended."""
     raw_stop_reason: str | None
+    """The provider's own word for the stop reason; None if it gave none, as when we ended the reply."""
     usage: TokenUsage
+    """The tokens that the reply used."""
     message_id: str = ""
+    """The id of the reply's message."""
     type: ClassVar[str] = "message.complete"
 
 
 class StepFinish(msgspec.Struct, frozen=True, gc=False, tag="step.finish"):
-    """One call of a turn, and the tools it asked for, are done. step: from 0. usage, cost: of that call;
-    message_id: of its message.
-    """
+    """One call of a turn is done, and so are the tools that it asked for."""
 
     step: int
+    """The number of the step in the turn, from 0."""
     stop_reason: StopReason
+    """The reason why the reply ended."""
     usage: TokenUsage
+    """The tokens of the call."""
     cost: Cost | None = None
+    """The cost of the call."""
     message_id: str = ""
+    """The id of the call's message."""
     type: ClassVar[str] = "step.finish"
 
 
 class TurnComplete(msgspec.Struct, frozen=True, gc=False, tag="turn.complete"):
-    """The last event of a turn's stream. status: as `TurnStatus` lists them.
-
-    error: type and text of what a failed or cancelled turn raised.
-    """
+    """The last event of a turn's stream."""
 
     status: TurnStatus
+    """The way the turn ended, as `TurnStatus` lists them."""
     error: str | None = None
+    """The type and the text of the exception that a failed or cancelled turn raised."""
     type: ClassVar[str] = "turn.complete"
 
 

@@ -1,4 +1,4 @@
-"""Saying the same with fewer events: merging adjacent deltas, folding a finished stretch, weighing what is kept.
+"""The same stream with fewer events: merging adjacent deltas, folding a finished stretch, and weighing events.
 
 All three are pure and look only at the events of `bus.streams.events`; any other event is left as it is.
 """
@@ -25,7 +25,11 @@ _EVENT_BYTES = 160
 
 
 def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], list[int]]:
-    """Adjacent text and thinking deltas merged, and for each event the seq of the last one that went into it."""
+    """Merge adjacent text and thinking deltas.
+
+    Returns:
+        The events, and for each event the seq of the last one that went into it.
+    """
     merged: list[object] = []
     seqs: list[int] = []
     run: list[TextDelta | ThinkingDelta] = []
@@ -59,8 +63,8 @@ def coalesce(events: Sequence[object], first_seq: int) -> tuple[list[object], li
 def fold(events: Iterable[object]) -> tuple[object, ...]:
     """The fewest events that say the same.
 
-    A finished message becomes its MessageStart and its MessageComplete, whose content is what its deltas add up
-    to. Of an unfinished one, the deltas of each block are joined, arguments of a tool call included.
+    A finished message becomes its MessageStart and its MessageComplete, whose content is the sum of the deltas. In
+    an unfinished message the deltas of each block are joined, the arguments of a tool call included.
     """
     folded: list[object] = []
     message_at: int | None = None  # where the unfinished message starts in `folded`
@@ -87,7 +91,7 @@ def fold(events: Iterable[object]) -> tuple[object, ...]:
 
 
 def weigh(event: object) -> int:
-    """Roughly how many bytes of memory an event keeps alive."""
+    """A rough number of the bytes of memory that an event keeps alive."""
     match event:
         case TextDelta() | ThinkingDelta():
             return _EVENT_BYTES + len(event.text)

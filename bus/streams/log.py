@@ -45,34 +45,37 @@ _WEIGH_EVERY = 512
 
 
 class StreamReset(msgspec.Struct, Generic[T], frozen=True, tag="stream.reset"):
-    """The reader is behind what the log still has in full: forget what was read, and take `snapshot` instead.
-
-    snapshot: events that say the same as all before `next_seq`; deltas of a block are joined, and a finished
-    message is its MessageStart and MessageComplete alone. next_seq: the seq of the event that comes next.
+    """The reader is behind the part that the log still has in full. It must forget the events that it has read,
+    and take `snapshot` in their place.
     """
 
     snapshot: tuple[T, ...]
+    """Events that say the same as all events before `next_seq`. The deltas of a block are joined, and a finished
+    message is its MessageStart and its MessageComplete alone."""
     next_seq: int
+    """The seq of the event that comes next."""
     type: ClassVar[str] = "stream.reset"
 
 
 class ReaderStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a reader. seq: of the last event read, -1 before the first. lag: events appended and not yet
-    read.
-
-    delivered: events given out, merged ones as one. resets: how often it got a StreamReset in place of events.
-    """
+    """A snapshot of a reader."""
 
     seq: int
+    """The seq of the last event read; -1 before the first."""
     lag: int
+    """The number of events that were appended and are not read yet."""
     delivered: int
+    """The number of events given out; a merged event counts as one."""
     resets: int
+    """The number of times that the reader got a StreamReset in place of events."""
 
 
 class StreamLog(Generic[T]):
-    """The log of one stream: a single message or a whole turn, as its owner likes. For one thread.
+    """The log of one stream: a single message or a whole turn, as its owner likes. It is for one thread.
 
-    stream_id: begins the id of every frame. on_close: called once, when it is closed.
+    Args:
+        stream_id: The id of the stream; the id of every frame begins with it.
+        on_close: A function that is called once, when the log is closed.
     """
 
     def __init__(self, stream_id: str, *, on_close: Callable[[StreamLog[T]], None] | None = None) -> None:
@@ -90,7 +93,14 @@ class StreamLog(Generic[T]):
         self._readers: WeakSet[StreamReader[T]] | None = None  # made for the first: 2 µs for a call that has none
 
     def append(self, event: T) -> int:
-        """Add an event and return its seq. Never waits. Raises anyio.ClosedResourceError after `close`."""
+        """Add an event. It never waits.
+
+        Returns:
+            The seq of the event.
+
+        Raises:
+            anyio.ClosedResourceError: The log is closed.
+        """
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
         events = self._events
@@ -104,7 +114,11 @@ class StreamLog(Generic[T]):
         return self._base + len(events) - 1
 
     def extend(self, events: Sequence[T]) -> None:
-        """Add several events at once, as if each were appended. Raises anyio.ClosedResourceError after `close`."""
+        """Add several events at once, as if each were appended.
+
+        Raises:
+            anyio.ClosedResourceError: The log is closed.
+        """
         if self._closed:
             raise anyio.ClosedResourceError(f"stream {self.stream_id} is closed")
         self._events.extend(events)
@@ -116,7 +130,9 @@ class StreamLog(Generic[T]):
                 self._fold_oldest()
 
     def close(self) -> None:
-        """Nothing more will come; readers end when they have read everything. Idempotent."""
+        """End the log; nothing more will come. Readers end when they have read everything. A second call does
+        nothing.
+        """
         if not self._closed:
             self._closed = True
             self._weigh()
@@ -131,17 +147,19 @@ class StreamLog(Generic[T]):
 
     @property
     def next_seq(self) -> int:
-        """The seq that the next event gets or would get: the number of events so far."""
+        """The seq of the next event, which is the number of events so far."""
         return self._base + len(self._events)
 
     @property
     def first_seq(self) -> int:
-        """The seq of the oldest event that is not folded; what is before it is in `snapshot`."""
+        """The seq of the oldest event that is not folded; earlier events are in `snapshot`."""
         return self._base
 
     @property
     def size(self) -> int:
-        """Roughly how many bytes of memory the log keeps alive; up to 512 events behind while it is open."""
+        """A rough number of the bytes of memory that the log keeps alive. While the log is open, the number may
+        leave out the last 512 events.
+        """
         return self._bytes + self._snapshot_bytes
 
     @property
@@ -151,7 +169,7 @@ class StreamLog(Generic[T]):
 
     @property
     def snapshot(self) -> tuple[T, ...]:
-        """Events that say the same as all that have been folded."""
+        """Events that say the same as all events that have been folded."""
         return self._snapshot
 
     @property
@@ -167,13 +185,20 @@ class StreamLog(Generic[T]):
         min_interval: float = 0.0,
         unfold: Unfold[T] | None = None,
     ) -> StreamReader[T]:
-        """A new reader, starting with the event `from_seq` (0: all of it; ``"tail"``: what is appended later).
+        """A new reader of the log.
 
-        coalesce: merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are read together.
-        min_interval: seconds from one batch of events to the next, so that a display is not redrawn for each
-        token; the first is never delayed, and neither is catching up.
-        unfold: makes the events that a reader who has read nothing yet gets in place of a StreamReset.
-        Raises ValueError if `from_seq` is negative or beyond the end.
+        Args:
+            from_seq: The seq of the first event to read; 0 for all events, ``"tail"`` for the events that are
+                appended later.
+            coalesce: Whether to merge adjacent text or thinking deltas of one block, up to 16 KiB, when they are
+                read together.
+            min_interval: Seconds from one batch of events to the next, so that a display is not redrawn for each
+                token. The first batch is never delayed, and neither is catching up.
+            unfold: A function that makes the events that a reader who has read nothing yet gets in place of a
+                StreamReset.
+
+        Raises:
+            ValueError: `from_seq` is negative or beyond the end.
         """
         start = self.next_seq if from_seq == "tail" else from_seq
         if not 0 <= start <= self.next_seq:
@@ -185,11 +210,11 @@ class StreamLog(Generic[T]):
         return reader
 
     def since(self, seq: int) -> list[T]:
-        """The events from the one numbered `seq` on, now and without waiting; what has been folded is left out."""
+        """The events from the one numbered `seq` on, at once. Events that have been folded are left out."""
         return self._events[max(seq - self._base, 0) :]
 
     def fold(self) -> None:
-        """Fold everything into the snapshot. Readers that have not read it all get a StreamReset."""
+        """Fold all events into the snapshot. Readers that have not read all of them get a StreamReset."""
         self._fold_until(len(self._events))
 
     def _wake(self) -> None:
@@ -202,7 +227,7 @@ class StreamLog(Generic[T]):
                 _log.warning("stream.reader_gone", stream_id=self.stream_id, error=str(error))
 
     async def _changed(self) -> None:
-        """Wait for the next append, the close, or the going of a reader."""
+        """Wait for the next append, for the close, or for a reader that leaves."""
         if self._signal is None:
             self._signal = new_signal()
         await self._signal.wait()
@@ -237,17 +262,25 @@ class StreamLog(Generic[T]):
 class StreamReader(Generic[T]):
     """A cursor over a log: an async iterator of its events, made by `StreamLog.reader`.
 
-    Ends when the log is closed and read to its end. Being slow costs nobody anything, being cancelled loses
-    nothing. start, coalesce, min_interval, unfold: as given there.
-    seq: of the last event read (of a merged one, the last that went into it), -1 before the first; to go on after
-    it, attach with ``from_seq=reader.seq + 1``.
+    It ends when the log is closed and read to its end. A slow reader costs nobody anything. A reader that is
+    cancelled loses nothing.
+
+    Args:
+        log: The log to read.
+        start: The seq of the first event to read.
+        coalesce: As for `StreamLog.reader`.
+        min_interval: As for `StreamLog.reader`, in seconds.
+        unfold: As for `StreamLog.reader`.
     """
 
     def __init__(
         self, log: StreamLog[T], start: int, *, coalesce: bool, min_interval: float, unfold: Unfold[T] | None
     ) -> None:
         self.stream_id = log.stream_id
+        """The id of the stream."""
         self.seq = start - 1
+        """The seq of the last event read; of a merged event, the last one that went into it. It is -1 before the
+        first. To go on after it, attach with ``from_seq=reader.seq + 1``."""
         self._log = log
         self._cursor = start
         self._coalesce = coalesce
@@ -263,7 +296,7 @@ class StreamReader(Generic[T]):
 
     @property
     def frame_id(self) -> str:
-        """``<stream_id>:<seq>`` of the last event read: what a client sends back to go on after it."""
+        """``<stream_id>:<seq>`` of the last event read. A client sends it back to go on after that event."""
         return f"{self.stream_id}:{self.seq}"
 
     def __aiter__(self) -> StreamReader[T]:
@@ -334,7 +367,7 @@ class StreamReader(Generic[T]):
         self._cursor = log._base
 
     def close(self) -> None:
-        """Detach from the log. What was taken and not yet read is forgotten; a task that waits here ends."""
+        """Detach from the log and forget the events that were taken and not read. A task that waits here ends."""
         if not self._closed:
             self._closed = True
             self._batch, self._seqs, self._index = (), (), 0

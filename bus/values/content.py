@@ -1,7 +1,7 @@
-"""Content blocks: what a message is made of.
+"""Content blocks, the parts of a message.
 
-Blocks are frozen values. What only one provider understands travels with the block in `provider_raw`, marked
-with the provider it belongs to, so that it can go back there unchanged and nowhere else.
+Blocks are frozen values. Data that only one provider understands travels with the block in `provider_raw`. It is
+marked with its provider, so that it can go back there unchanged and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,42 +16,53 @@ from .json import JsonObject
 
 
 class ProviderRaw(msgspec.Struct, frozen=True, gc=False):
-    """What a provider attached to a block: opaque to everyone but that provider's adapter.
-
-    provider: the adapter's name. data: the wire's own fields. model: the model that issued it, where it binds.
-    """
+    """Data that a provider attached to a block; only that provider's adapter understands it."""
 
     provider: str
+    """The adapter's name."""
     data: JsonObject
+    """The fields as the wire has them."""
     model: str | None = None
+    """The model that issued the data, if the data is bound to that model."""
 
 
 class TextBlock(msgspec.Struct, frozen=True, gc=False, tag="text"):
-    """Plain text. provider_raw: what its provider attached to it, such as citations."""
+    """Plain text."""
 
     text: str
+    """The text."""
     provider_raw: ProviderRaw | None = None
+    """The data that its provider attached to it, such as citations."""
 
 
 class ImageBlock(msgspec.Struct, frozen=True, gc=False, tag="image"):
-    """An image: exactly one of `url` (http, https or data) and `data` (the file's bytes).
+    """An image, given by exactly one of `url` and `data`.
 
-    media_type: such as ``image/png``; required with `data` unless its bytes say it (PNG, JPEG, GIF, WebP). detail:
-    ``low``, ``high`` or ``auto``, for providers that have the choice. Raises ValueError if a source or the type is
-    missing, or there are two sources.
+    Raises:
+        ValueError: The source or the type is missing, or there are two sources.
     """
 
     url: str | None = None
+    """An address with the scheme http, https or data."""
     data: bytes | None = None
+    """The file's bytes."""
     media_type: str | None = None
+    """The type, such as ``image/png``. It is required with `data` unless the bytes show it (PNG, JPEG, GIF, WebP).
+    """
     detail: str | None = None
+    """``low``, ``high`` or ``auto``, for providers that have the choice."""
 
     def __post_init__(self) -> None:
         _one_source(self, "ImageBlock", _sniff_image, "no PNG, JPEG, GIF or WebP")
 
     @classmethod
     def from_path(cls, path: str | Path, *, detail: str | None = None) -> ImageBlock:
-        """Read an image file now. Raises OSError, or ValueError if its bytes are no known image."""
+        """Read an image file now.
+
+        Raises:
+            OSError: The file can't be read.
+            ValueError: The bytes are no known image.
+        """
         return cls(data=Path(path).read_bytes(), detail=detail)
 
 
@@ -68,43 +79,62 @@ def _sniff_image(data: bytes) -> str | None:
 
 
 class AudioBlock(msgspec.Struct, frozen=True, gc=False, tag="audio"):
-    """A recording: exactly one of `url` (http, https or data) and `data` (the file's bytes).
+    """A recording, given by exactly one of `url` and `data`.
 
-    media_type: such as ``audio/wav``; required with `data` unless its bytes say it (WAV, MP3, FLAC, Ogg).
-    Raises ValueError as ImageBlock does.
+    Raises:
+        ValueError: The source or the type is missing, or there are two sources.
     """
 
     url: str | None = None
+    """An address with the scheme http, https or data."""
     data: bytes | None = None
+    """The file's bytes."""
     media_type: str | None = None
+    """The type, such as ``audio/wav``. It is required with `data` unless the bytes show it (WAV, MP3, FLAC, Ogg).
+    """
 
     def __post_init__(self) -> None:
         _one_source(self, "AudioBlock", _sniff_audio, "no WAV, MP3, FLAC or Ogg")
 
     @classmethod
     def from_path(cls, path: str | Path) -> AudioBlock:
-        """Read an audio file now. Raises OSError, or ValueError if its bytes are of no known kind."""
+        """Read an audio file now.
+
+        Raises:
+            OSError: The file can't be read.
+            ValueError: The bytes are of no known kind.
+        """
         return cls(data=Path(path).read_bytes())
 
 
 class DocumentBlock(msgspec.Struct, frozen=True, gc=False, tag="document"):
-    """A document: exactly one of `url` (http, https or data) and `data` (the file's bytes).
+    """A document, given by exactly one of `url` and `data`.
 
-    media_type: such as ``application/pdf`` or ``text/plain``; required with `data` unless it is a PDF.
-    name: its file name or title, which some providers show the model. Raises ValueError as ImageBlock does.
+    Raises:
+        ValueError: The source or the type is missing, or there are two sources.
     """
 
     url: str | None = None
+    """An address with the scheme http, https or data."""
     data: bytes | None = None
+    """The file's bytes."""
     media_type: str | None = None
+    """The type, such as ``application/pdf`` or ``text/plain``. It is required with `data` unless the document is a
+    PDF."""
     name: str | None = None
+    """The file name or the title, which some providers show the model."""
 
     def __post_init__(self) -> None:
         _one_source(self, "DocumentBlock", _sniff_document, "no PDF")
 
     @classmethod
     def from_path(cls, path: str | Path) -> DocumentBlock:
-        """Read a document now, named as its file. Raises OSError, or ValueError if its kind can't be told."""
+        """Read a document now, and name it after its file.
+
+        Raises:
+            OSError: The file can't be read.
+            ValueError: The kind of the document can't be told.
+        """
         from mimetypes import guess_type
 
         path = Path(path)
@@ -143,20 +173,21 @@ def _sniff_document(data: bytes) -> str | None:
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_use"):
-    """A call of a tool, asked for by the model.
-
-    id: our own id, ``tu_<ulid>``; the issuing provider's id is in `provider_raw`. name: of the tool.
-    input: the arguments. raw_arguments: the text the model sent, kept when it is no JSON object.
-    incomplete: the call was cut off or cancelled, its reply did not end well, or its arguments don't parse; it
-    must never be executed.
-    """
+    """A tool call that the model asks for."""
 
     id: str
+    """Our own id, ``tu_<ulid>``; the provider's id is in `provider_raw`."""
     name: str
+    """The tool's name."""
     input: JsonObject
+    """The arguments."""
     raw_arguments: str | None = None
+    """The text that the model sent, kept when it is no JSON object."""
     incomplete: bool = False
+    """Whether the call must never be run: it was cut off or cancelled, its reply did not end well, or its
+    arguments don't parse."""
     provider_raw: ProviderRaw | None = None
+    """The data that its provider attached to it."""
 
 
 ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
@@ -164,13 +195,14 @@ ResultPart: TypeAlias = TextBlock | ImageBlock | DocumentBlock
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
-    """What a tool answered. tool_use_id: of the call that it answers. content: text, or text, image and document
-    blocks. is_error: the tool failed.
-    """
+    """The answer of a tool."""
 
     tool_use_id: str
+    """The id of the call that it answers."""
     content: str | tuple[ResultPart, ...] = ""
+    """Text, or text, image and document blocks."""
     is_error: bool = False
+    """Whether the tool failed."""
 
     def __post_init__(self) -> None:
         if isinstance(self.content, list):
@@ -185,29 +217,35 @@ class ToolResultBlock(msgspec.Struct, frozen=True, gc=False, tag="tool_result"):
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="thinking"):
-    """Reasoning that the provider shows. text: empty where it is only signed. signature: what lets the issuing
-    provider trust it on replay.
+    """Reasoning that the provider shows.
 
-    A block without `provider_raw` but with a signature is taken to be Anthropic's, whose format it is.
+    A block with a signature and without `provider_raw` is taken to be Anthropic's, whose format it is.
     """
 
     text: str
+    """The reasoning; empty where it is only signed."""
     signature: str | None = None
+    """The signature by which the issuing provider trusts the block when it comes back."""
     provider_raw: ProviderRaw | None = None
+    """The data that its provider attached to it."""
 
 
 class RedactedThinkingBlock(msgspec.Struct, frozen=True, gc=False, tag="redacted_thinking"):
-    """Reasoning that the provider hides; `data` goes back verbatim."""
+    """Reasoning that the provider hides."""
 
     data: str
+    """The hidden text, which goes back unchanged."""
     provider_raw: ProviderRaw | None = None
+    """The data that its provider attached to it."""
 
 
 class OpaqueBlock(msgspec.Struct, frozen=True, gc=False, tag="opaque"):
-    """Content outside this catalogue, kept as it came. kind: the provider's own name for it."""
+    """Content outside this catalogue, kept as it came."""
 
     kind: str
+    """The provider's own name for it."""
     provider_raw: ProviderRaw
+    """The content itself."""
 
 
 ContentBlock: TypeAlias = (

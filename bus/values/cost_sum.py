@@ -1,4 +1,4 @@
-"""What several calls cost together, and how far that sum can be trusted."""
+"""The cost of several calls together, and how far the sum can be trusted."""
 
 from __future__ import annotations
 
@@ -15,31 +15,41 @@ UNCLEAR = frozenset({"server_error", "other"})
 
 
 def usage_is_unknown(error_class: str, provider_status: int | None) -> bool:
-    """Whether a failed call may have used something, although no usage of it is known.
+    """Whether a failed call may have used tokens although no usage of it is known.
 
-    It may if no answer came: it was cancelled, timed out, dropped, or lost with its process. A provider that
-    answers with an error bills nothing, nor does a request that was never sent.
+    It may if no answer came: the call was cancelled, timed out, was dropped, or was lost with its process. A
+    provider that answers with an error bills nothing. A request that was never sent is not billed either.
+
+    Args:
+        error_class: The class of the call's error, or ``process_lost``.
+        provider_status: The HTTP status of the answer; None if there was none.
     """
     return error_class in UNANSWERED or (error_class in UNCLEAR and provider_status is None)
 
 
 class CostSum(msgspec.Struct, frozen=True, gc=False):
-    """A sum of costs, with four counts beside it; what is not known is in no amount, and never taken for zero.
-
-    nano_usd: over the calls whose cost is known. calls: attempts, whatever became of them. estimated: how many of
-    them have usage that was estimated. unpriced: how many have usage and no cost. unknown: of how many not even
-    the usage is known.
-    """
+    """A sum of costs, with four counts beside it. An unknown cost is in no amount, and is never taken for zero."""
 
     nano_usd: int = 0
+    """The sum in nano-USD over the calls whose cost is known."""
     calls: int = 0
+    """The number of attempts, whatever became of them."""
     estimated: int = 0
+    """The number of attempts whose usage was estimated."""
     unpriced: int = 0
+    """The number of attempts with usage and without a cost."""
     unknown: int = 0
+    """The number of attempts of which not even the usage is known."""
 
     @classmethod
     def of_call(cls, usage: TokenUsage | None, cost: Cost | None, *, unknown: bool = False) -> CostSum:
-        """One attempt. unknown: it has no usage, and may have used something all the same."""
+        """The sum of one attempt.
+
+        Args:
+            usage: The attempt's usage; None if none is known.
+            cost: The attempt's cost; None if none is known.
+            unknown: Whether an attempt without usage may have used something all the same.
+        """
         nano = None if cost is None else cost.nano_usd
         return cls(
             nano or 0,
@@ -56,7 +66,7 @@ class CostSum(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def usd(self) -> Decimal:
-        """The known part in US dollars, exactly."""
+        """The known part of the cost in US dollars, exactly."""
         return usd_of(self.nano_usd)
 
     def __add__(self, other: CostSum) -> CostSum:

@@ -1,4 +1,4 @@
-"""Messages, and what is said beside them: roles, tools, and how an assistant message came about."""
+"""Messages, and the values around them: roles, tools, and the origin of an assistant message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from .usage import Cost, StopReason, TokenUsage
 
 
 class Role(StrEnum):
-    """Who speaks. DEVELOPER is OpenAI's second kind of instruction, merged into the system text elsewhere."""
+    """The speaker of a message. DEVELOPER is OpenAI's second kind of instruction; elsewhere it is merged into the
+    system text.
+    """
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -54,56 +56,63 @@ _ALLOWED: dict[Role, tuple[type, ...]] = {
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A model that was considered for a call. rejected: why it was not taken; None for the one that was.
-
-    fallback_of: the model whose configured chain it belongs to.
-    """
+    """A model that was considered for a call."""
 
     model: str
+    """The model, ``provider:name``."""
     rejected: str | None = None
+    """The reason why it was not taken; None for the one that was."""
     fallback_of: str | None = None
+    """The model whose configured chain it belongs to."""
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """How a call came to its model. requested: as the caller named it. model: ``provider:name``. provider: the
-    adapter's name. resolved_by: which rule matched: id, alias, native_name, catalogue, passthrough or choice.
-
-    candidates: all that were considered, in the order in which they would be tried.
-    """
+    """The way by which a call came to its model."""
 
     requested: str
+    """The model as the caller named it."""
     model: str
+    """The model that was taken, ``provider:name``."""
     provider: str
+    """The adapter's name."""
     resolved_by: str
+    """The rule that matched: id, alias, native_name, catalogue, passthrough or choice."""
     candidates: tuple[Candidate, ...] = ()
+    """All models that were considered, in the order in which they would be tried."""
 
 
 class CallWarning(msgspec.Struct, frozen=True):
-    """Something about a call that its caller should know. code: for programs; message: for people."""
+    """Something about a call that its caller should know."""
 
     code: str
+    """A fixed word, for programs."""
     message: str
+    """A text, for people."""
 
 
 class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """How an assistant message came about; assigned by the session manager.
-
-    provider: the adapter's name. model: ``provider:name`` of the model that served the call. usage: of the call,
-    all its tokens. cost: of the call, under the current prices. routing: how it came to its model. request_id: of
-    the call, in the trace. latency_ms: milliseconds that the adapter's call took, with all its attempts.
-    warnings: what its reader should know, such as what of the history was left out of the request.
-    """
+    """The origin of an assistant message, assigned by the session manager."""
 
     provider: str
+    """The adapter's name."""
     model: str
+    """The model that served the call, ``provider:name``."""
     usage: TokenUsage
+    """All tokens of the call."""
     cost: Cost
+    """The cost of the call, under the current prices."""
     stop_reason: StopReason
+    """The reason why the reply ended."""
     raw_stop_reason: str | None = None
+    """The provider's own word for the stop reason."""
     routing: RoutingDecision | None = None
+    """The way by which the call came to its model."""
     request_id: str | None = None
+    """The id of the call in the trace."""
     latency_ms: int | None = None
+    """Milliseconds that the adapter's call took, with all its attempts."""
     warnings: tuple[CallWarning, ...] = ()
+    """Warnings for the reader, such as parts of the history that were left out of the request."""
 
     @property
     def cost_usd(self) -> Decimal | None:
@@ -112,24 +121,27 @@ class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def pricing_version(self) -> str | None:
-        """The price table behind `cost`."""
+        """The version of the price table behind `cost`."""
         return self.cost.pricing_version
 
 
 class Message(msgspec.Struct, frozen=True):
     """One entry of a conversation. Two messages say the same if role and content are equal.
 
-    content: a sequence of blocks, kept as a tuple; a plain string becomes one TextBlock.
-    id, metadata: assigned by the session manager when the message enters a history. name: of who speaks, for the
-    host's own use; no adapter sends it.
-    Raises ValueError, naming the block, if a block may not stand in a message of that role.
+    Raises:
+        ValueError: A block may not stand in a message of that role; the text names the block.
     """
 
     role: Role
+    """The speaker."""
     content: tuple[ContentBlock, ...]
+    """A sequence of blocks, kept as a tuple. A plain string becomes one TextBlock."""
     id: str | None = None
+    """The message's id, assigned by the session manager when the message enters a history."""
     name: str | None = None
+    """The speaker's name, for the host's own use; no adapter sends it."""
     metadata: MessageMetadata | None = None
+    """The origin of the message, assigned by the session manager when the message enters a history."""
 
     def __post_init__(self) -> None:
         content: Sequence[ContentBlock] | str = self.content
@@ -158,12 +170,12 @@ class Message(msgspec.Struct, frozen=True):
 
     @classmethod
     def user(cls, content: str | Sequence[ContentBlock]) -> Message:
-        """What the user says: text, or blocks."""
+        """A message of the user: text, or blocks."""
         return Message(Role.USER, as_blocks(content))
 
     @classmethod
     def assistant(cls, content: str | Sequence[ContentBlock]) -> Message:
-        """What a model has said."""
+        """A message of a model: text, or blocks."""
         return Message(Role.ASSISTANT, as_blocks(content))
 
     @classmethod
@@ -176,7 +188,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """All text blocks, joined."""
+        """The text of all text blocks, joined."""
         return "".join(block.text for block in self.content if isinstance(block, TextBlock))
 
     @property
@@ -186,7 +198,7 @@ class Message(msgspec.Struct, frozen=True):
 
     @property
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
-        """The calls of tools that it asks for, in their order."""
+        """The tool calls that the message asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
 
 
@@ -200,33 +212,39 @@ _TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class ToolAnnotations(msgspec.Struct, frozen=True, kw_only=True):
-    """Hints on what a tool does, for whoever approves its calls; None is unknown. Never sent to a model.
-
-    read_only: it changes nothing. destructive: it may delete or overwrite. idempotent: doing it twice is doing it
-    once. open_world: it reaches beyond this system, as a web search does. title: its name for people.
+    """Hints about a tool, for the person or the code that approves its calls. None means unknown. They are never
+    sent to a model.
     """
 
     read_only: bool | None = None
+    """Whether the tool changes nothing."""
     destructive: bool | None = None
+    """Whether the tool may delete or overwrite something."""
     idempotent: bool | None = None
+    """Whether doing it twice has the effect of doing it once."""
     open_world: bool | None = None
+    """Whether the tool reaches beyond this system, as a web search does."""
     title: str | None = None
+    """The tool's name, for people."""
 
 
 class ToolDefinition(msgspec.Struct, frozen=True):
     """A tool that the model may call.
 
-    name: a letter, then letters, digits, ``_`` and ``-``; at most 64 characters. description: for the model.
-    input_schema: JSON Schema with an object at its root. strict: ask the provider to enforce the schema; None
-    leaves it to the adapter. annotations: for who approves its calls. Raises ValueError if the name or the schema
-    could not work on every provider.
+    Raises:
+        ValueError: The name or the schema could not work on every provider.
     """
 
     name: str
+    """A letter, then letters, digits, ``_`` and ``-``; at most 64 characters."""
     description: str = ""
+    """The description for the model."""
     input_schema: JsonObject = msgspec.field(default_factory=lambda: {"type": "object", "properties": {}})
+    """A JSON Schema with an object at its root."""
     strict: bool | None = None
+    """Whether to ask the provider to enforce the schema; None leaves it to the adapter."""
     annotations: ToolAnnotations | None = None
+    """Hints for the approval of the tool's calls."""
 
     def __post_init__(self) -> None:
         if not _TOOL_NAME.fullmatch(self.name):
@@ -246,26 +264,32 @@ class ToolDefinition(msgspec.Struct, frozen=True):
 
 
 class SessionSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session is made of besides its messages: content, like them.
-
-    model: a name, several in order, or an object that says how to choose. tools: as models see them, without what
-    runs them. fallback, requires: as the session was given them; None if it was not.
-    """
+    """The parts of a session besides its messages. They count as content, as messages do."""
 
     model: Json
+    """A name, several names in order, or an object that says how to choose."""
     system_prompt: str | None = None
+    """The system prompt; None if there is none."""
     tools: tuple[ToolDefinition, ...] = ()
+    """The tools as models see them, without the code that runs them."""
     fallback: tuple[str, ...] | None = None
+    """The names of the fallback models as the session was given them; None if it was given none."""
     requires: JsonObject | None = None
+    """The requirements as the session was given them; None if it was given none."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Whether the model may, must or must not call tools. mode: ``auto``, it may; ``none``; ``required``, some
-    tool; ``named``, that tool. tool_name: only, and always, with mode ``named``; otherwise ValueError is raised.
+    """Whether the model may, must or must not call tools.
+
+    Raises:
+        ValueError: `tool_name` is missing with mode ``named``, or is given with another mode.
     """
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
+    """``auto``: the model may call tools. ``none``: it must not. ``required``: it must call some tool. ``named``:
+    it must call the tool `tool_name`."""
     tool_name: str | None = None
+    """The name of the tool, for mode ``named`` only."""
 
     def __post_init__(self) -> None:
         if (self.mode == "named") != (self.tool_name is not None):

@@ -1,4 +1,4 @@
-"""What an error shows of the turn that it ended."""
+"""The part of a turn that an error shows when it has ended that turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .usage import Cost, StopReason, TokenUsage
 
 
 class StepSoFar(Protocol):
-    """One reply of the model, and what its tools answered; an `engine.StepResult`."""
+    """One reply of the model, with the answers of its tools; an `engine.StepResult`."""
 
     @property
     def message(self) -> Message: ...
@@ -27,9 +27,10 @@ class StepSoFar(Protocol):
 
 
 class TurnSoFar(Protocol):
-    """A turn that has ended in an error. steps: its replies. messages: the conversation, with all that it added.
+    """A turn that has ended in an error.
 
-    cost: of its calls, failed ones included; unknown as soon as one is.
+    It has its `id` and `status`, and the replies as `steps`. Its `messages` are the conversation with all that the
+    turn added. Its `cost` is the cost of its calls, failed ones included; it is unknown as soon as one cost is.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""What a call used and cost: token counts in disjoint buckets, why it stopped, and money as integers."""
+"""The usage and the cost of a call: token counts in disjoint buckets, the stop reason, and money as integers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import msgspec
 
 
 class StopReason(StrEnum):
-    """Why a reply ended, for portable logic; the provider's own word stands beside it as `raw_stop_reason`."""
+    """The reason why a reply ended, the same for all providers. The provider's own word stands beside it as
+    `raw_stop_reason`.
+    """
 
     END_TURN = "end_turn"
     MAX_TOKENS = "max_tokens"
@@ -24,17 +26,17 @@ class StopReason(StrEnum):
 
 
 class UsageSource(StrEnum):
-    """Where token counts come from, strongest first."""
+    """The origin of token counts, the strongest first."""
 
     REPORTED = "reported"
     """The provider's final figures."""
     PARTIAL = "partial"
-    """Reported in part: of a call that ended early, with an estimate where more had come; or with counts that we
+    """Reported in part. Either the call ended early, and an estimate stands for the rest, or some counts were
     worked out from the others."""
     ESTIMATED = "estimated"
-    """Counted by us, because the provider said nothing."""
+    """Counted by us, because the provider reported nothing."""
     INCONSISTENT = "inconsistent"
-    """Reported, but the figures contradict each other: they were made to fit, and have no price."""
+    """Reported, but the figures contradict each other. They were made to fit, and have no price."""
 
 
 _STRENGTH = tuple(UsageSource)
@@ -57,46 +59,52 @@ _USUAL_TIERS = frozenset(
 
 
 def unusual_tier(service_tier: object) -> str | None:
-    """A service tier in lower case; None for each provider's word for the usual one, and for what is no word."""
+    """A service tier in lower case.
+
+    Returns:
+        The tier; None for each provider's word for the usual tier, and for a value that is no text.
+    """
     name = service_tier.strip().lower() if isinstance(service_tier, str) else ""
     return None if name in _USUAL_TIERS else name
 
 
 def details_of(**counts: int | None) -> dict[str, int] | None:
-    """`TokenUsage.details` of those counts that there are; None if there are none."""
+    """The counts that are above zero, as `TokenUsage.details` holds them; None if there are none."""
     return {name: count for name, count in counts.items() if count} or None
 
 
 class TokenUsage(msgspec.Struct, frozen=True, gc=False):
-    """Token counts of one call. The four counts are disjoint, for every provider.
-
-    input_tokens: input that was neither read from nor written to a cache.
-    output_tokens: everything generated, reasoning included.
-    cached_input_tokens: input read from a cache.
-    cache_creation_input_tokens: input written to a cache, of any lifetime.
-    cache_creation_1h_input_tokens: the part of the former that was written for an hour (the rest is 5 minutes).
-    reasoning_tokens: the part of `output_tokens` spent on reasoning; None if the provider doesn't say.
-    source: how far the figures can be trusted.
-    reported_cost_nano_usd: what the provider says that the call cost, in nano-USD; None if it says nothing.
-    upstream_cost_nano_usd: the part of it that a gateway doesn't take itself: who owns the key pays it upstream.
-    raw: the provider's usage object as it came, for prices that are invented later.
-    details: what some prices count apart, where there is any of it: the tokens named in `USAGE_PARTS`, which are
-    in the counts above as well, and pieces by the name of their rate, such as ``web_search``.
-    service_tier: the tier that the provider says it served, as `unusual_tier` gives it; None for the usual one.
+    """Token counts of one call. `input_tokens`, `output_tokens`, `cached_input_tokens` and
+    `cache_creation_input_tokens` are disjoint, for every provider.
     """
 
     input_tokens: int = 0
+    """Input that was neither read from a cache nor written to one."""
     output_tokens: int = 0
+    """Everything generated, reasoning included."""
     cached_input_tokens: int = 0
+    """Input read from a cache."""
     cache_creation_input_tokens: int = 0
+    """Input written to a cache, of any lifetime."""
     cache_creation_1h_input_tokens: int = 0
+    """The part of `cache_creation_input_tokens` that was written for an hour; the rest was written for 5 minutes.
+    """
     reasoning_tokens: int | None = None
+    """The part of `output_tokens` spent on reasoning; None if the provider doesn't say."""
     source: UsageSource = UsageSource.REPORTED
+    """How far the figures can be trusted."""
     raw: msgspec.Raw | None = None
+    """The provider's usage object as it came, for prices that are invented later."""
     reported_cost_nano_usd: int | None = None
+    """The cost of the call as the provider states it, in nano-USD; None if it states none."""
     details: dict[str, int] | None = None
+    """Counts that some prices treat apart, where there are any. A name in `USAGE_PARTS` counts tokens that are in
+    the counts above as well. Any other name, such as ``web_search``, counts pieces by the name of their rate."""
     service_tier: str | None = None
+    """The tier that the provider says it served, as `unusual_tier` gives it; None for the usual one."""
     upstream_cost_nano_usd: int | None = None
+    """The part of `reported_cost_nano_usd` that a gateway doesn't take itself, in nano-USD; the owner of the key
+    pays it upstream."""
 
     @property
     def total_input_tokens(self) -> int:
@@ -114,9 +122,10 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False):
         return self.source is UsageSource.ESTIMATED
 
     def __add__(self, other: TokenUsage) -> TokenUsage:
-        """The sum of two usages; its source is the weaker of the two, and `raw` is dropped.
+        """The sum of two usages.
 
-        A reported cost remains only if both have one, a service tier only if it is the same.
+        Its source is the weaker of the two, and `raw` is dropped. A reported cost remains only if both have one, a
+        service tier only if both have the same.
         """
         if not isinstance(other, TokenUsage):
             return NotImplemented
@@ -149,7 +158,7 @@ def _added(first: dict[str, int] | None, second: dict[str, int] | None) -> dict[
 
 
 class CostSource(StrEnum):
-    """How a cost was obtained."""
+    """The way by which a cost was obtained."""
 
     COMPUTED = "computed"
     PROVIDER = "provider"
@@ -157,25 +166,25 @@ class CostSource(StrEnum):
 
 
 def usd_of(nano_usd: int) -> Decimal:
-    """Nano-USD as US dollars, exactly; nothing is ``0``."""
+    """Nano-USD as US dollars, exactly. Zero nano-USD is ``0``."""
     return Decimal(nano_usd).scaleb(-9) if nano_usd else Decimal()
 
 
 class Cost(msgspec.Struct, frozen=True, gc=False):
-    """Money, in integer nano-USD; None means unknown, which is never the same as zero.
-
-    nano_usd: billionths of a US dollar. source: how the figure was obtained. pricing_version: the price table that
-    gave the figure (12 hex digits), if one did.
-    reason: why there is no figure, or what is remarkable about it.
-    computed_nano_usd: what the price table gives, beside the figure of a provider that names its own; with it
-    `pricing_version` is the table's, and `reason` says why the table has none, or what is remarkable about it.
-    """
+    """Money, in integer nano-USD. None means unknown, which is never the same as zero."""
 
     nano_usd: int | None
+    """The cost in billionths of a US dollar; None if it is unknown."""
     source: CostSource
+    """The way by which the figure was obtained."""
     pricing_version: str | None = None
+    """The price table that gave the figure (12 hex digits), if one did. Beside `computed_nano_usd` it is the table
+    of that figure."""
     reason: str | None = None
+    """The reason why there is no figure, or a remark about it. Where a provider names its own cost, the reason and
+    the remark are about the table's figure."""
     computed_nano_usd: int | None = None
+    """The price table's figure in nano-USD, beside the cost of a provider that names its own."""
 
     @property
     def usd(self) -> Decimal | None:
@@ -183,9 +192,10 @@ class Cost(msgspec.Struct, frozen=True, gc=False):
         return None if self.nano_usd is None else usd_of(self.nano_usd)
 
     def __add__(self, other: Cost) -> Cost:
-        """The sum: unknown as soon as one is; the provider's, or of a price version, only if both are.
+        """The sum of two costs.
 
-        What the price table gives beside a provider's figure is left out.
+        The sum is unknown as soon as one of them is. Its source is the provider only if both sources are, and it
+        has a price version only if both have the same. The table's figure beside a provider's cost is left out.
         """
         if not isinstance(other, Cost):
             return NotImplemented

@@ -1,7 +1,7 @@
-"""Which calls of a reply may be run: those of a reply whose end says that they are whole, and no others.
+"""Which tool calls of a reply may be run: only the calls of a reply that ended well.
 
-This is the one place that decides it. Whatever makes a reply canonical asks here, and whatever reads one finds the
-answer in its blocks, as `ToolUseBlock.incomplete`.
+This is the one place that decides it. Code that makes a reply canonical asks here. Code that reads a reply finds
+the answer in its blocks, as `ToolUseBlock.incomplete`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _ENDED_WELL = frozenset({StopReason.TOOL_USE, StopReason.END_TURN, StopReason.PA
 
 
 def ended_well(stop_reason: StopReason) -> bool:
-    """Whether a reply came to the end that the model meant, so that its calls are what it meant, too."""
+    """Whether a reply came to the end that the model meant, so that its calls are complete, too."""
     return stop_reason in _ENDED_WELL
 
 
 def with_whole_calls(content: tuple[ContentBlock, ...], stop_reason: StopReason) -> tuple[ContentBlock, ...]:
-    """A reply's content as its end leaves it: after a bad one no call is complete."""
+    """The content of a reply after its end is known. After a bad end, every call is incomplete."""
     if ended_well(stop_reason) or not any(_runs(block) for block in content):
         return content
     return tuple(msgspec.structs.replace(block, incomplete=True) if _runs(block) else block for block in content)

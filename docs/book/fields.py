@@ -3,7 +3,8 @@
     model: any of its names. prompt: text.        * `model`: any of its names.
                                                    * `prompt`: text.
 
-Only names of the class or function itself count, and only where a sentence or a line begins.
+Only names of the class or function itself count, and only where a sentence or a line begins. Sections (Args,
+Returns, Raises) and the strings under fields are read by griffe itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import griffe
 
 _NAMES = r"(?:^|(?<=[.;)]\s))(?P<names>{one}(?:,\s+{one})*):\s"
 _NAME = re.compile(r"[^,\s]+")
+_SECTION = re.compile(r"\s{4}|(?:Args|Returns|Raises|Yields):\n")
 _REST = re.compile(r"(?<=[.;)`])\s(?=(?:Raises|Returns)\s)")
 
 
@@ -51,7 +53,7 @@ def listed(text: str, names: Iterable[str]) -> str:
 
 
 def _listed(paragraph: str, pattern: re.Pattern[str]) -> str:
-    starts = [*pattern.finditer(paragraph)] if not paragraph.startswith("    ") else []
+    starts = [*pattern.finditer(paragraph)] if not _SECTION.match(paragraph) else []
     if not starts:
         return paragraph
     *earlier, last = starts

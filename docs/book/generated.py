@@ -17,6 +17,8 @@ import bus
 from bus.streams.events import StreamEvent, TurnEvent
 from engine.cli.main import build_parser
 
+from .field_strings import field_strings
+
 
 def commands() -> str:
     """Every command of `callboard`, with each of its arguments and options."""
@@ -96,14 +98,16 @@ def stream_events() -> str:
 
 
 def _struct(kind: type[msgspec.Struct], topic: str, level: str = "###") -> str:
-    rows = []
+    said = field_strings(kind)
     annotations = {name: text for base in reversed(kind.__mro__) for name, text in _annotations(base).items()}
+    rows = []
     for field in msgspec.structs.fields(kind):
         default = "" if field.required else f"`{_default(field)}`"
-        rows.append((f"`{field.name}`", f"`{annotations[field.name]}`".replace("|", r"\|"), default))
+        meaning = _in_a_cell(said.get(field.name, ""))
+        rows.append((f"`{field.name}`", f"`{_in_a_cell(annotations[field.name])}`", default, meaning))
     parts = [f"{level} `{topic}`", f"`{kind.__name__}`: {inspect.getdoc(kind)}"]
     if rows:
-        parts.append(_table(("field", "type", "unless said"), rows))
+        parts.append(_table(("field", "type", "unless said", "meaning"), rows))
     return "\n\n".join(parts)
 
 
@@ -120,6 +124,11 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _in_a_cell(text: str) -> str:
+    """Markdown on one line, without the pipe that ends a cell."""
+    return re.sub(r"\s+", " ", text).replace("|", r"\|")
 
 
 def _escaped(text: str) -> str:

@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 from adapters.conformance import NotShown
+from docs.book.field_strings import field_strings
 from tests.book.snippets import DOCS
 
 ROOMS = (
@@ -42,7 +43,10 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Public(NamedTuple):
-    """A public function or class, and all that is said of it: in its docstring, its class's and their bases'."""
+    """A public function or class, and all that is said of it: in its docstring, its class's and their bases'.
+
+    The strings under fields are part of it, each after the name of its field.
+    """
 
     name: str
     node: Function | ast.ClassDef
@@ -82,7 +86,8 @@ def public() -> Iterator[Public]:
 
 def of_class(name: str, kind: type) -> Iterator[Public]:
     """A class, its constructor, and its own methods and properties."""
-    of_kind = "\n".join(base.__doc__ or "" for base in kind.__mro__ if base.__module__.startswith(PACKAGES))
+    docstrings = [base.__doc__ or "" for base in kind.__mro__ if base.__module__.startswith(PACKAGES)]
+    of_kind = "\n".join([*docstrings, *(f"{field}: {text}" for field, text in field_strings(kind).items())])
     node = defined(kind)
     yield Public(name, node, of_kind)
     for member in node.body:
@@ -145,7 +150,7 @@ def test_whoever_raises_an_error_says_so() -> None:
 
 
 def test_every_number_says_what_it_counts() -> None:
-    """By its name's ending, or by a word on it where the class or the function is described."""
+    """By its name's ending, or by a word on it under the field or where the class or function is described."""
     silent = [
         f"{one.name}: {number}"
         for one in public()

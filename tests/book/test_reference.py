@@ -19,6 +19,7 @@ import pytest
 import bus
 from adapters import ProviderAdapter
 from bus.streams.events import TurnEvent
+from docs.book import generated
 from docs.book.generated import arguments_of, parsers
 from engine.cli.main import build_parser
 from engine.models import reader as models_reader
@@ -167,6 +168,21 @@ def test_what_a_docstring_says_of_fields_becomes_a_list() -> None:
         "Bounds of it: two.\n\n* `calls`: at once; more wait.\n* `a`, `b`: how far. Note: this.\n\n"
         "Raises\nValueError."
     )
+
+
+def test_the_string_under_a_field_stands_in_the_tables_of_events() -> None:
+    """On one line, in the row of its field."""
+    said = generated.field_strings(bus.ToolProgress)
+    row = next(line for line in generated.events().splitlines() if line.startswith("| `fraction` |"))
+    assert said["fraction"]
+    assert " ".join(said["fraction"].split()) in row
+
+
+def test_sections_are_left_to_griffe() -> None:
+    """A name under Args is no run-in list."""
+    fields = pytest.importorskip("docs.book.fields", reason="callboard[docs] is not installed")
+    text = "Sums up.\n\nArgs:\n    a: how far. b: no name here.\n\nReturns:\n    a: it."
+    assert fields.listed(text, ["a", "b"]) == text
 
 
 def test_every_key_of_models_yaml_is_there_and_no_other() -> None:
