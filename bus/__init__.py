@@ -1,7 +1,7 @@
-"""What is said, and how it is carried.
+"""Messages and events, and the ways in which they are carried.
 
-Canonical values (messages, content blocks, stream events, usage, errors), the event catalogue, the bus, actors
-and their supervisors, and the streaming channel. Knows no provider, no price and no database.
+Canonical values (messages, content blocks, stream events, usage, errors), the event catalogue, the bus, actors and
+their supervisors, and the streaming channel. It knows no provider, no price and no database.
 
 `ActorStopped` is the exception; the event of that name is exported as `ActorStoppedEvent`.
 """

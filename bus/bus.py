@@ -63,22 +63,29 @@ _ROUTES_KEPT = 1024
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that an actor will never see. It is named by its type only: it may hold content or secrets.
-
-    recipient: the actor's name. reason: ``stopped`` or ``mailbox full``. ts_us: microseconds since the epoch, UTC.
+    """A message that an actor will never see. It is named by its type only, because it may hold content or
+    secrets.
     """
 
     recipient: str
+    """The actor's name."""
     message_type: str
+    """The name of the message's class."""
     reason: str
+    """``stopped`` or ``mailbox full``."""
     ts_us: int
+    """The time in microseconds since the epoch, UTC."""
 
 
 class Bus(ObservableBus):
-    """An in-process event bus; a plain object, with no task and nothing to start.
+    """An in-process event bus. It is a plain object, with no task and nothing to start.
 
-    It belongs to the thread that first uses it. run_id: stands in every envelope, and with `seq` makes it unique;
-    made from the clock if not given. clock: of the times in envelopes.
+    It belongs to the thread that first uses it.
+
+    Args:
+        run_id: The id that stands in every envelope, and with `seq` makes it unique; made from the clock if not
+            given.
+        clock: The clock of the times in envelopes.
     """
 
     def __init__(self, *, run_id: str | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -98,9 +105,16 @@ class Bus(ObservableBus):
         longest_pause: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> ReplayBus:
-        """A bus that delivers the envelopes of `source` again, unchanged and in order.
+        """A bus that delivers stored envelopes again, unchanged and in order.
 
-        speed, longest_pause: see `ReplayBus`. Raises ValueError as it does.
+        Args:
+            source: The envelopes.
+            speed: As for `ReplayBus`: how many times as fast as it happened; None for without waiting.
+            longest_pause: As for `ReplayBus`: the longest wait between two events, in seconds; None for no limit.
+            clock: The clock of the replay.
+
+        Raises:
+            ValueError: The speed is not above 0, or the pause is below 0.
         """
         return ReplayBus(source, speed=speed, longest_pause=longest_pause, clock=clock)
 
@@ -121,12 +135,18 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> int:
-        """Publish an event under its type's topic, and return its seq.
+        """Publish an event under its type's topic.
 
-        The keywords stand in the `Envelope`, such as `attempt`, which counts from 1.
-        Never waits, and never raises on a subscriber's account; its time grows with the matching subscriptions
-        only. Raises WrongLoop in another thread than the bus's own, and TypeError for an event without a topic.
-        On a closed bus the event is counted and reaches nobody.
+        It never waits, and never raises because of a subscriber. Its time grows with the matching subscriptions
+        only. On a closed bus the event is counted and reaches nobody. The keywords stand in the `Envelope`, such
+        as `attempt`, which counts from 1.
+
+        Returns:
+            The event's seq.
+
+        Raises:
+            WrongLoop: The bus belongs to another thread.
+            TypeError: The event has no topic.
         """
         if self._thread != get_ident() or self._schedule is None:
             self.check_thread()
@@ -169,10 +189,13 @@ class Bus(ObservableBus):
         caused_by: str | None = None,
         tags: dict[str, str] | None = None,
     ) -> None:
-        """Have the bus's own thread publish an event soon. For any thread; events of one thread keep their order.
+        """Let the bus's own thread publish an event soon. Any thread may call it; events of one thread keep their
+        order.
 
-        session_id, turn_id, request_id, attempt, message_id, caused_by, tags: as for `publish`.
-        Raises WrongLoop if the bus was not yet used inside an event loop, or if that loop has ended.
+        The keywords are as for `publish`, such as `attempt`, which counts from 1.
+
+        Raises:
+            WrongLoop: The bus was not yet used inside an event loop, or that loop has ended.
         """
         schedule = self._schedule
         if schedule is None:
@@ -196,7 +219,7 @@ class Bus(ObservableBus):
             raise WrongLoop(f"publish_threadsafe: the event loop of this bus has ended ({error})") from error
 
     def dead_letter(self, recipient: str, message: object, reason: str) -> None:
-        """Record a message that can't be delivered to an actor. The last 1000 are kept, all are counted.
+        """Record a message that can't be delivered to an actor. The last 1000 are kept, and all are counted.
 
         The first ten are logged, then none for five minutes, and so on.
         """

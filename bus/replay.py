@@ -45,15 +45,22 @@ _ROUTES_KEPT = 1024
 
 
 class ReplayBus(ObservableBus):
-    """Delivers envelopes again; made by `Bus.replay`, for one use.
+    """A bus that delivers envelopes again. It is made by `Bus.replay`, for one use.
 
-    source: iterated once. speed: how many times as fast as it happened; None: without waiting. longest_pause:
-    seconds that are waited at most between two events, for histories with hours in which nothing happened; None:
-    no limit. Raises ValueError for a speed that isn't above 0, or a pause below 0.
+    As an async context manager it replays in a task of its own. The task begins when a reader waits for events, so
+    that a reader who subscribes before that misses nothing. Leaving the context ends the replay. An exception of
+    the source comes out of the context, after the readers have had every event before it. `run()` replays in the
+    caller's task, at once.
 
-    As an async context manager it replays in a task of its own from the moment that a reader waits for events, so
-    that whoever subscribes before that misses nothing; leaving it ends the replay. What the source raises comes
-    out of it, after the readers have had everything before. `run()` does the same in the caller's task, at once.
+    Args:
+        source: The envelopes, iterated once.
+        speed: How many times as fast as it happened; None for without waiting.
+        longest_pause: The longest wait between two events, in seconds, for histories with hours in which nothing
+            happened; None for no limit.
+        clock: The clock of the replay.
+
+    Raises:
+        ValueError: The speed is not above 0, or the pause is below 0.
     """
 
     def __init__(
@@ -85,7 +92,7 @@ class ReplayBus(ObservableBus):
 
     @property
     def delivered(self) -> int:
-        """How many events have been replayed, whoever wanted them."""
+        """The number of events that have been replayed, whether or not anybody read them."""
         return self._delivered
 
     @property
@@ -94,9 +101,13 @@ class ReplayBus(ObservableBus):
         return self._seq
 
     async def run(self) -> int:
-        """Replay everything, close the bus, and return how many events there were.
+        """Replay everything, and close the bus. An exception of the source is raised here.
 
-        Raises what the source raises, RuntimeError if it was replayed before.
+        Returns:
+            The number of events.
+
+        Raises:
+            RuntimeError: The bus was replayed before.
         """
         if self._ran:
             raise RuntimeError("this replay has been run; make a new one with Bus.replay(source)")
@@ -185,7 +196,7 @@ class ReplayBus(ObservableBus):
         return found
 
     def _turn_after(self) -> int:
-        """After how many events the readers get a turn: half of what the smallest buffer holds."""
+        """The number of events after which the readers get a turn: half the size of the smallest buffer."""
         capacities = (
             each.policy.capacity for each in self._subscriptions if not isinstance(each.policy, Lossless)
         )
@@ -217,7 +228,7 @@ class ReplayBus(ObservableBus):
 
 
 class _ReplaySubscription(Subscription):
-    """Tells the replay when its reader waits, and when it has read so much that there is room again."""
+    """A subscription that tells the replay when its reader waits, and when enough was read to make room again."""
 
     def __init__(
         self,
@@ -253,7 +264,7 @@ class _ReplaySubscription(Subscription):
 
 
 class _Pace:
-    """When each envelope is due, on the loop's clock."""
+    """The time at which each envelope is due, on the loop's clock."""
 
     def __init__(self, speed: float, longest_pause: float | None) -> None:
         self._speed = speed

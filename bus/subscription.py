@@ -37,28 +37,35 @@ READ_BURST = 256
 
 
 class Gap(Event, frozen=True, kw_only=True, tag="bus.gap"):
-    """Events that this subscription dropped: `count` of them, from seq `first` to seq `last`.
+    """Events that this subscription dropped.
 
-    Comes in an envelope whose `seq` is `last`, before the next event. Only ever seen by the subscription that
-    dropped; it is not published, and other events between `first` and `last` were not for this subscription.
+    It comes before the next event, in an envelope whose `seq` is `last`. Only the subscription that dropped the
+    events sees it; it is not published. Other events between `first` and `last` were not for this subscription.
     """
 
     first: int
+    """The seq of the first event that was dropped."""
     last: int
+    """The seq of the last event that was dropped."""
     count: int
+    """The number of events that were dropped."""
 
 
 class Lossless(msgspec.Struct, frozen=True):
-    """Keep everything until it is read. For the few who may lose nothing and are watched by admission."""
+    """Keep everything until it is read. It is for the few readers that may lose nothing and that admission
+    watches.
+    """
 
 
 class DropOldest(msgspec.Struct, frozen=True):
-    """Keep the newest `capacity` events, and say in-band, by a `Gap`, what was dropped.
+    """Keep the newest events, and report the dropped ones in-band, by a `Gap`.
 
-    Raises ValueError for a capacity below 1.
+    Raises:
+        ValueError: The capacity is below 1.
     """
 
     capacity: int = 1024
+    """The largest number of events that wait."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -66,14 +73,16 @@ class DropOldest(msgspec.Struct, frozen=True):
 
 
 class Latest(msgspec.Struct, frozen=True):
-    """Keep the newest event per key, for at most `capacity` keys; what is superseded is no loss, and no `Gap`.
+    """Keep the newest event per key. An older event of the same key is no loss, and no `Gap` reports it.
 
-    key: a quick pure function. An event for which it raises is kept under a key of its own.
-    Raises ValueError for a capacity below 1.
+    Raises:
+        ValueError: The capacity is below 1.
     """
 
     key: Callable[[Envelope], Hashable]
+    """A quick pure function. An event for which it raises is kept under a key of its own."""
     capacity: int = 1024
+    """The largest number of keys."""
 
     def __post_init__(self) -> None:
         if self.capacity < 1:
@@ -85,20 +94,24 @@ Policy: TypeAlias = Lossless | DropOldest | Latest
 
 
 class SubscriptionStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a subscription. depth: events that wait. oldest_age_ms: for how many milliseconds the first of
-    them has waited; 0.0 if none does. delivered, dropped: events so far.
-
-    name: as given, or else created_at: ``file:line`` of the call of `subscribe`.
-    """
+    """A snapshot of a subscription."""
 
     name: str
+    """The name as given, or else `created_at`."""
     patterns: tuple[str, ...]
+    """The patterns as given."""
     policy: str
+    """The name of the policy's class."""
     depth: int
+    """The number of events that wait."""
     oldest_age_ms: float
+    """Milliseconds that the oldest of them has waited; 0.0 if none waits."""
     delivered: int
+    """The number of events delivered so far."""
     dropped: int
+    """The number of events dropped so far."""
     created_at: str
+    """``file:line`` of the call of `subscribe`."""
 
 
 class _Buffer(Protocol):
@@ -125,7 +138,7 @@ class _Everything:
 
 
 class _Losing:
-    """What the two dropping buffers share: the gap that waits at their head."""
+    """The part that the two dropping buffers share: the gap that waits at their head."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -210,12 +223,12 @@ def _buffer(policy: Policy) -> _Buffer:
 
 
 class Subscription:
-    """What `Bus.subscribe` returns: read it with ``async for``, or with `take` and `wait`.
+    """A reader's view of a bus, made by `Bus.subscribe`. Read it with ``async for``, or with `take` and `wait`.
 
-    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails and never loses what
-    the policy keeps, not even when the reader is cancelled while it waits. Several tasks may read one
+    As a context manager, ``with`` or ``async with``, it closes itself. Reading never fails. It never loses an
+    event that the policy keeps, not even when the reader is cancelled while it waits. Several tasks may read one
     subscription; each event then goes to one of them. Iteration ends when the subscription or the bus is closed
-    and everything that waited has been read.
+    and every waiting event has been read.
     """
 
     def __init__(
@@ -242,22 +255,29 @@ class Subscription:
 
     @property
     def closed(self) -> bool:
-        """True when nothing more will come; what waits can still be read."""
+        """True when nothing more will come. Events that wait can still be read."""
         return self._closed
 
     @property
     def depth(self) -> int:
-        """How many events wait."""
+        """The number of events that wait."""
         return len(self._buffer)
 
     @property
     def oldest_age_ms(self) -> float:
-        """For how long the oldest event has waited, in milliseconds; 0.0 if none waits."""
+        """Milliseconds that the oldest event has waited; 0.0 if none waits."""
         oldest = self._buffer.oldest()
         return 0.0 if oldest is None else (self._now_ns() - oldest.mono_ns) / 1e6
 
     def take(self, limit: int | None = None) -> list[Envelope]:
-        """The oldest events that wait, at most `limit`; None is all. An empty list if nothing waits."""
+        """The oldest events that wait.
+
+        Args:
+            limit: The largest number of events to take; None for all.
+
+        Returns:
+            The events; an empty list if nothing waits.
+        """
         buffer = self._buffer
         taken: list[Envelope] = []
         while buffer and len(taken) != limit:
@@ -266,9 +286,9 @@ class Subscription:
         return taken
 
     async def wait(self) -> None:
-        """Return when something has come, or when the subscription is closed. Takes nothing itself.
+        """Return when an event has come, or when the subscription is closed. It takes no event itself.
 
-        By then somebody else may have taken it.
+        By then another task may have taken the event.
         """
         if self._buffer or self._closed:
             await anyio.lowlevel.checkpoint()
@@ -296,7 +316,9 @@ class Subscription:
                 return self._buffer.pop()
 
     def close(self) -> None:
-        """Stop receiving. What waits can still be read; a reader that waits is let go. Idempotent."""
+        """Stop receiving. Events that wait can still be read, and a reader that waits is let go. A second call
+        does nothing.
+        """
         if not self._closed:
             self._closed = True
             self._detach(self)
@@ -331,7 +353,7 @@ class Subscription:
         self.close()
 
     def statistics(self) -> SubscriptionStatistics:
-        """A snapshot of what waits, what was delivered and what was dropped."""
+        """A snapshot of the events that wait, were delivered and were dropped."""
         return SubscriptionStatistics(
             name=self.name,
             patterns=self.patterns,

@@ -57,30 +57,33 @@ class Actor:
         """Called once, before the first message. If it raises, the start has failed."""
 
     async def receive(self, message: object) -> object:
-        """Handle one message; what is returned answers an ask. An exception is a crash, and the asker gets
-        ActorStopped, with it as its cause.
+        """Handle one message. The value that is returned answers an ask.
 
-        Never await long work here: spawn a task for it. Raises NotImplementedError unless it is overridden.
+        An exception is a crash; the asker gets ActorStopped, with the exception as its cause. Never await long
+        work here: spawn a task for it.
+
+        Raises:
+            NotImplementedError: The method is not overridden.
         """
         raise NotImplementedError
 
     async def stopping(self) -> None:
-        """Called once at the end of a life that had started, crash or not, when its tasks are all over.
+        """Called once at the end of a life that had started, after a crash as well, when all its tasks are over.
 
-        Shielded from cancellation, and cut off after one second. What it raises is logged.
+        It is shielded from cancellation, and cut off after one second. An exception that it raises is logged.
         """
 
 
 class ActorContext:
-    """What an actor gets to know about the world it lives in; the same for all of one life.
-
-    ref: its own, which others may be given. bus, clock: its supervisor's.
-    """
+    """The world that an actor lives in, as it may know it. It stays the same for all of one life."""
 
     def __init__(self, ref: ActorRef, bus: Bus, clock: Clock, stop: Callable[[], None]) -> None:
         self.ref = ref
+        """The actor's own ref, which others may be given."""
         self.bus = bus
+        """The supervisor's bus."""
         self.clock = clock
+        """The supervisor's clock."""
         self._stop = stop
 
     def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
@@ -93,19 +96,22 @@ class ActorContext:
 
 
 class ActorStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of an actor. phase: ``starting``, ``running``, ``closing`` or ``ended``.
-
-    mailbox: messages that wait, of at most `capacity`. received, rejected: messages in all lives together;
-    rejected are those that found it stopped or its mailbox full. tasks: running below the current life.
-    """
+    """A snapshot of an actor."""
 
     name: str
+    """The actor's name in the tree of supervision."""
     phase: Phase
+    """``starting``, ``running``, ``closing`` or ``ended``."""
     mailbox: int
+    """The number of messages that wait."""
     capacity: int
+    """The largest number of messages that may wait."""
     received: int
+    """The number of messages received in all lives together."""
     rejected: int
+    """The number of messages, in all lives together, that found the actor stopped or its mailbox full."""
     tasks: int
+    """The number of tasks that run below the current life."""
 
 
 class _Letter:
@@ -147,14 +153,15 @@ class _Letter:
 
 
 class ActorRef:
-    """How others reach an actor: valid for as long as its supervisor, which makes it, over all restarts.
+    """The handle by which others reach an actor. It is valid as long as its supervisor, which makes it, over all
+    restarts.
 
-    For the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other. name: in the tree of
-    supervision.
+    It is for the thread of its bus: `tell`, `ask` and `spawn` raise WrongLoop in any other.
     """
 
     def __init__(self, name: str, bus: Bus) -> None:
         self.name = name
+        """The actor's name in the tree of supervision."""
         self._bus = bus
         self._mailbox: deque[_Letter] = deque()
         self._signal: Signal | None = None
@@ -165,7 +172,7 @@ class ActorRef:
 
     @property
     def actor(self) -> Actor | None:
-        """The instance that is running now, or None while there is none."""
+        """The instance that runs now; None while there is none."""
         life = self._life
         return life.actor if life is not None and life.phase == "running" else None
 
@@ -176,14 +183,18 @@ class ActorRef:
 
     @property
     def coming_up(self) -> bool:
-        """True while there is no instance, or none that is ready, and one will be: a start or restart is due."""
+        """True while no instance is ready and one will be, because a start or a restart is due."""
         return self._open and not self.running
 
     def tell(self, message: object) -> bool:
-        """Send a message. False, and a dead letter, if the actor has stopped or its mailbox is full.
+        """Send a message, without waiting for an answer.
 
-        True means that it waits in the mailbox, of 256 messages, in order; not that it will be handled. Raises
-        WrongLoop.
+        Returns:
+            True if the message waits in the mailbox of 256 messages, in order; it may still never be handled.
+                False if the actor has stopped or its mailbox is full; then the message is a dead letter.
+
+        Raises:
+            WrongLoop: The bus belongs to another thread.
         """
         reason = self._post(_Letter(message, asked=False))
         if reason is not None:
@@ -191,10 +202,18 @@ class ActorRef:
         return reason is None
 
     async def ask(self, message: object, *, timeout: float = 30.0) -> object:
-        """Send a message and wait for the answer, for at most `timeout` seconds.
+        """Send a message and wait for the answer. A message whose asker has given up or was cancelled may still be
+        handled.
 
-        Raises ActorStopped if the actor has stopped, or stops or crashes before it answers; MailboxFull;
-        DeadlineExceeded; WrongLoop. A message whose asker has given up or was cancelled may still be handled.
+        Args:
+            message: The message.
+            timeout: Seconds to wait at most.
+
+        Raises:
+            ActorStopped: The actor has stopped, or it stops or crashes before it answers.
+            MailboxFull: The mailbox is full.
+            DeadlineExceeded: No answer came in time.
+            WrongLoop: The bus belongs to another thread.
         """
         letter = _Letter(message, asked=True)
         reason = self._post(letter)
@@ -209,9 +228,17 @@ class ActorRef:
     def spawn(self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, name: str | None = None) -> TaskHandle[T]:
         """Run ``fn(*args)`` as a task of the current life, and return at once.
 
-        If it raises, it fails alone, and the handle has what it raised. It is cancelled, and awaited, when the
-        actor stops or crashes. name: for logs; the function's own if it isn't given.
-        Raises ActorStopped if the actor is not running, WrongLoop in another thread.
+        If the task raises, it fails alone, and the handle has the exception. When the actor stops or crashes, the
+        task is cancelled and awaited.
+
+        Args:
+            fn: An async function.
+            args: Its arguments.
+            name: A name for logs; the function's own if it isn't given.
+
+        Raises:
+            ActorStopped: The actor is not running.
+            WrongLoop: The bus belongs to another thread.
         """
         self._bus.check_thread()
         life = self._life
@@ -220,7 +247,7 @@ class ActorRef:
         return life.spawn(partial(fn, *args), name or str(getattr(fn, "__name__", "task")))
 
     def statistics(self) -> ActorStatistics:
-        """A snapshot."""
+        """A snapshot of the actor."""
         life = self._life
         return ActorStatistics(
             name=self.name,
@@ -233,7 +260,11 @@ class ActorRef:
         )
 
     def _post(self, letter: _Letter) -> str | None:
-        """Put a letter into the mailbox, or say why not."""
+        """Put a letter into the mailbox.
+
+        Returns:
+            None, or the reason why the letter was not accepted.
+        """
         self._bus.check_thread()
         if not self._open:
             self._rejected += 1
@@ -255,7 +286,11 @@ class ActorRef:
         await self._signal.wait()
 
     def _close(self) -> int:
-        """Take no more, and settle what waits. Returns how many messages nobody will answer for."""
+        """Accept no more messages, and settle the ones that wait.
+
+        Returns:
+            The number of messages that nobody will answer for.
+        """
         self._open = False
         lost = 0
         while self._mailbox:
@@ -303,7 +338,9 @@ class Incarnation:
         return self.tasks.spawn(call, f"{self.ref.name}/{name}")
 
     async def run(self) -> None:
-        """Live. Never raises, but for KeyboardInterrupt and SystemExit; `error` says whether it was a crash."""
+        """Live through all phases. It never raises, except KeyboardInterrupt and SystemExit; `error` says whether
+        it was a crash.
+        """
         self._coroutine = current_coroutine()
         self.ref._life = self
         try:
@@ -323,7 +360,7 @@ class Incarnation:
             self.up.set()
 
     def stacks(self) -> dict[str, list[str]]:
-        """Where everything that still runs stands, by name."""
+        """The stack of everything that still runs, by name."""
         found = {task.name: task.stack() for task in self.tasks.running}
         if self._coroutine is not None:
             found[self.ref.name] = stack_of(self._coroutine)

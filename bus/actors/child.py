@@ -1,4 +1,4 @@
-"""What a supervisor has below it: children, their lives one after another, and how they are described."""
+"""The children of a supervisor, their lives one after another, and their description."""
 
 from __future__ import annotations
 
@@ -16,63 +16,69 @@ from .task import unwrapped
 
 
 class ChildSpec(msgspec.Struct, frozen=True):
-    """An actor to supervise.
-
-    name: unique below its supervisor, and better in the whole tree: lifecycle events carry it.
-    factory: makes a new instance for every life. restart: ``permanent``, always; ``transient``, after a crash
-    only; ``temporary``, never. policy: None for the supervisor's own.
-    on_limit: what happens after too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the
-    child stays stopped, until `restart_child`, and its siblings live on.
-    """
+    """An actor to supervise."""
 
     name: str
+    """A name that is unique below its supervisor, and better in the whole tree: lifecycle events carry it."""
     factory: Callable[[], Actor]
+    """A function that makes a new instance for every life."""
     restart: RestartType = "permanent"
+    """``permanent``: always restarted. ``transient``: restarted after a crash only. ``temporary``: never
+    restarted."""
     policy: RestartPolicy | None = None
+    """The policy for restarts; None for the supervisor's own."""
     on_limit: OnLimit = "escalate"
+    """The reaction to too many failures in a row. ``escalate``: the supervisor gives up. ``stop``: the child stays
+    stopped, until `restart_child`, and its siblings live on."""
 
 
 class ShutdownReport(msgspec.Struct, frozen=True):
-    """How a supervisor stopped. clean: everything has ended. stuck: the names of what still runs. lost: messages
-    that nobody got to.
-    """
+    """The report of how a supervisor stopped."""
 
     clean: bool
+    """Whether everything has ended."""
     stuck: tuple[str, ...] = ()
+    """The names of tasks that still run."""
     lost: int = 0
+    """The number of messages that nobody handled."""
 
 
 class ChildStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of one child. restarts: in all. failures: in a row, so far.
-
-    uptime_seconds: of the current life; 0.0 if there is none. actor: None for a supervisor; supervisor: None for
-    an actor.
-    """
+    """A snapshot of one child."""
 
     name: str
+    """The child's name."""
     phase: Phase
+    """``starting``, ``running``, ``closing`` or ``ended``."""
     restarts: int
+    """The number of restarts in all."""
     failures: int
+    """The number of failures in a row, so far."""
     uptime_seconds: float
+    """The age of the current life in seconds; 0.0 if there is none."""
     actor: ActorStatistics | None
+    """The actor's snapshot; None for a supervisor."""
     supervisor: SupervisorStatistics | None
+    """The supervisor's snapshot; None for an actor."""
 
 
 class SupervisorStatistics(msgspec.Struct, frozen=True):
-    """A snapshot of a tree of supervision. children: in the order of their starting.
-
-    stuck: names of tasks that did not end when they were told to.
-    """
+    """A snapshot of a tree of supervision."""
 
     name: str
+    """The supervisor's name."""
     strategy: Strategy
+    """The supervisor's strategy."""
     running: bool
+    """Whether the supervisor runs."""
     children: tuple[ChildStatistics, ...]
+    """The snapshots of its children, in their order of starting."""
     stuck: tuple[str, ...]
+    """The names of tasks that did not end when they were told to."""
 
 
 class Supervising(Protocol):
-    """A nested `Supervisor`, as the one above sees it."""
+    """A nested `Supervisor`, as the supervisor above sees it."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None: ...
     async def stop(self, *, budget: float) -> ShutdownReport: ...
@@ -80,7 +86,7 @@ class Supervising(Protocol):
 
 
 class SupervisorLife(anyio.abc.TaskStatus[None]):
-    """One run of a nested supervisor, with the same face as an actor's `Incarnation`."""
+    """One run of a nested supervisor, with the same interface as an actor's `Incarnation`."""
 
     def __init__(self, supervisor: Supervising, clock: Clock) -> None:
         self.supervisor = supervisor
@@ -96,7 +102,7 @@ class SupervisorLife(anyio.abc.TaskStatus[None]):
         self._clock = clock
 
     def started(self, value: None = None) -> None:
-        """Told by `Supervisor.run` when all its children are up."""
+        """Called by `Supervisor.run` when all its children are up."""
         self.was_started = True
         self.started_ns = self._clock.monotonic_ns()
         self.phase = "running"
@@ -121,7 +127,9 @@ Life: TypeAlias = Incarnation | SupervisorLife
 
 
 class Child:
-    """A child of a supervisor over all its lives: what it was given, and the two facts that are its state."""
+    """A child of a supervisor over all its lives: the values that it was given, and the two facts that are its
+    state.
+    """
 
     def __init__(
         self,
@@ -149,7 +157,7 @@ class Child:
         return self.life is not None and not self.life.ended.is_set()
 
     def statistics(self, clock: Clock) -> ChildStatistics:
-        """A snapshot of it, and of all below it."""
+        """A snapshot of the child, and of everything below it."""
         life = self.life
         up = life is not None and life.phase == "running"
         return ChildStatistics(

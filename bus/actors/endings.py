@@ -1,7 +1,8 @@
-"""How a life is brought to its end, and what becomes of one that doesn't.
+"""The end of a life, and the handling of a life that doesn't end.
 
-Ask it → 5 s → cancel it → 1 s. A task can't be abandoned: what still runs then is reported as stuck, and its stack
-is logged at once and every 5 s. Whoever ends a life goes on then; whoever needs it to be over waits for `ended`.
+Ask it → 5 s → cancel it → 1 s. A task can't be abandoned: a task that still runs then is reported as stuck, and
+its stack is logged at once and every 5 s. The code that ends a life goes on then; code that needs the life to be
+over waits for `ended`.
 """
 
 from __future__ import annotations
@@ -21,23 +22,29 @@ _log = Log("bus.supervisor")
 
 
 class Endings:
-    """Of one run of a supervisor. group: in which its lives are tasks.
+    """The endings of lives in one run of a supervisor.
 
-    deadline: of `anyio.current_time`; from then on there is no grace.
+    Args:
+        group: The task group in which the lives are tasks.
     """
 
     def __init__(self, group: anyio.abc.TaskGroup) -> None:
         self.deadline = float("inf")
+        """The time of `anyio.current_time` from which on there is no grace."""
         self._group = group
         self._stuck: dict[str, Life] = {}
 
     @property
     def stuck(self) -> tuple[str, ...]:
-        """The names of what did not end when it was told to, and still runs."""
+        """The names of tasks that did not end when they were told to, and still run."""
         return tuple(name for name, life in self._stuck.items() if not life.ended.is_set())
 
     async def end(self, life: Life, reason: str) -> int:
-        """End a life; returns when it has ended, or is reported as stuck. The number of messages lost below it."""
+        """End a life. It returns when the life has ended, or is reported as stuck.
+
+        Returns:
+            The number of messages lost below the life.
+        """
         life.stop_reason = reason
         remaining = max(0.0, self.deadline - anyio.current_time())
         if isinstance(life, SupervisorLife):
@@ -59,7 +66,9 @@ class Endings:
         return 0
 
     def closing(self, life: Incarnation) -> None:
-        """A life closes that nobody asked to stop, after a crash perhaps; its tasks may be stuck all the same."""
+        """Watch a life that closes although nobody asked it to stop, perhaps after a crash. Its tasks may be stuck
+        all the same.
+        """
         if life.stop_reason is None and life.tasks:
             self._group.start_soon(self._watch_closing, life)
 

@@ -1,8 +1,8 @@
-"""When a child is restarted, with whom, and after how long: decisions, as pure functions of values.
+"""Whether a child is restarted, with which others, and after how long: decisions, as pure functions of values.
 
 Backoff and a limit of restarts per period work against each other: with pauses of seconds, "five in five seconds"
-never comes about, and a child that can't live is restarted for ever. So what is counted is failures in a row, and
-the row ends when a child has lived for `healthy_after`.
+never comes about, and a child that can't live is restarted for ever. So failures in a row are counted, and the row
+ends when a child has lived for `healthy_after`.
 """
 
 from __future__ import annotations
@@ -25,41 +25,54 @@ Verdict: TypeAlias = Literal["stay", "restart", "limit"]
 
 
 class RestartPolicy(msgspec.Struct, frozen=True):
-    """How patient a supervisor is. Times are in seconds.
+    """The patience of a supervisor.
 
-    max_failures: the failure in a row that is one too many; 1 means no restart at all. A failing start counts.
-    healthy_after: a child that lived this long starts a new row.
-    backoff_base, backoff_cap: before the n-th restart in a row, a random time below
-    ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes.
-    Raises ValueError for max_failures below 1.
+    Raises:
+        ValueError: `max_failures` is below 1.
     """
 
     max_failures: int = 5
+    """The number of failures in a row that is one too many; 1 means no restart at all. A failing start counts."""
     healthy_after: float = 30.0
+    """Seconds after which a child that still lives starts a new row."""
     backoff_base: float = 0.1
+    """Seconds that bound the wait before the first restart in a row. Before the n-th restart a random time below
+    ``min(backoff_cap, backoff_base * 2 ** (n - 1))`` passes."""
     backoff_cap: float = 5.0
+    """Seconds that bound every wait."""
 
     def __post_init__(self) -> None:
         if self.max_failures < 1:
             raise ValueError(f"RestartPolicy(max_failures={self.max_failures}): must be at least 1")
 
     def delay(self, failures: int, randomness: float) -> float:
-        """Seconds to wait after so many failures in a row; randomness is a number in [0, 1)."""
+        """The seconds to wait before the next restart.
+
+        Args:
+            failures: The number of failures in a row.
+            randomness: A number in [0, 1).
+        """
         exponent = min(max(failures - 1, 0), 60)  # beyond that the power only overflows
         return float(min(self.backoff_cap, self.backoff_base * 2**exponent) * randomness)
 
 
 def verdict(restart: RestartType, policy: RestartPolicy, *, crashed: bool, failures: int) -> Verdict:
-    """What becomes of a child that ended by itself; `failures` counts this one."""
+    """The decision about a child that ended by itself; `failures` counts this end."""
     if restart == "temporary" or (restart == "transient" and not crashed):
         return "stay"
     return "limit" if failures >= policy.max_failures else "restart"
 
 
 def affected(strategy: Strategy, children: Sequence[str], failed: str) -> tuple[str, ...]:
-    """The children to restart when `failed` has ended, in their order of starting. Pure.
+    """The children to restart when one has ended, in their order of starting. A pure function.
 
-    children: all names, in that order. Raises ValueError if `failed` is none of them.
+    Args:
+        strategy: The supervisor's strategy.
+        children: The names of all children, in their order of starting.
+        failed: The name of the child that has ended.
+
+    Raises:
+        ValueError: `failed` is none of the children.
     """
     position = children.index(failed)
     match strategy:

@@ -70,10 +70,17 @@ _log = Log("bus.supervisor")
 
 
 class Supervisor:
-    """Keeps children alive, by a strategy and a policy. For one thread; on asyncio and trio.
+    """A supervisor keeps children alive, by a strategy and a policy. It is for one thread, on asyncio and trio.
 
     The host runs it in a task group of its own: ``await group.start(supervisor.run)``. All other methods may then
     be called from any task of the same loop.
+
+    Args:
+        name: The supervisor's name, in logs and events.
+        bus: The bus for the events of the children's lives.
+        clock: The clock; the bus's own if not given.
+        strategy: The children that are restarted together.
+        policy: The policy for restarts; `RestartPolicy()` if not given.
     """
 
     def __init__(
@@ -97,10 +104,14 @@ class Supervisor:
     # -- its own life
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Supervise until `stop`, or until cancelled; children of an earlier run are started first, in order.
+        """Supervise until `stop`, or until cancelled. Children of an earlier run are started first, in order.
 
-        Returns when nothing runs any more. Raises SupervisorEscalated if it gave up, and what a child's start
-        raised if one of an earlier run's children does not start; RuntimeError if it runs already.
+        It returns when nothing runs any more. If a child of an earlier run does not start, its exception is raised
+        here.
+
+        Raises:
+            SupervisorEscalated: The supervisor gave up.
+            RuntimeError: The supervisor runs already.
         """
         if self._group is not None:
             raise RuntimeError(f"supervisor {self.name} is running already")
@@ -133,8 +144,10 @@ class Supervisor:
     async def stop(self, *, budget: float = 15.0) -> ShutdownReport:
         """Stop all children, last first, and then the supervisor.
 
-        budget: seconds for all of them together; when they are over, the rest is cancelled without grace.
-        Returns when everything has ended, or all that did not is known to be stuck.
+        It returns when everything has ended, or when the rest is known to be stuck.
+
+        Args:
+            budget: Seconds for all children together. When they are over, the rest is cancelled without grace.
         """
         if self._group is not None:
             self._endings.deadline = min(self._endings.deadline, anyio.current_time() + budget)
@@ -145,10 +158,13 @@ class Supervisor:
     # -- its children
 
     async def start_child(self, spec: ChildSpec) -> ActorRef:
-        """Add an actor and start it; returns when its started() has returned.
+        """Add an actor and start it. It returns when the actor's started() has returned.
 
-        If this first start fails it is not retried: the child is not added, and what it raised is raised here.
-        Raises ValueError if the name is taken, ActorStopped if the supervisor is not running.
+        A first start that fails is not retried: the child is not added, and its exception is raised here.
+
+        Raises:
+            ValueError: The name is taken.
+            ActorStopped: The supervisor is not running.
         """
         ref = ActorRef(spec.name, self._bus)
 
@@ -162,9 +178,12 @@ class Supervisor:
     async def start_supervisor(
         self, name: str, *, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
     ) -> Supervisor:
-        """Add a supervisor below this one and start it. Its giving up counts here as a child's crash.
+        """Add a supervisor below this one and start it. If it gives up, that counts here as a child's crash.
 
-        strategy, policy: for the children of the new one; policy is this one's if not given.
+        Args:
+            name: The name of the new supervisor.
+            strategy: The strategy for the children of the new supervisor.
+            policy: The policy for the children of the new supervisor; this supervisor's own if not given.
         """
         nested = Supervisor(
             name, bus=self._bus, clock=self._clock, strategy=strategy, policy=policy or self.policy
@@ -177,7 +196,9 @@ class Supervisor:
         return nested
 
     async def stop_child(self, name: str) -> None:
-        """Stop a child for good, until `restart_child`. Returns when it has ended, or is known to be stuck."""
+        """Stop a child for good, until `restart_child`. It returns when the child has ended, or is known to be
+        stuck.
+        """
         child = self._child(name)
         with anyio.CancelScope(shield=True):  # bounded, and half a stop would leave it neither up nor down
             await self._end(child, "stopped")
@@ -189,9 +210,10 @@ class Supervisor:
         del self._children[name]
 
     async def restart_child(self, name: str) -> None:
-        """Start a stopped child afresh, with no failures counted. Does nothing to one that runs or will again.
+        """Start a stopped child afresh, with no failures counted. A child that runs or will run again is left
+        alone.
 
-        If the start fails the child stays stopped, and what it raised is raised here.
+        If the start fails, the child stays stopped, and its exception is raised here.
         """
         child = self._child(name)
         if child.wanted:
@@ -202,7 +224,11 @@ class Supervisor:
         await self._first_start(child)
 
     def child(self, name: str) -> ActorRef:
-        """The ref of an actor; it stays valid over restarts. Raises LookupError for any other name."""
+        """The ref of an actor; it stays valid over restarts.
+
+        Raises:
+            LookupError: No actor has this name.
+        """
         ref = self._child(name).ref
         if ref is None:
             raise LookupError(f"{name} below supervisor {self.name} is a supervisor, not an actor")

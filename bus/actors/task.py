@@ -1,8 +1,9 @@
-"""A task below an actor: it fails alone, and whoever holds its handle learns how it ended.
+"""A task below an actor. It fails alone, and the holder of its handle learns how it ended.
 
-Also here: telling a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody asked
-for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end whatever it reaches, on
-asyncio even the task's siblings. Real is what a cancel scope around us, or a `cancel()` of our own task, explains.
+This module also tells a real cancellation from a leaked one. Some libraries let a CancelledError out that nobody
+asked for (a cancelled future, a timeout of their own). Taken for a real one it would quietly end every task that
+it reaches, on asyncio even the task's siblings. A cancellation is real if a cancel scope around us, or a
+`cancel()` of our own task, explains it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def describe(error: BaseException, limit: int = 500) -> str:
 
 
 def origin(error: BaseException, frames: int = 6) -> list[str]:
-    """Where an exception was raised, innermost last. Lines only: a traceback with locals could show a key."""
+    """The lines where an exception was raised, innermost last. There are lines only, because a traceback with
+    locals could show a key.
+    """
     lines: list[str] = []
     traceback = error.__traceback__
     while traceback is not None:
@@ -74,7 +77,7 @@ def origin(error: BaseException, frames: int = 6) -> list[str]:
 
 
 def stack_of(coroutine: object) -> list[str]:
-    """Where a suspended coroutine stands, outermost first, on any backend."""
+    """The lines at which a suspended coroutine stands, outermost first, on any backend."""
     lines: list[str] = []
     while coroutine is not None and len(lines) < 50:
         for prefix in ("cr", "gi", "ag"):
@@ -96,10 +99,11 @@ def current_coroutine() -> object:
 
 
 class TaskHandle(Generic[T]):
-    """A task that an actor runs: made by `ActorRef.spawn`."""
+    """A task that an actor runs, made by `ActorRef.spawn`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
+        """The task's name, for logs."""
         self._scope = anyio.CancelScope()
         self._cancelled = False
         self._done = False
@@ -116,16 +120,19 @@ class TaskHandle(Generic[T]):
         return self._done
 
     def cancel(self) -> None:
-        """Cancel the task. Returns at once; idempotent, and without effect on a task that is done."""
+        """Cancel the task. It returns at once. A second call, or a call for a task that is done, does nothing."""
         self._cancelled = True
         self._scope.cancel()
 
     async def wait(self) -> T:
-        """The result of the task, or what it raised.
+        """Wait for the task's result. If the task raised an exception, it is raised here.
 
-        Raises TaskCancelled if it was cancelled through its handle, ActorStopped if its actor crashed or stopped
-        first. A task that answers its cancellation with a result, or an exception of its own, resolves to that.
+        A task that answers its cancellation with a result, or an exception of its own, resolves to that.
         Cancelling the waiter does not cancel the task. Any number of tasks may wait.
+
+        Raises:
+            TaskCancelled: The task was cancelled through its handle.
+            ActorStopped: The task's actor crashed or stopped first.
         """
         if self._done:
             await anyio.lowlevel.checkpoint()
@@ -136,14 +143,14 @@ class TaskHandle(Generic[T]):
         return self.result()
 
     def result(self) -> T:
-        """What `wait` gives or raises, at once. Only of a task that is done."""
+        """The result or the exception of `wait`, at once. It is only for a task that is done."""
         assert self._done, f"task {self.name} is not done"
         if self._error is not None:
             raise self._error
         return cast("T", self._value)
 
     def stack(self) -> list[str]:
-        """Where the task stands."""
+        """The lines at which the task stands."""
         return stack_of(self._coroutine)
 
     def _never_ran(self) -> None:
@@ -157,7 +164,7 @@ class TaskHandle(Generic[T]):
                 self._signal.set()
 
     async def _run(self, call: Callable[[], Awaitable[T]], finished: Callable[[TaskHandle[T]], None]) -> None:
-        """The task's whole body. Lets nothing out but the cancellation of a scope around it."""
+        """The task's whole body. It lets no exception out but the cancellation of a scope around it."""
         self._coroutine, self._body = self._body, None
         error: Exception | None = None
         returned = False

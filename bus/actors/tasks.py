@@ -17,17 +17,18 @@ T = TypeVar("T")
 
 
 class Tasks:
-    """While it is entered, tasks may be spawned. Leaving it cancels them and waits until all are over.
+    """The tasks of one life. While it is entered, tasks may be spawned. Leaving it cancels them and waits until
+    all are over.
 
     On trio they are the tasks of an anyio task group. On asyncio they are asyncio's own: a group would add a
-    second handle, scope and event to each, which costs 15 µs, and a turn that makes one call is two tasks. What a
-    group is for isn't needed here, because a task lets nothing out and has a cancel scope in its handle.
-
-    running: those that are not over.
+    second handle, scope and event to each, which costs 15 µs, and a turn that makes one call is two tasks. The
+    protection of a group isn't needed here, because a task lets no exception out and has a cancel scope in its
+    handle.
     """
 
     def __init__(self) -> None:
         self.running: set[TaskHandle[object]] = set()
+        """The tasks that are not over."""
         self._group: anyio.abc.TaskGroup | None = None  # on trio
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class Tasks:
         return handle
 
     def settle(self) -> None:
-        """Answer those who wait for tasks that never began, as an ending event loop leaves them."""
+        """Answer the waiters of tasks that never began, as an ending event loop leaves them."""
         for handle in self.running:  # those that have run have taken themselves out
             handle._never_ran()
 
