@@ -1,4 +1,4 @@
-"""What a turn may ask of the model besides what it says."""
+"""The options of a turn, besides its content."""
 
 from __future__ import annotations
 
@@ -23,54 +23,72 @@ StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 
 
 class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn may ask of the model; None leaves it to the model's defaults.
+    """The options of a turn. None leaves an option to the model's defaults, unless its own line says otherwise.
 
-    max_output_tokens: of each reply, reasoning included. temperature, top_p, frequency_penalty, presence_penalty,
-    seed, verbosity, user, stop_sequences, output_schema, tool_choice, parallel_tool_calls, reasoning_effort,
-    provider_options: as in `CanonicalRequest`; what a model doesn't take is left out with a warning. max_retries,
-    retry: of each call, instead of the adapter's.
-    max_tool_rounds: how often tools are run before the turn ends; 0 never runs any. stop_when: ends it earlier.
-    approve: decides about each call of a tool before it runs; None leaves it to the session. repair_tool_call:
-    mends arguments that don't fit. timeout_seconds: of the whole turn, None is the engine's `Timeouts.turn`.
-    call_timeout_seconds: of each call with its attempts, None is the adapter's. drain_for_usage: seconds, see
-    `AdapterConfig`.
-    schema_mode: how the reply is held to `output_schema`: by the model itself, or else CapabilityError
-    (``native``), or, by a model that takes no schema, through a tool call that is forced and comes back as text,
-    or an instruction (``auto``, see `schema_means`). Only `generate_object` checks the reply.
-    context: what of a long conversation is sent; None is the session's policy, or all of it.
-    fallback: names of the models to try when the first one fails; None leaves it to the session or models.yaml,
-    an empty one wants none. requires: what the model must be able to do, besides what the request shows.
-    signal: ends the turn when it is aborted, from whatever thread; the turn then raises CancelledError.
+    An option that is "as in `CanonicalRequest`" is left out with a warning if the model doesn't take it.
     """
 
     max_output_tokens: int | None = None
+    """The largest number of tokens of each reply, reasoning included."""
     temperature: float | None = None
+    """The sampling temperature, as in `CanonicalRequest`."""
     top_p: float | None = None
+    """The nucleus sampling, as in `CanonicalRequest`."""
     frequency_penalty: float | None = None
+    """The penalty on frequent tokens, as in `CanonicalRequest`."""
     presence_penalty: float | None = None
+    """The penalty on tokens that are present, as in `CanonicalRequest`."""
     seed: int | None = None
+    """The seed of the sampling, as in `CanonicalRequest`."""
     verbosity: str | None = None
+    """The length of the reply, as in `CanonicalRequest`."""
     user: str | None = None
+    """The end user, as in `CanonicalRequest`."""
     stop_sequences: Sequence[str] = ()
+    """Texts that end the reply, as in `CanonicalRequest`."""
     output_schema: JsonObject | None = None
+    """The JSON Schema of the reply, as in `CanonicalRequest`."""
     schema_mode: SchemaMode = "native"
+    """The way by which the reply is held to `output_schema`. ``native``: by the model itself, or else
+    CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
+    forced and comes back as text, or through an instruction, see `schema_means`. Only `generate_object` checks the
+    reply."""
     tool_choice: ToolChoice | None = None
+    """Whether the model may, must or must not call tools, as in `CanonicalRequest`."""
     parallel_tool_calls: bool | None = None
+    """Whether the model may ask for several tool calls at once, as in `CanonicalRequest`."""
     reasoning_effort: str | None = None
+    """The effort for reasoning, as in `CanonicalRequest`."""
     provider_options: Mapping[str, Json] = {}
+    """Options for one provider, as in `CanonicalRequest`."""
     max_tool_rounds: int = 1
+    """The number of times that tools are run before the turn ends; 0 never runs any."""
     stop_when: StopWhen | None = None
+    """A condition that ends the turn earlier."""
     approve: Approve | None = None
+    """A function that decides about each call of a tool before it runs; None leaves it to the session."""
     repair_tool_call: RepairToolCall | None = None
+    """A function that mends arguments that don't fit."""
     max_retries: int | None = None
+    """The number of retries of each call, in place of the adapter's."""
     retry: RetryPolicy | None = None
+    """The retry policy of each call, in place of the adapter's."""
     timeout_seconds: float | None = None
+    """Seconds for the whole turn; None is the engine's `Timeouts.turn`."""
     call_timeout_seconds: float | None = None
+    """Seconds for each call with its attempts; None is the adapter's."""
     drain_for_usage: float | None = None
+    """Seconds, see `AdapterConfig`."""
     fallback: Sequence[str] | None = None
+    """The names of the models to try when the first one fails. None leaves it to the session or models.yaml; an
+    empty sequence wants none."""
     requires: Requirements | None = None
+    """The abilities that the model must have, besides those that the request shows."""
     context: ContextPolicy | None = None
+    """The policy for the part of a long conversation that is sent; None is the session's policy, or the whole
+    conversation."""
     signal: AbortSignal | None = None
+    """A signal that ends the turn when it is aborted, from any thread. The turn then raises CancelledError."""
 
 
 _ADVICE = {
@@ -84,8 +102,15 @@ _ADVICE = {
 def options_among(
     given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
-    """The options among the arguments. others: names of arguments that are none. advice: on names that there
-    aren't, besides those of other libraries. Raises TypeError for such a name.
+    """The options among the arguments.
+
+    Args:
+        given: The arguments by name.
+        others: The names of arguments that are no options.
+        advice: Hints for names that don't exist, besides those for names of other libraries.
+
+    Raises:
+        TypeError: A name is neither an option nor one of `others`.
     """
     fields = TurnOptions.__struct_fields__
     known = {*fields, *others} - advice.keys()

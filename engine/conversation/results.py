@@ -1,4 +1,4 @@
-"""What a turn has brought: its steps, and for who asked without a session, all of them together."""
+"""The results of a turn: its steps, and all of them together for a caller without a session."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from .reply import Reply
 
 
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply of the model and the tools that were run for it.
-
-    message: the reply as it stands in the history, with its metadata. response: the reply as the adapter gave it.
-    tool_results: in the order of their calls; none where no tool was run. cost: of the reply.
-    """
+    """One reply of the model and the tools that were run for it."""
 
     message: Reply
+    """The reply as it stands in the history, with its metadata."""
     response: CanonicalResponse
+    """The reply as the adapter gave it."""
     cost: Cost
+    """The cost of the reply."""
     tool_results: tuple[ToolResultBlock, ...] = ()
+    """The answers of the tools in the order of their calls; empty if no tool was run."""
 
     @property
     def text(self) -> str:
@@ -46,44 +46,43 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_calls(self) -> tuple[ToolUseBlock, ...]:
-        """The calls that it asks for, in their order."""
+        """The tool calls that the reply asks for, in their order."""
         return self.response.tool_uses
 
     @property
     def stop_reason(self) -> StopReason:
-        """Why it ended."""
+        """The reason why the reply ended."""
         return self.response.stop_reason
 
     @property
     def raw_stop_reason(self) -> str | None:
-        """The provider's own word for it."""
+        """The provider's own word for the stop reason."""
         return self.response.raw_stop_reason
 
     @property
     def usage(self) -> TokenUsage:
-        """Its tokens."""
+        """The tokens of the reply."""
         return self.response.usage
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """What its caller should know, such as what was left out of the request."""
+        """Warnings for the caller, such as parts that were left out of the request."""
         return self.response.warnings
 
 
 class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `generate` returns. Everything but the totals and `warnings` is of the last step.
-
-    steps: at least one. messages: the conversation as it was given, and all that was added to it. status: as
-    `TurnStatus` lists them.
-    total_cost: of all calls, failed ones and their attempts included; unknown as soon as one of them is. cost_sum:
-    what is known of it, and how many attempts are estimated, unpriced or unknown.
-    """
+    """The result of `generate`. Everything but the totals and `warnings` belongs to the last step."""
 
     steps: tuple[StepResult, ...]
+    """The steps of the turn, at least one."""
     messages: tuple[Message, ...]
+    """The conversation as it was given, and all messages that were added to it."""
     status: TurnStatus
+    """The way the turn ended, as `TurnStatus` lists them."""
     total_cost: Cost
+    """The cost of all calls, failed ones and their attempts included; unknown as soon as one cost is."""
     cost_sum: CostSum = CostSum()
+    """The known part of that cost, and the number of attempts that are estimated, unpriced or unknown."""
 
     @property
     def text(self) -> str:
@@ -102,27 +101,27 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tool_results(self) -> tuple[ToolResultBlock, ...]:
-        """What the tools of the last step answered."""
+        """The answers of the tools of the last step."""
         return self.steps[-1].tool_results
 
     @property
     def stop_reason(self) -> StopReason:
-        """Why the last reply ended."""
+        """The reason why the last reply ended."""
         return self.steps[-1].stop_reason
 
     @property
     def raw_stop_reason(self) -> str | None:
-        """The provider's own word for it."""
+        """The provider's own word for the stop reason."""
         return self.steps[-1].raw_stop_reason
 
     @property
     def usage(self) -> TokenUsage:
-        """Tokens of the last reply; those of all are `total_usage`."""
+        """The tokens of the last reply; `total_usage` has the tokens of all."""
         return self.steps[-1].usage
 
     @property
     def cost(self) -> Cost:
-        """Of the last reply; that of all is `total_cost`."""
+        """The cost of the last reply; `total_cost` is the cost of all."""
         return self.steps[-1].cost
 
     @property
@@ -137,10 +136,10 @@ class GenerateResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_usage(self) -> TokenUsage:
-        """Of all steps; its source is the weakest among theirs."""
+        """The tokens of all steps; its source is the weakest among theirs."""
         return reduce(add, (step.usage for step in self.steps))
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """Of all steps, in their order."""
+        """The warnings of all steps, in their order."""
         return tuple(warning for step in self.steps for warning in step.warnings)

@@ -17,7 +17,11 @@ from .running_adapter import RunningAdapter, come_up
 
 
 def make_spare(entry: AdapterEntry, clock: Clock) -> ProviderAdapter:
-    """An adapter that is never started. Raises ConfigurationError if none can be made as configured."""
+    """An adapter that is never started.
+
+    Raises:
+        ConfigurationError: No adapter can be made as configured.
+    """
     try:
         return entry.create(clock)
     except ConfigurationError:
@@ -32,7 +36,7 @@ class AdapterPool:
     """The adapters that were needed so far, each started once for all its users."""
 
     running: dict[str, RunningAdapter]
-    """By provider. One of them may be down just now."""
+    """The adapters by provider. One of them may be down just now."""
 
     def __init__(self, host: Host, registry: Callable[[], ModelRegistry], clock: Clock) -> None:
         self._host = host
@@ -46,9 +50,12 @@ class AdapterPool:
         return self.running[provider]
 
     async def acquire(self, provider: str) -> RunningAdapter:
-        """The running adapter of a provider; `release()` it when it is no longer needed.
+        """The running adapter of a provider. Call its `release()` when it is no longer needed.
 
-        Raises ConfigurationError if the provider isn't configured, and what the adapter's start raised.
+        An exception of the adapter's start is raised here.
+
+        Raises:
+            ConfigurationError: The provider isn't configured.
         """
         await self._host.start()
         ready = self.running.get(provider)
@@ -61,9 +68,10 @@ class AdapterPool:
         return running
 
     def consult(self, entry: AdapterEntry) -> ProviderAdapter:
-        """An adapter to ask what needs no network: the running one, or else a spare that is never started.
+        """An adapter for questions that need no network: the running one, or else a spare that is never started.
 
-        Raises ConfigurationError if there can be none.
+        Raises:
+            ConfigurationError: No adapter can be made as configured.
         """
         running = self.running.get(entry.name)
         if running is not None and running.entry == entry and isinstance(actor := running.ref.actor, AdapterActor):
@@ -75,7 +83,7 @@ class AdapterPool:
         return spare
 
     async def replace(self, names: Iterable[str]) -> None:
-        """Let the running adapters of these names finish what they do, and use them no more."""
+        """Use the running adapters of these names no more, and let them finish their calls."""
         await self._host.start()
         for name in names:
             self._spares.pop(name, None)

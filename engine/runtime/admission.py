@@ -15,17 +15,17 @@ _LOOK_EVERY_SECONDS = 0.01
 
 
 class Writer(Protocol):
-    """What admission looks at: a `WriterCore`."""
+    """The trace writer as admission sees it: a `WriterCore`."""
 
     def statistics(self) -> WriterStatistics: ...
 
 
 class Admission:
-    """The door for new turns. They pass in their order; only the first one looks how far the writer is.
+    """The door for new turns. Turns pass in their order; only the first one looks how far the writer is.
 
-    A writer that is far behind holds turns up as long as it commits anything; one that has committed nothing for
-    `Limits.admit_seconds` has them refused. One whose store fails holds nobody up: it keeps what it can, and says
-    what it lost.
+    A writer that is far behind holds turns up as long as it commits anything. A writer that has committed nothing
+    for `Limits.admit_seconds` has turns refused. A writer whose store fails holds nobody up: it keeps the events
+    that it can, and reports the lost ones.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -35,7 +35,11 @@ class Admission:
         self._progress_at = 0.0
 
     async def admit(self, writer: Writer) -> None:
-        """Return once the writer is not too far behind. Raises AdmissionError."""
+        """Return once the writer is not too far behind.
+
+        Raises:
+            AdmissionError: The writer has committed nothing for too long.
+        """
         if not self._queue.locked() and self._open(writer.statistics()):
             return
         began = anyio.current_time()

@@ -1,4 +1,4 @@
-"""The adapters that somebody uses for a while: a turn, or the embedding of many texts."""
+"""The adapters that one borrower uses for a while: a turn, or the embedding of many texts."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from .runtime import Runtime
 
 
 class BorrowedAdapters:
-    """Each is its borrower's own from its first use to `end()`, also when a reload replaces it for all others."""
+    """Adapters that stay with their borrower from the first use to `end()`.
+
+    The borrower keeps an adapter also when a reload replaces it for all others.
+    """
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._adapters: dict[str, RunningAdapter] = {}
 
     async def ready(self, decision: RoutingDecision, request_id: str) -> RunningAdapter:
-        """The adapter of a decision, started if need be; the availability table knows that a call is on its way.
+        """The adapter of a routing decision, started if need be. The availability table learns that a call is on
+        its way.
 
-        Raises AdapterError, ConfigurationError.
+        Raises:
+            AdapterError: The adapter does not start.
+            ConfigurationError: The provider isn't configured.
         """
         runtime = self._runtime
         now_us = runtime.clock.now_us
@@ -39,7 +45,7 @@ class BorrowedAdapters:
             raise
 
     def end(self) -> None:
-        """Give them back."""
+        """Give all adapters back."""
         while self._adapters:
             self._adapters.popitem()[1].release()
 

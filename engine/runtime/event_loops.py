@@ -1,4 +1,4 @@
-"""Which event loop an engine lives on, and what is said to whoever uses it from elsewhere."""
+"""The event loop of an engine, and the errors for a caller from elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from bus import CallboardError, WrongLoop
 
 
 def require_asyncio() -> None:
-    """Raises CallboardError where no event loop of asyncio's kind runs."""
+    """Check that an event loop of asyncio's kind runs.
+
+    Raises:
+        CallboardError: No such event loop runs here.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -19,7 +23,15 @@ def require_asyncio() -> None:
 
 
 def require_loop(own: asyncio.AbstractEventLoop, instead: str = "") -> None:
-    """Raises WrongLoop where another event loop runs than this one. instead: what else to do, if there is."""
+    """Check that no other event loop than this one runs.
+
+    Args:
+        own: The event loop that may run.
+        instead: A hint for the error's text, if there is another way.
+
+    Raises:
+        WrongLoop: Another event loop runs here.
+    """
     try:
         running = asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""What the parts of an engine ask of its life on an event loop."""
+"""The part of an engine that lives on an event loop, as its other parts see it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .running_adapter import RunningAdapter
 
 
 class Startable(Protocol):
-    """A turn, as far as its host knows it."""
+    """A turn, as its host sees it."""
 
     @property
     def id(self) -> str: ...
@@ -33,11 +33,11 @@ class Host(Protocol):
 
     @property
     def started(self) -> bool:
-        """Whether it lives on an event loop, or has lived there."""
+        """Whether the engine lives on an event loop, or has lived there."""
 
     @property
     def closed(self) -> bool:
-        """Whether it has ended; then it never starts again."""
+        """Whether the engine has ended; then it never starts again."""
 
     def require_loop(self, instead: str = "") -> None:
         """Raises WrongLoop on another event loop than its own. instead: what else to do, if there is anything."""

@@ -1,4 +1,6 @@
-"""What is under way in an engine, so that closing it ends all of it in order, and with one and the same error."""
+"""The turns and calls that are under way in an engine, so that closing it ends all of them in order, with one and
+the same error.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ CLOSED = "the engine was closed while this call ran"
 
 
 class InFlight:
-    """Turns, and calls without one. closing: the engine is on its way down, so nothing more may begin."""
+    """The turns that are under way, and the calls without a turn."""
 
     def __init__(self) -> None:
         self.closing = False
+        """Whether the engine is about to end, so that nothing more may begin."""
         self._cancels: dict[object, Callable[[], object]] = {}
         self._idle: anyio.Event | None = None  # there while somebody waits for it
 
@@ -24,18 +27,27 @@ class InFlight:
         return len(self._cancels)
 
     def add(self, what: object, cancel: Callable[[], object]) -> None:
-        """cancel: asks it to end; it is then to `remove` itself."""
+        """Add a turn or a call.
+
+        Args:
+            what: The turn or the call.
+            cancel: A function that asks it to end. It must then `remove` itself.
+        """
         self._cancels[what] = cancel
 
     def remove(self, what: object) -> None:
-        """It is over. Idempotent."""
+        """Remove a turn or a call that is over. A second call does nothing."""
         self._cancels.pop(what, None)
         if not self._cancels and self._idle is not None:
             self._idle.set()
 
     @contextlib.contextmanager
     def call(self, what: str = CLOSED) -> Iterator[None]:
-        """What stands in it is cancelled when the engine is closed. Raises CancelledError then, with this text."""
+        """A block that is cancelled when the engine is closed.
+
+        Raises:
+            CancelledError: The engine was closed; `what` is the text.
+        """
         scope = anyio.CancelScope()
         self.add(scope, scope.cancel)
         try:
@@ -47,7 +59,7 @@ class InFlight:
             raise CancelledError(what)
 
     async def end(self, seconds: float) -> None:
-        """Cancel all of it, and wait for its end, so long at most."""
+        """Cancel everything that is under way, and wait at most these seconds for its end."""
         self.closing = True
         for cancel in tuple(self._cancels.values()):
             cancel()

@@ -1,4 +1,4 @@
-"""An adapter at work: its actor, what bounds its calls, and who still needs it."""
+"""A running adapter: its actor, the bounds of its calls, and its users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESTART_SECONDS = 6.0
 
 
 async def come_up(ref: ActorRef) -> None:
-    """Give an actor that has crashed the time for its restart, so that what comes next finds a fresh one."""
+    """Wait for the restart of an actor that has crashed, so that the next use finds a fresh one."""
     if not ref.coming_up:  # nearly always
         return
     with anyio.move_on_after(RESTART_SECONDS):
@@ -23,7 +23,7 @@ async def come_up(ref: ActorRef) -> None:
 
 
 class RunningAdapter:
-    """A provider's actor, what bounds its calls, and how many turns use it."""
+    """A provider's actor, the bounds of its calls, and the number of turns that use it."""
 
     def __init__(self, entry: AdapterEntry, ref: ActorRef, limiter: CallSlots) -> None:
         self.entry = entry
@@ -41,7 +41,7 @@ class RunningAdapter:
             self._idle.set()
 
     async def wait_idle(self) -> None:
-        """Return when no turn uses it; none may begin to meanwhile."""
+        """Return when no turn uses the adapter. No turn may begin to use it meanwhile."""
         if self._users:
             self._idle = self._idle or anyio.Event()
             await self._idle.wait()
