@@ -56,6 +56,7 @@ from bus.values.content import (
 )
 from bus.values.messages import Message, MessageMetadata, Role, ToolAnnotations, ToolChoice, ToolDefinition
 from bus.values.usage import StopReason, TokenUsage, UsageSource
+from bus.values.warning_codes import WarningCode
 
 from .contract import (
     AdapterCapabilities,
@@ -188,6 +189,7 @@ __all__ = [
     "UnsupportedToolChoiceError",
     "UsageSource",
     "VoyageAdapter",
+    "WarningCode",
     "create_adapter",
     "retry",
     "retry_delay",

@@ -100,10 +100,6 @@ class AdapterCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     accepted_document_media_types: tuple[str, ...] | None = None
 
 
-REASONING_REFUSED = "reasoning_refused"
-"""The code of the warning that reasoning was left out because the provider refused it."""
-
-
 class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 

@@ -189,6 +189,7 @@ from .values.usage import (
     TokenUsage,
     UsageSource,
 )
+from .values.warning_codes import WarningCode
 
 __all__ = [
     "SYSTEM_CLOCK",
@@ -333,6 +334,7 @@ __all__ = [
     "UnknownStream",
     "UnsupportedToolChoiceError",
     "UsageSource",
+    "WarningCode",
     "WrongLoop",
     "affected",
     "as_blocks",

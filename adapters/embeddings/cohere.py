@@ -19,6 +19,7 @@ from adapters.requests.host_options import merge_options
 from adapters.requests.settings import SharedOptions, own_options
 from bus.errors import StreamError
 from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest
 from .http import EmbeddingOnlyAdapter
@@ -63,7 +64,7 @@ def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarn
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
         what = "Cohere's models want an input_type; the texts were embedded as documents"
-        warnings = (CallWarning("input_type_assumed", what),)
+        warnings = (CallWarning(WarningCode.INPUT_TYPE_ASSUMED, what),)
     fields: JsonObject = {
         "texts": list(request.inputs),
         "input_type": _TYPES[request.input_type or "document"],

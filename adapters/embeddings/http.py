@@ -23,6 +23,7 @@ from adapters.replies.normaliser import StreamNormaliser
 from adapters.usage.estimate import estimate_tokens
 from bus.errors import AdapterError, CapabilityError, InvalidRequestError
 from bus.values.usage import TokenUsage, UsageSource
+from bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
 from .wire import EmbeddingReply, EmbeddingWire, check_vectors, fit
@@ -82,7 +83,9 @@ class EmbedsOverHttp(AskingAdapter):
         attempts.first_event()
         warnings = list(written.warnings)
         if found.input_tokens is None:
-            warnings.append(CallWarning("usage_estimated", f"{self.name} reported no usage: it is an estimate"))
+            warnings.append(
+                CallWarning(WarningCode.USAGE_ESTIMATED, f"{self.name} reported no usage: it is an estimate")
+            )
         return EmbeddingResponse(
             request_id=request.request_id,
             model=f"{self.name}:{found.model or request.wire_model}",

@@ -14,6 +14,7 @@ from adapters.requests.settings import changed, dropped
 from adapters.usage.stated_cost import StatedCost
 from bus.errors import CapabilityError, InvalidRequestError, StreamError
 from bus.values.json import Json
+from bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
 from .vectors import read_vector
@@ -77,7 +78,7 @@ def fit(
         long = [str(at) for at, text in enumerate(request.inputs) if estimate(text) > can.max_input_tokens]
         if long:
             most = f"{request.wire_model} reads {can.max_input_tokens} tokens and cuts what is longer"
-            warnings.append(CallWarning("input_may_be_cut", f"text {', '.join(long[:10])}: {most}"))
+            warnings.append(CallWarning(WarningCode.INPUT_MAY_BE_CUT, f"text {', '.join(long[:10])}: {most}"))
     encoding = request.encoding or can.encodings[0]
     if encoding not in can.encodings:
         warnings.append(changed("encoding", encoding, can.encodings[0], f"{provider} has no other"))

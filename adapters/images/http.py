@@ -11,6 +11,7 @@ from adapters.http.question import AskingAdapter
 from adapters.http.wire_call import WireCall
 from bus.errors import AdapterError, InvalidRequestError
 from bus.values.usage import TokenUsage
+from bus.values.warning_codes import WarningCode
 
 from .contract import ImageCapabilities, ImageRequest, ImageResponse
 from .wire import ImageReply, ImageWire, fit, pieces
@@ -48,7 +49,7 @@ class MakesImagesOverHttp(AskingAdapter):
             warnings = list(written.warnings)
             if len(reply.images) < request.n:
                 said = f"{request.n} images were asked for and {len(reply.images)} came"
-                warnings.append(CallWarning("fewer_images", said))
+                warnings.append(CallWarning(WarningCode.FEWER_IMAGES, said))
             return ImageResponse(
                 request_id=request.request_id,
                 model=f"{self.name}:{reply.model or request.wire_model}",

@@ -23,8 +23,9 @@ from msgspec import UNSET, UnsetType
 
 from bus.errors import AdapterError, ContextOverflowError, InvalidRequestError, NotFoundError
 from bus.values.json import Json, JsonObject
+from bus.values.warning_codes import WarningCode
 
-from ..contract import REASONING_REFUSED, CallWarning, CanonicalRequest
+from ..contract import CallWarning, CanonicalRequest
 from ..requests.output_limits import stated_limit
 from .classify import read_error_value
 from .gateways import unwrapped
@@ -182,7 +183,9 @@ def _matched(patterns: Iterable[str], messages: Iterable[str]) -> re.Match[str] 
 
 
 def _warning(provider: str, what: str) -> CallWarning:
-    return CallWarning("request_repaired", f"{provider} refused the request: {what}, and it was sent again")
+    return CallWarning(
+        WarningCode.REQUEST_REPAIRED, f"{provider} refused the request: {what}, and it was sent again"
+    )
 
 
 # -- reasoning
@@ -200,7 +203,7 @@ def _without_reasoning(request: CanonicalRequest, provider: str) -> Repair | Non
         return None
     mended = msgspec.structs.replace(request, messages=tuple(message for message in bare if message.content))
     said = f"it did not accept its reasoning back; {count} blocks went without it, or were left out"
-    warning = CallWarning(REASONING_REFUSED, _warning(provider, said).message)
+    warning = CallWarning(WarningCode.REASONING_REFUSED, _warning(provider, said).message)
     return Repair("signature", mended, (), warning)
 
 

@@ -26,6 +26,7 @@ from bus.streams.events import MessageComplete, MessageStart, StreamEvent, TextD
 from bus.values.content import ContentBlock, OpaqueBlock, ProviderRaw, RedactedThinkingBlock
 from bus.values.json import JsonObject
 from bus.values.usage import StopReason, TokenUsage, UsageSource
+from bus.values.warning_codes import WarningCode
 from bus.values.whole_calls import ended_well, with_whole_calls
 
 from ..contract import CallWarning, CanonicalRequest
@@ -124,10 +125,15 @@ class Assembler:
         """More of a call's arguments, as the provider sent it."""
         block = self._by_key.get(key)
         if block is None or block.kind != "tool":
-            self.warn("stray_tool_arguments", f"arguments for an unknown tool call ({key!r}) were dropped")
+            self.warn(
+                WarningCode.STRAY_TOOL_ARGUMENTS, f"arguments for an unknown tool call ({key!r}) were dropped"
+            )
         elif block.closed:
             if fragment.strip():
-                self.warn("late_tool_arguments", f"arguments for {block.tool_name!r} after its end were dropped")
+                self.warn(
+                    WarningCode.LATE_TOOL_ARGUMENTS,
+                    f"arguments for {block.tool_name!r} after its end were dropped",
+                )
         elif fragment:
             block.parts.append(fragment)
             if block is self._open:
@@ -190,7 +196,7 @@ class Assembler:
         """Ask `count` for the usage when it is wanted; for providers that report it with every delta."""
         self._count_usage = count
 
-    def warn(self, code: str, message: str) -> None:
+    def warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
 
     # -- the end of the reply
@@ -209,7 +215,9 @@ class Assembler:
             raise failure
         if usage is None:
             usage = self._estimate_usage(self.partial_text())
-            self.warn("usage_estimated", f"{self.provider} reported no usage; the token counts are estimates")
+            self.warn(
+                WarningCode.USAGE_ESTIMATED, f"{self.provider} reported no usage; the token counts are estimates"
+            )
         self._finish(stop_reason, raw_stop_reason, usage, cut_off=False)
 
     def fork(self) -> Assembler:
@@ -250,7 +258,7 @@ class Assembler:
         self._begin()
         if usage.source is UsageSource.INCONSISTENT:
             self.warn(
-                "usage_inconsistent",
+                WarningCode.USAGE_INCONSISTENT,
                 f"{self.provider} reported a usage that contradicts itself, so the call has no price",
             )
         content = tuple(block.content for block in self._done if block.content is not None)
@@ -264,11 +272,11 @@ class Assembler:
         for each in what:
             message = f"the provider sent {each}, which was replaced"
             if not any(warning.message == message for warning in self.warnings):
-                self.warn("body_mended", message)
+                self.warn(WarningCode.BODY_MENDED, message)
 
     def end_unsaid(self) -> None:
         """Note that nothing says why the reply ended."""
-        self.warn("no_stop_reason", "the provider did not say why the reply ended")
+        self.warn(WarningCode.NO_STOP_REASON, "the provider did not say why the reply ended")
 
     @property
     def has_tool_use(self) -> bool:

@@ -30,6 +30,7 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from bus.values.usage import StopReason
+from bus.values.warning_codes import WarningCode
 from bus.values.whole_calls import ended_well
 
 from ..contract import CallWarning, CanonicalRequest, CanonicalResponse
@@ -38,7 +39,7 @@ from .settings import check_tool_choice
 from .text import as_text
 
 WARNING = CallWarning(
-    "tools_emulated", "this model has no tools of its own: calls are emulated by constrained output"
+    WarningCode.TOOLS_EMULATED, "this model has no tools of its own: calls are emulated by constrained output"
 )
 
 

@@ -16,6 +16,7 @@ from bus.log import Log
 from bus.values.content import ContentBlock, ProviderRaw, TextBlock
 from bus.values.json import JsonObject
 from bus.values.messages import Message
+from bus.values.warning_codes import WarningCode
 
 from ..contract import AdapterCapabilities, CallWarning
 from .media import WEB
@@ -150,7 +151,9 @@ class FittedHistory(msgspec.Struct, frozen=True):
     def warnings(self) -> tuple[CallWarning, ...]:
         """The losses, as the response reports them."""
         return tuple(
-            CallWarning("content_dropped", f"{loss.block_type} was not sent to {loss.adapter}: {loss.reason}")
+            CallWarning(
+                WarningCode.CONTENT_DROPPED, f"{loss.block_type} was not sent to {loss.adapter}: {loss.reason}"
+            )
             for loss in self.losses
         )
 

@@ -11,6 +11,7 @@ import msgspec
 from bus.errors import ConfigurationError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolChoice
+from bus.values.warning_codes import WarningCode
 
 from ..contract import AdapterCapabilities, CallWarning, CanonicalRequest
 
@@ -107,12 +108,12 @@ def digest(text: str) -> str:
 
 def dropped(parameter: str, provider: str, why: str) -> CallWarning:
     """The warning for what was left out of a request."""
-    return CallWarning("parameter_dropped", f"{parameter} was not sent to {provider}: {why}")
+    return CallWarning(WarningCode.PARAMETER_DROPPED, f"{parameter} was not sent to {provider}: {why}")
 
 
 def changed(parameter: str, asked: object, sent: object, why: str) -> CallWarning:
     """The warning for what was sent otherwise than it was asked for."""
-    return CallWarning("parameter_changed", f"{parameter} {asked!r} was sent as {sent!r}: {why}")
+    return CallWarning(WarningCode.PARAMETER_CHANGED, f"{parameter} {asked!r} was sent as {sent!r}: {why}")
 
 
 def write_settings(

@@ -8,6 +8,7 @@ import msgspec
 
 from bus.values.json import Json
 from bus.values.usage import TokenUsage, UsageSource
+from bus.values.warning_codes import WarningCode
 
 from ..replies.assembler import Assembler
 from .estimate import estimate_request, estimate_tokens
@@ -29,7 +30,8 @@ def fill_usage(
     known = prompt is not None and (generated is not None or not output)
     if not known:
         assembler.warn(
-            "usage_estimated", f"{assembler.provider} reported only a part of the usage; the rest is an estimate"
+            WarningCode.USAGE_ESTIMATED,
+            f"{assembler.provider} reported only a part of the usage; the rest is an estimate",
         )
     if prompt is None:
         assert request is not None

@@ -28,6 +28,7 @@ from bus.errors import (
     RequestTimeoutError,
     StreamError,
 )
+from bus.values.warning_codes import WarningCode
 
 from .content import HttpVideoContent, InlineVideoContent
 from .contract import (
@@ -143,7 +144,7 @@ class MakesVideosOverHttp(AskingAdapter):
             ]
             if len(found) == 1:
                 said = f"the answer to its creation was lost ({error}); it was found among the latest jobs"
-                return msgspec.structs.replace(found[0], warnings=(CallWarning("found_again", said),))
+                return msgspec.structs.replace(found[0], warnings=(CallWarning(WarningCode.FOUND_AGAIN, said),))
             if found:
                 break
         raise error

@@ -25,6 +25,7 @@ from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
 from bus.errors import AdapterError
 from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
 
 from .contract import (
     VIDEO_VARIANTS,
@@ -132,7 +133,7 @@ class OpenAIVideos(msgspec.Struct, frozen=True):
         warnings: tuple[CallWarning, ...] = ()
         if video.status not in _STATUSES:
             said_so = f"the job's status is {video.status!r}, which is none of the protocol: taken as in progress"
-            warnings = (CallWarning("unknown_status", said_so),)
+            warnings = (CallWarning(WarningCode.UNKNOWN_STATUS, said_so),)
         named = video.model or model
         said = VideoTerms(_seconds(video.seconds) or terms.seconds, video.size or terms.size, terms.audio)
         made = known_terms(said, self.capabilities(named))

@@ -85,7 +85,7 @@ class CallWarning(msgspec.Struct, frozen=True):
     """Something about a call that its caller should know."""
 
     code: str
-    """A fixed word, for programs."""
+    """A `WarningCode`, or one of a host's own; for programs."""
     message: str
     """A text, for people."""
 

@@ -308,7 +308,7 @@ class CallEvents:
             first_token_ms=self._first_token_ms,
             response_id=response.response_id,
             provider_request_id=response.provider_request_id,
-            warnings=tuple(warning.code for warning in response.warnings),
+            warnings=tuple(str(warning.code) for warning in response.warnings),
             resent=self._resent,
         )
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters import CallWarning, Message
-from adapters.contract import REASONING_REFUSED
 from adapters.refusals.signed_reasoning import without_reasoning
+from bus.values.warning_codes import WarningCode
 
 
 class RefusedReasoning:
@@ -23,7 +23,7 @@ class RefusedReasoning:
 
     def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
         """Take in how a call ended whose request had these messages."""
-        if any(warning.code == REASONING_REFUSED for warning in warnings):
+        if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
                 message.id
                 for message in sent

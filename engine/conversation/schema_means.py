@@ -24,6 +24,7 @@ from adapters import (
 )
 from adapters.schemas.sanitizer import instruction
 from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
 
 from ..models.habits import Shape, joined
 
@@ -51,12 +52,18 @@ def hold_to_schema(
             shape,
             tools=(tool,),
             forced=ToolChoice("named", ANSWER_TOOL),
-            warnings=(*shape.warnings, _warning("schema_as_tool", "it was asked for as a tool's arguments")),
+            warnings=(
+                *shape.warnings,
+                _warning(WarningCode.SCHEMA_AS_TOOL, "it was asked for as a tool's arguments"),
+            ),
         )
     return msgspec.structs.replace(
         shape,
         system_prompt=joined(shape.system_prompt, instruction(schema, with_tools=bool(shape.tools))),
-        warnings=(*shape.warnings, _warning("schema_as_instruction", "it was told the schema in the system text")),
+        warnings=(
+            *shape.warnings,
+            _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "it was told the schema in the system text"),
+        ),
     )
 
 
@@ -64,7 +71,7 @@ def _can_be_forced(capabilities: AdapterCapabilities) -> bool:
     return capabilities.supports_tools and capabilities.supports_tool_choice
 
 
-def _warning(code: str, what: str) -> CallWarning:
+def _warning(code: WarningCode, what: str) -> CallWarning:
     return CallWarning(code, f"the model takes no output schema; {what}")
 
 

@@ -224,7 +224,7 @@ class Step:
         self._caused_by = request.request_id
         self.calls += 1
         for warning in route.option.warnings:
-            _log.warning(warning.code, request_id=request.request_id, what=warning.message)
+            _log.warning(str(warning.code), request_id=request.request_id, what=warning.message)
         if self._cancelled:
             call.cancel()
         self._journey.hold_time(True)

@@ -35,6 +35,7 @@ from bus.errors import CancelledError
 from bus.host_trace import current_trace
 from bus.streams.events import StepFinish, TurnComplete, TurnEvent
 from bus.values.cost_sum import CostSum
+from bus.values.warning_codes import WarningCode
 
 from ..calls.call import Call, CallOutcome
 from ..calls.slots import arrival
@@ -306,7 +307,7 @@ class Turn:
         if not limit:
             return message, response
         text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
-        warnings = (*response.warnings, CallWarning("max_tool_rounds", text))
+        warnings = (*response.warnings, CallWarning(WarningCode.MAX_TOOL_ROUNDS, text))
         metadata = msgspec.structs.replace(message.metadata, warnings=warnings)
         return (
             msgspec.structs.replace(message, metadata=metadata),

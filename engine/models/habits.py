@@ -13,6 +13,7 @@ import msgspec
 
 from adapters import AdapterCapabilities, CallWarning, Message, Role, ToolChoice, ToolDefinition
 from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -102,7 +103,7 @@ def _limited(
     kept = {tool.name for tool in sorted(tools, key=tier)[:limit]}
     left_out = ", ".join(tool.name for tool in tools if tool.name not in kept)
     text = f"{len(tools)} tools for a limit of {limit}; left out: {left_out}"
-    return tuple(tool for tool in tools if tool.name in kept), (CallWarning("tools_left_out", text),)
+    return tuple(tool for tool in tools if tool.name in kept), (CallWarning(WarningCode.TOOLS_LEFT_OUT, text),)
 
 
 def first_choice(

@@ -23,6 +23,7 @@ from adapters.refusals.demands import FORCING, media_lacks
 from adapters.usage.estimate import at_most
 from bus import PromptTooLongError
 from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
 
 from ..conversation.schema_means import SchemaMode
 from .choice import Requirements
@@ -65,7 +66,7 @@ def check(
     size = f"about {estimated_tokens} tokens for a window of {window}"
     if estimated_tokens > at_most(window):
         raise PromptTooLongError(f"the prompt is too long for {model}: {size}", provider=provider)
-    return (CallWarning("prompt_near_window", f"the prompt may be too long for {model}: {size}"),)
+    return (CallWarning(WarningCode.PROMPT_NEAR_WINDOW, f"the prompt may be too long for {model}: {size}"),)
 
 
 def check_tool_choice(asked: Asked) -> None:

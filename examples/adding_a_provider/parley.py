@@ -34,6 +34,7 @@ from callboard import (
     TokenUsage,
     ToolResultBlock,
     ToolUseBlock,
+    WarningCode,
 )
 
 ERROR_CODES = {"too_busy": OverloadedError, "out_of_credit": QuotaExceededError}
@@ -159,7 +160,9 @@ class ParleyAdapter(HttpAdapter):
         for options in own_options(request, "parley", self.name):
             merge_options(body, options, protected={"model", "live"})
         dropped = [name for name in ("temperature", "top_p", "seed") if getattr(request, name) is not None]
-        warnings = [CallWarning("parameter_dropped", f"{name} was not sent: Parley has none") for name in dropped]
+        warnings = [
+            CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: Parley has none") for name in dropped
+        ]
         return WireCall("/v1/parley", msgspec.json.encode(body), {}, (*history.warnings, *warnings))
 
 

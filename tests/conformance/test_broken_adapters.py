@@ -17,7 +17,7 @@ from adapters.replies.assembler import Assembler
 from adapters.transport.transport import HttpReply
 from bus.errors import AdapterError, InvalidRequestError, ServerError
 from bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseInputDelta
-from bus.values.messages import Message
+from bus.values.messages import CallWarning, Message
 from bus.values.usage import StopReason
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser
@@ -231,6 +231,12 @@ class TakesAnyEffort(ParleyAdapter):
         return super().write_request(msgspec.structs.replace(request, reasoning_effort=None), stream=stream)
 
 
+class InventsACode(ParleyAdapter):
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        wire = super().write_request(request, stream=stream)
+        return msgspec.structs.replace(wire, warnings=(CallWarning("it_rained", "It rained."),))
+
+
 class CountsTwice(ParleyAdapter):
     def response_of(self, *given: object) -> CanonicalResponse:
         response = super().response_of(*given)  # type: ignore[arg-type]
@@ -276,6 +282,7 @@ BROKEN: Mapping[type[ParleyAdapter], str] = {
     DropsTheHostsField: "a_hosts_own_field_joins_or_is_named",
     HostsFieldsOnly: "a_hosts_tools_join_or_are_named",
     HostSaysHow: "who_answers_and_how_is_not_the_hosts_to_say",
+    InventsACode: "every_warning_has_a_known_code",
     TakesAnyEffort: "an_unknown_reasoning_effort_is_refused",
     CountsTwice: "usage_is_what_the_provider_said",
     HealthRaises: "lifecycle_hooks_are_optional",

@@ -8,8 +8,12 @@ from adapters.conformance.asking import calling
 from adapters.conformance.checking import check
 from adapters.conformance.invariants import require
 from adapters.conformance.kit import TOOLS, Kit, NotShown, Says, Stage
-from bus.errors import InvalidRequestError
+from adapters.requests.effort import EFFORTS
+from bus.errors import AdapterError, InvalidRequestError
+from bus.values.content import OpaqueBlock, ProviderRaw
 from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+from bus.values.warning_codes import WarningCode
 
 from .requests import TOOL_FORMAT, sent_body
 
@@ -116,3 +120,27 @@ async def an_unknown_reasoning_effort_is_refused(kit: Kit) -> None:
         if error is None:
             raise AssertionError(f"reasoning_effort {EFFORT!r} was {'streamed' if streamed else 'sent'}")
         names_it(error, EFFORT)
+
+
+@check("3.2", SETTINGS)
+async def every_warning_has_a_known_code(kit: Kit) -> None:
+    """Whatever an adapter warns of, its code is a `WarningCode`."""
+    raw = ProviderRaw("somebody-else", {"type": "reasoning"}, "their-model")
+    history = (Message.user("Hello"), Message.assistant([OpaqueBlock("server_tool", raw)]), Message.user("Go on"))
+    asked: list[dict[str, object]] = [
+        {"temperature": 1.7, "top_p": 0.5, "seed": 7, "verbosity": "low", "user": "somebody"},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "stop_sequences": (" ", "END")},
+        {"output_schema": {"type": "object", "properties": {"a": {"type": "string"}}}},
+        {"messages": history},
+    ]
+    asked += [{"reasoning_effort": effort} for effort in EFFORTS]
+    codes: set[str] = set()
+    for fields in asked:
+        async with kit.stage(Says("Hi.", streamed=False)) as at:
+            try:
+                response = await at.adapter.complete(msgspec.structs.replace(at.request(), **fields))
+            except AdapterError:
+                continue  # refused, which is no warning
+            codes |= {warning.code for warning in response.warnings}
+    unknown = codes - set(WarningCode)
+    require(not unknown, f"these codes are no WarningCode: {sorted(unknown)}")

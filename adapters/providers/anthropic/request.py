@@ -23,6 +23,7 @@ from bus.errors import InvalidRequestError
 from bus.values.content import OpaqueBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Role, ToolDefinition
+from bus.values.warning_codes import WarningCode
 
 from . import wire
 from .caching import TTLS, mark
@@ -163,7 +164,7 @@ class _Writer:
         if schema is None or isinstance(self.held_to, dict):
             return self.history.system
         why = f"the model can't be held to the schema, which was told in the system text: {self.held_to}"
-        self.warnings.append(CallWarning("schema_as_instruction", f"{self.target.provider}: {why}"))
+        self.warnings.append(CallWarning(WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.target.provider}: {why}"))
         told = instruction(schema, with_tools=bool(self.request.tools))
         return "\n\n".join(text for text in (self.history.system, told) if text)
 

@@ -27,6 +27,7 @@ from adapters.usage.contradictions import source_of
 from bus.errors import AdapterError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
+from bus.values.warning_codes import WarningCode
 
 from . import wire
 from .errors import ERROR_CODES
@@ -96,7 +97,9 @@ def add_signature(assembler: Assembler, state: WireBlock, signature: str) -> Non
     if not signature:
         return
     if assembler.is_closed(state.key):
-        assembler.warn("late_signature", "a signature came after its reasoning had ended, and was dropped")
+        assembler.warn(
+            WarningCode.LATE_SIGNATURE, "a signature came after its reasoning had ended, and was dropped"
+        )
     else:
         assembler.signature(state.key, signature)
 
@@ -147,7 +150,7 @@ def read_reply(body: bytes, assembler: Assembler) -> None:
     for position, value in enumerate(reply.content or ()):
         state = wire_block(position, value)
         if state is None:
-            assembler.warn("unknown_content", f"content[{position}] is no block and was left out")
+            assembler.warn(WarningCode.UNKNOWN_CONTENT, f"content[{position}] is no block and was left out")
         else:
             begin_block(assembler, state)
             end_block(assembler, state)
@@ -178,7 +181,7 @@ def finish(assembler: Assembler, stop_reason: object, stop_details: Json, usage:
     if reason is StopReason.REFUSAL and isinstance(stop_details, dict):
         said = (stop_details.get(name) for name in ("category", "explanation"))
         why = ": ".join(text for text in said if isinstance(text, str) and text)
-        assembler.warn("refusal", why or "the provider gave no reason")
+        assembler.warn(WarningCode.REFUSAL, why or "the provider gave no reason")
     assembler.finish(reason, raw, usage)
 
 

@@ -17,6 +17,7 @@ import msgspec
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.values.json import Json, JsonObject
+from bus.values.warning_codes import WarningCode
 
 from . import wire
 from .response import (
@@ -77,7 +78,7 @@ class MessagesNormaliser(SseNormaliser):
             kind = wire.decode_event_type(data).type
             if isinstance(kind, str) and kind in _KNOWN_EVENTS:
                 raise
-            self._warn_once("unknown_event", str(kind))
+            self._warn_once(WarningCode.UNKNOWN_EVENT, str(kind))
             return
         if event.type == "content_block_delta":
             self._on_delta(event, data)
@@ -105,7 +106,7 @@ class MessagesNormaliser(SseNormaliser):
             case _ if kind == "error" or event.error != wire.ABSENT:
                 raise error_in_reply(wire.decode_json(data), self.assembler.provider)
             case _:
-                self._warn_once("unknown_event", kind)
+                self._warn_once(WarningCode.UNKNOWN_EVENT, kind)
 
     # -- the message
 
@@ -113,7 +114,7 @@ class MessagesNormaliser(SseNormaliser):
         message = wire.decode_reply(event.message) if event.message != wire.ABSENT else wire.Reply()
         usage = read_usage(message.usage)
         if self._keys:
-            self._warn_once("repeated_start", "message_start")
+            self._warn_once(WarningCode.REPEATED_START, "message_start")
             return  # its content has been delivered and can't be taken back
         begin_message(self.assembler, message)
         self._stop_reason, self._stop_details = message.stop_reason, message.stop_details
@@ -153,7 +154,7 @@ class MessagesNormaliser(SseNormaliser):
     def _begin(self, value: Json) -> WireBlock | None:
         state = wire_block(self._keys, value)
         if state is None:
-            self._warn_once("unknown_content", "a content block without a type")
+            self._warn_once(WarningCode.UNKNOWN_CONTENT, "a content block without a type")
             return None
         self._keys += 1
         begin_block(self.assembler, state)
@@ -191,7 +192,7 @@ class MessagesNormaliser(SseNormaliser):
     def _begin_unannounced(self, index: int | float, delta: wire.Delta) -> WireBlock | None:
         kind = _MISSING_START.get(delta.type)
         if kind is None:
-            self._warn_once("stray_delta", str(delta.type))
+            self._warn_once(WarningCode.STRAY_DELTA, str(delta.type))
             return None
         state = self._begin({"type": kind})
         if state is not None:
@@ -216,13 +217,13 @@ class MessagesNormaliser(SseNormaliser):
                     else:
                         state.block["citations"] = [delta.citation]
             case "text_delta" | "thinking_delta", _:  # in a block of another kind: shown all the same
-                self._warn_once("misplaced_delta", f"{delta.type} in {state.kind}")
+                self._warn_once(WarningCode.MISPLACED_DELTA, f"{delta.type} in {state.kind}")
                 if delta.text:
                     assembler.text(("stray text", state.key), delta.text, implicit_end=True)
                 if delta.thinking:
                     assembler.thinking(("stray thinking", state.key), delta.thinking, implicit_end=True)
             case _:
-                self._warn_once("unknown_delta", f"{delta.type} in {state.kind}")
+                self._warn_once(WarningCode.UNKNOWN_DELTA, f"{delta.type} in {state.kind}")
 
     def _complete(self, state: WireBlock, delta: wire.Delta, data: bytes) -> None:
         """Add a delta to a block that is kept word for word: strings and lists grow, the rest is replaced."""
@@ -241,7 +242,7 @@ class MessagesNormaliser(SseNormaliser):
                 case _ if name != "type":
                     state.block[name] = value
 
-    def _warn_once(self, code: str, what: str) -> None:
+    def _warn_once(self, code: WarningCode, what: str) -> None:
         """Report something unexpected; each kind of it once, so that a long stream can't fill the warnings."""
         if what not in self._warned and len(self._warned) < 20:
             self._warned.add(what)

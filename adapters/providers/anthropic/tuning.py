@@ -11,6 +11,7 @@ from adapters.requests.effort import nearest_effort
 from adapters.requests.settings import changed, dropped, short_id, write_settings
 from bus.errors import CapabilityError, UnsupportedToolChoiceError
 from bus.values.json import Json, JsonObject
+from bus.values.warning_codes import WarningCode
 
 from .data import BUDGETS, LEAST_BUDGET, Model
 
@@ -48,7 +49,7 @@ class Tuning:
     def _stops(self, body: JsonObject) -> None:
         stops = [stop for stop in self.request.stop_sequences if stop.strip()]
         if len(stops) < len(self.request.stop_sequences):
-            self._warn("stop_sequence_dropped", "stop sequences of white space only are not accepted")
+            self._warn(WarningCode.STOP_SEQUENCE_DROPPED, "stop sequences of white space only are not accepted")
         if stops:
             body["stop_sequences"] = list(stops)
 
@@ -121,7 +122,9 @@ class Tuning:
             metadata["user_id"] = short_id(asked.user, _LONGEST_USER)
         if asked.temperature is not None and asked.temperature > 1.0 and "temperature" in body:
             body["temperature"] = 1.0
-            self._warn("temperature_lowered", f"temperature {asked.temperature:g} was sent as the highest, 1")
+            self._warn(
+                WarningCode.TEMPERATURE_LOWERED, f"temperature {asked.temperature:g} was sent as the highest, 1"
+            )
 
     def _refused(self, body: JsonObject) -> dict[str, str]:
         if self.model is None or (self.request.temperature is None and self.request.top_p is None):
@@ -134,7 +137,7 @@ class Tuning:
             return {"top_p": f"{self.request.wire_model} takes it or temperature, not both"}
         return {}
 
-    def _warn(self, code: str, message: str) -> None:
+    def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
 
 

@@ -36,6 +36,7 @@ from bus.values.content import (
 )
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Role
+from bus.values.warning_codes import WarningCode
 
 from .data import Model
 from .response import REPLY_KINDS, SIGNATURE_KIND
@@ -110,7 +111,7 @@ class _Writer:
         if self.contents[-1]["role"] == "model":
             self.contents.append({"role": "user", "parts": [{"text": GO_ON}]})
             why = f"{self.provider}: a conversation must end with the user; {GO_ON!r} was added"
-            self.warnings.append(CallWarning("turn_added", why))
+            self.warnings.append(CallWarning(WarningCode.TURN_ADDED, why))
         return self.contents
 
     def _add(self, role: str, parts: list[Json], *, alone: bool = False) -> None:

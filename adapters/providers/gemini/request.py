@@ -19,6 +19,7 @@ from adapters.schemas.sanitizer import instruction
 from bus.errors import CapabilityError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
+from bus.values.warning_codes import WarningCode
 
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
 from .data import BUDGETS, UNLISTED, find_model
@@ -87,7 +88,7 @@ class _Builder:
         self._use_cached(body)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
-    def _warn(self, code: str, message: str) -> None:
+    def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
 
     def _left_out(self, parameter: str, why: str) -> None:
@@ -167,7 +168,9 @@ class _Builder:
         if schema is None:
             return None
         if self.request.tools and not self.row.modern:
-            self._warn("schema_as_instruction", f"{self.request.wire_model} takes no output schema beside tools")
+            self._warn(
+                WarningCode.SCHEMA_AS_INSTRUCTION, f"{self.request.wire_model} takes no output schema beside tools"
+            )
             return instruction(schema, with_tools=True)
         config["responseMimeType"] = "application/json"
         if not set(schema) <= {"type", "title", "description"} or schema.get("type") != "object":

@@ -26,6 +26,7 @@ from adapters.replies.broken_json import mend_body
 from adapters.replies.json_text import parse_object
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
+from bus.values.warning_codes import WarningCode
 
 from . import wire
 from .errors import error_in_reply
@@ -157,13 +158,15 @@ class ReplyReader:
             reason = StopReason.PROVIDER_SPECIFIC
             assembler.end_unsaid()
         if self._finish_message and reason in (StopReason.CONTENT_FILTER, StopReason.PROVIDER_SPECIFIC):
-            assembler.warn("finish_message", f"{raw}: {self._finish_message[:1000]}")
+            assembler.warn(WarningCode.FINISH_MESSAGE, f"{raw}: {self._finish_message[:1000]}")
         assembler.finish(reason, raw, self._usage.total(final=True))
 
     # -- the reply
 
     def _first(self, candidates: Sequence[wire.Candidate]) -> wire.Candidate | None:
-        self._warn_once("extra_candidates", "the reply has several candidates, of which only the first is read")
+        self._warn_once(
+            WarningCode.EXTRA_CANDIDATES, "the reply has several candidates, of which only the first is read"
+        )
         return next((one for one in candidates if one.index in (None, 0)), None)
 
     def _begin(self, chunk: wire.Chunk) -> None:
@@ -259,7 +262,7 @@ class ReplyReader:
         elif isinstance(signature := raw.get("thoughtSignature"), str) and signature:
             self._signed_text("", signature)
         else:
-            self._warn_once("unknown_content", "a part of the reply has nothing in it")
+            self._warn_once(WarningCode.UNKNOWN_CONTENT, "a part of the reply has nothing in it")
 
     def _opaque(self, kind: str, raw: JsonObject) -> None:
         self.assembler.whole(self._next("whole"), kind, raw)
@@ -313,7 +316,7 @@ class ReplyReader:
             self.assembler.tool_arguments(partial.key, msgspec.json.encode(partial.value).decode())
             self.assembler.end(partial.key, incomplete=partial.broken)
 
-    def _warn_once(self, code: str, message: str) -> None:
+    def _warn_once(self, code: WarningCode, message: str) -> None:
         if code not in self._warned:
             self._warned.add(code)
             self.assembler.warn(code, message)

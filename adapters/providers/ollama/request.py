@@ -27,6 +27,7 @@ from bus.errors import CapabilityError, InvalidRequestError, PromptTooLongError,
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
+from bus.values.warning_codes import WarningCode
 
 from .messages import refused_image, write_messages
 from .models import ModelFacts
@@ -126,7 +127,7 @@ class _Writer:
         size = f"about {estimated_tokens} tokens for a window of {window}"
         if estimated_tokens > at_most(window):
             raise PromptTooLongError(f"the prompt is too long for {self.request.model}: {size}")
-        self._warn("prompt_near_window", f"the prompt may be too long for {self.request.model}: {size}")
+        self._warn(WarningCode.PROMPT_NEAR_WINDOW, f"the prompt may be too long for {self.request.model}: {size}")
 
     def _tools(self) -> JsonObject:
         choice, tools = self.request.tool_choice, self.request.tools
@@ -139,7 +140,9 @@ class _Writer:
         if self.request.parallel_tool_calls is not None:
             self._left_out("parallel_tool_calls", "the protocol does not know it")
         if self.request.output_schema is not None:
-            self._warn("schema_hinders_tools", "the reply is held to the schema, which a tool call may not fit")
+            self._warn(
+                WarningCode.SCHEMA_HINDERS_TOOLS, "the reply is held to the schema, which a tool call may not fit"
+            )
         return {"tools": [_tool(tool) for tool in tools]}
 
     def _format(self) -> JsonObject:
@@ -165,7 +168,7 @@ class _Writer:
             return {"think": True}
         level = nearest_effort(asked, _LEVELS)
         if level != asked:
-            self._warn("parameter_changed", f"reasoning_effort {asked} was sent as {level}")
+            self._warn(WarningCode.PARAMETER_CHANGED, f"reasoning_effort {asked} was sent as {level}")
         return {"think": level}
 
     def _options(self, num_ctx: int) -> JsonObject:
@@ -183,9 +186,9 @@ class _Writer:
         return options
 
     def _left_out(self, what: str, why: str) -> None:
-        self._warn("parameter_dropped", f"{what} was not sent: {why}")
+        self._warn(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}")
 
-    def _warn(self, code: str, message: str) -> None:
+    def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, message))
 
 

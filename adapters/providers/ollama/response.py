@@ -20,6 +20,7 @@ from adapters.usage.rates import TokenRates
 from bus.errors import StreamError
 from bus.values.json import Json
 from bus.values.usage import StopReason, TokenUsage
+from bus.values.warning_codes import WarningCode
 
 from .errors import error_in_reply
 from .wire import METRICS, WireReply, WireToolCall, decode_reply
@@ -67,7 +68,7 @@ class ReplyReader:
             return
         function = call.function
         if function is None or not function.name:
-            self.assembler.warn("nameless_tool_call", "a tool call without a name was dropped")
+            self.assembler.warn(WarningCode.NAMELESS_TOOL_CALL, "a tool call without a name was dropped")
             return
         self._calls += 1
         key = ("call", self._calls)

@@ -28,6 +28,7 @@ from adapters.schemas.strict_mode import strict_reply, strict_tool
 from bus.errors import CapabilityError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolChoice, ToolDefinition
+from bus.values.warning_codes import WarningCode
 
 from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
 from .items import write_items
@@ -87,7 +88,8 @@ class _Builder:
             body["max_output_tokens"] = output_limit(self.request, self.quirks)
         if self.request.max_output_tokens < self.quirks.min_output_tokens:
             self._warn(
-                "parameter_changed", f"max_output_tokens is {body['max_output_tokens']}, the least it can be"
+                WarningCode.PARAMETER_CHANGED,
+                f"max_output_tokens is {body['max_output_tokens']}, the least it can be",
             )
         if self.quirks.stateless:
             body["store"] = False
@@ -98,7 +100,7 @@ class _Builder:
         self._reasoning(body)
         self._settings(body)
         if self.request.stop_sequences:
-            self._warn("parameter_dropped", "stop_sequences don't exist in the Responses API")
+            self._warn(WarningCode.PARAMETER_DROPPED, "stop_sequences don't exist in the Responses API")
         if stream:
             body["stream"] = True
         options = self._options()
@@ -108,7 +110,7 @@ class _Builder:
         merge_options(body, options)
         return BuiltRequest(body, history, (*history.warnings, *self.warnings))
 
-    def _warn(self, code: str, message: str) -> None:
+    def _warn(self, code: WarningCode, message: str) -> None:
         self.warnings.append(CallWarning(code, f"{self.provider}: {message}"))
 
     def _reasons(self) -> bool:
@@ -165,7 +167,7 @@ class _Builder:
             written["description"] = tool.description
         strict = strict_tool(tool, by_default=self.quirks.strict_tools)
         if isinstance(strict, str):
-            self._warn("tool_not_strict", f"tool {tool.name!r} is sent without strict mode: {strict}")
+            self._warn(WarningCode.TOOL_NOT_STRICT, f"tool {tool.name!r} is sent without strict mode: {strict}")
         written["parameters"] = strict.schema if isinstance(strict, StrictSchema) else tool.input_schema
         written["strict"] = isinstance(strict, StrictSchema)
         return written
@@ -195,12 +197,13 @@ class _Builder:
             return
         if not self._reasons():
             if asked != "none":
-                self._warn("parameter_dropped", f"{self.request.wire_model} takes no reasoning_effort")
+                self._warn(WarningCode.PARAMETER_DROPPED, f"{self.request.wire_model} takes no reasoning_effort")
             return
         effort = asked if self.model is None else nearest_effort(asked, self.model.efforts)
         if effort != asked:
             self._warn(
-                "parameter_changed", f"{self.request.wire_model} has no effort {asked!r}; {effort!r} is used"
+                WarningCode.PARAMETER_CHANGED,
+                f"{self.request.wire_model} has no effort {asked!r}; {effort!r} is used",
             )
         body["reasoning"] = {"effort": effort}
 

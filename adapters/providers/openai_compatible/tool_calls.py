@@ -13,6 +13,7 @@ import msgspec
 from adapters.replies.assembler import Assembler
 from adapters.replies.json_text import parse_object
 from bus.values.json import Json, JsonObject
+from bus.values.warning_codes import WarningCode
 
 from .wire import WireMessage, WireToolCall
 
@@ -56,7 +57,8 @@ class ToolCalls:
         for call in self._calls:
             if not call.name:
                 self.assembler.warn(
-                    "nameless_tool_call", f"a tool call without a name was dropped ({call.id or call.key})"
+                    WarningCode.NAMELESS_TOOL_CALL,
+                    f"a tool call without a name was dropped ({call.id or call.key})",
                 )
 
     def _fragment(self, fragment: WireToolCall, position: int | None) -> None:

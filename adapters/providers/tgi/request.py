@@ -17,6 +17,7 @@ from adapters.requests.text import current_turn
 from bus.errors import CapabilityError, InvalidRequestError
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.values.json import Json, JsonObject
+from bus.values.warning_codes import WarningCode
 
 from .prompt import PromptTemplate, write_prompt
 from .wire import STREAM_PATH, WHOLE_PATH
@@ -95,7 +96,8 @@ class _Writer:
             return asked  # without any room, the server says so best
         self.warnings.append(
             CallWarning(
-                "parameter_changed", f"max_output_tokens {asked} was sent as {room}: there is no more room"
+                WarningCode.PARAMETER_CHANGED,
+                f"max_output_tokens {asked} was sent as {room}: there is no more room",
             )
         )
         return room
@@ -123,4 +125,4 @@ class _Writer:
         return fields
 
     def _left_out(self, what: str, why: str) -> None:
-        self.warnings.append(CallWarning("parameter_dropped", f"{what} was not sent: {why}"))
+        self.warnings.append(CallWarning(WarningCode.PARAMETER_DROPPED, f"{what} was not sent: {why}"))
