@@ -107,6 +107,8 @@ class _Writer:
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
         """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
         blocks = list(content)
+        if len(blocks) == 1 and type(blocks[0]) is TextBlock:  # as most replies are
+            return blocks
         calls = {_call_key(block) for block in blocks if isinstance(block, OpaqueBlock)}
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None
