@@ -1,4 +1,4 @@
-"""The engine: what a host makes, and what composes bus, adapters, streams, store and prices for it."""
+"""The engine: the object that a host makes. It composes bus, adapters, streams, store and prices."""
 
 from __future__ import annotations
 
@@ -63,22 +63,30 @@ if TYPE_CHECKING:
 class Engine(ObjectMethods, MediaMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
-    Or let the first turn start it, and `aclose()` it. For one event loop, of asyncio or uvloop: from any other its
-    methods raise WrongLoop, and without one CallboardError. Once closed it stays closed.
+    Or let the first turn start it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any
+    other its methods raise WrongLoop, and without one CallboardError. Once closed it stays closed.
 
-    models: a registry, or the path of a models.yaml; None is $CALLBOARD_HOME/models.yaml, else the environment's
-    keys. store: None is $CALLBOARD_HOME/trace.db; trace=False keeps no trace. capture_content: keep what is said,
-    too, so that sessions can be resumed. redact: gets each message, and the system prompt as one of the system's,
-    before it is stored, and returns what to store, None for nothing; it runs on the event loop, so it must be
-    quick. prices: a table, which is taken as it is; or the path of a price file, whose rows go before those of the
-    published prices; None is $CALLBOARD_HOME/prices.yaml, if there is one. The published prices are those of
-    `callboard prices update`, else the shipped ones. middleware: around calls, the outermost first, see
-    `engine.middleware`. limits, timeouts: see `Limits` and `Timeouts`. clock: of all times, ids and randomness.
-    providers: adapters by their names, besides those that are configured; see `register`.
-    Raises ConfigurationError.
+    The published prices are those of `callboard prices update`, else the shipped ones.
 
-    bus: where everything is published; subscribe to it. streams: of turns, see `attach`. availability: how
-    providers and models stand. registry: the configuration in force. store: the trace; None without one.
+    Args:
+        models: A registry, or the path of a models.yaml. None is $CALLBOARD_HOME/models.yaml, else the
+            environment's keys.
+        store: A trace store, or the path of its file. None is $CALLBOARD_HOME/trace.db.
+        trace: Whether to keep a trace.
+        capture_content: Whether to keep the content of messages, too, so that sessions can be resumed.
+        redact: A function that gets each message before it is stored, and returns the message to store, or None
+            for nothing. It gets the system prompt as a message of the system. It runs on the event loop, so it
+            must be quick.
+        prices: A table, which is used as it is; or the path of a price file, whose rows go before those of the
+            published prices. None is $CALLBOARD_HOME/prices.yaml, if there is one.
+        middleware: Middleware around calls, the outermost first, see `engine.middleware`.
+        limits: Bounds of the engine, see `Limits`.
+        timeouts: Time limits of the engine, see `Timeouts`.
+        clock: The source of all times, ids and randomness.
+        providers: Adapters by their names, besides those that are configured; see `register`.
+
+    Raises:
+        ConfigurationError: The configuration, the prices or the arguments are wrong.
     """
 
     def __init__(
@@ -116,19 +124,21 @@ class Engine(ObjectMethods, MediaMethods):
 
     @classmethod
     def from_env(cls) -> Engine:
-        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone. Raises
-        ConfigurationError.
+        """An engine from $CALLBOARD_HOME, or ~/.callboard, and the environment's keys alone.
+
+        Raises:
+            ConfigurationError: The configuration is wrong.
         """
         return cls()
 
     @property
     def clock(self) -> Clock:
-        """Of all times, ids and randomness."""
+        """The source of all times, ids and randomness."""
         return self._runtime.clock
 
     @property
     def bus(self) -> Bus:
-        """Where everything is published. Subscribe to it."""
+        """The bus on which everything is published. Subscribe to it."""
         return self._runtime.bus
 
     @property
@@ -143,7 +153,7 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def availability(self) -> AvailabilityTable:
-        """How providers and models stand."""
+        """The state of providers and models."""
         return self._runtime.availability
 
     @property
@@ -159,21 +169,29 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def providers(self) -> dict[str, Literal["configured", "not_configured"]]:
-        """The adapters by name, registered ones included; what isn't configured lacks its key."""
+        """The adapters by name, registered ones included. An adapter that isn't configured lacks its key."""
         return {name: entry.state for name, entry in self.registry.adapters.items()}
 
     @property
     def default_provider(self) -> str | None:
-        """The provider of names that say no other, if there is one: models.yaml's, or the first with a key."""
+        """The provider of names that say no other, if there is one: the one of models.yaml, or the first with a
+        key.
+        """
         return self.registry.default_provider
 
     def register(self, name: str, adapter: Provider, *, prices_as: str | None = None) -> None:
-        """Use an adapter of the host's own: its models are ``name:model``, whatever their names.
+        """Use an adapter of the host's own. Its models are ``name:model``, whatever their names.
 
-        Turns that begin from now on know it, and a reload leaves it. adapter: one that is made, which is the
-        engine's from now on, and used as it is after a crash, too; or what makes one each time. prices_as: the
-        provider whose published prices its models have, where its class doesn't say it.
-        Raises ConfigurationError for a name that is taken, or that models can't be called by.
+        Turns that begin from now on know it, and a reload leaves it.
+
+        Args:
+            name: The name of the adapter.
+            adapter: An adapter, or a function that makes one each time. A given adapter is the engine's from now
+                on, and is used as it is after a crash, too.
+            prices_as: The provider whose published prices its models have, where its class doesn't say it.
+
+        Raises:
+            ConfigurationError: The name is taken, or models can't be called by it.
         """
         entry = entry_of(name, adapter, prices_as)
         self._runtime.registry = self.registry.with_adapter(entry)
@@ -195,15 +213,24 @@ class Engine(ObjectMethods, MediaMethods):
         context: ContextPolicy | None = None,
         name: str | None = None,
     ) -> Session:
-        """A new session. model: any of its names, several of them in order, or a `ModelChoice`; checked now.
+        """A new session.
 
-        tools: of its turns. session_id: instead of a new one. tags: of its calls, for the trace; never sent.
-        fallback: the models to try when the first one fails; None leaves it to models.yaml. requires: what the
-        model must be able to do, besides what the requests show. approve: decides about each call of a tool before
-        it runs. context: what to send of a history that has grown too long, see
-        `engine.conversation.context`; None always sends all of it. name: for people. Raises ConfigurationError,
-        also for two tools of one name;
-        CallboardError if a session of that id is open.
+        Args:
+            model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
+            system_prompt: The system prompt of its turns.
+            tools: The tools of its turns.
+            session_id: An id in place of a new one.
+            tags: The tags of its calls, for the trace; never sent.
+            fallback: The models to try when the first one fails; None leaves it to models.yaml.
+            requires: The abilities that the model must have, besides those that the requests show.
+            approve: A function that decides about each call of a tool before it runs.
+            context: The policy for a history that has grown too long, see `engine.conversation.context`; None
+                always sends all of it.
+            name: A name for people.
+
+        Raises:
+            ConfigurationError: A name is unknown, or two tools have one name.
+            CallboardError: A session of that id is open.
         """
         expand(self.registry, model, fallback)
         state = SessionState(
@@ -235,15 +262,26 @@ class Engine(ObjectMethods, MediaMethods):
         approve: Approve | None = None,
         context: ContextPolicy | None = None,
     ) -> Session:
-        """A stored session, with its history as it was; also one of another process, or of one that was killed.
+        """A stored session, with its history as it was. The session may be one of another process, or of one that
+        was killed.
 
         From then on the session is this engine's. With `capture_content`, another engine that had it open learns
         so with its next turn, which raises SessionTakenOver.
 
-        tools: with what runs them, which is not stored; None takes the stored definitions, as passive tools.
-        model, system_prompt, fallback: instead of the stored ones. approve, context: as in `session`.
-        Raises CallboardError if the session is open, is not stored, or not as a whole; ConfigurationError if its
-        model is not known here; StoreError.
+        Args:
+            session_id: The id of the session.
+            tools: The tools with the code that runs them, which is not stored. None takes the stored definitions,
+                as passive tools.
+            model: A model in place of the stored one.
+            system_prompt: A system prompt in place of the stored one.
+            fallback: Fallback models in place of the stored ones.
+            approve: As in `session`.
+            context: As in `session`.
+
+        Raises:
+            CallboardError: The session is open, is not stored, or is not stored as a whole.
+            ConfigurationError: The session's model is not known here.
+            StoreError: The trace can't be read.
         """
         await (await self._host.living()).settle()
         state = await resumed(self._runtime, session_id, tools, model, system_prompt, fallback)
@@ -255,16 +293,28 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
-        """The sessions that are open here, and at most `limit` of the trace, the latest first; None is all of
-        them. Raises StoreError.
+        """The sessions that are open here, and sessions of the trace, the latest first.
+
+        Args:
+            limit: The largest number of sessions of the trace; None is all of them.
+
+        Raises:
+            StoreError: The trace can't be read.
         """
         return await listed(self._runtime, limit)
 
     async def delete_session(self, session_id: str) -> bool:
-        """Forget a session: the open one, and what is stored of it; False if there was none.
+        """Forget a session: the open one, and its stored messages.
 
-        Its calls stay in the trace, and so does what they cost. A Session that is still held begins anew with its
-        next turn. Raises SessionBusy while a turn runs, StoreError.
+        Its calls stay in the trace, and so does their cost. A Session that is still held begins anew with its next
+        turn.
+
+        Returns:
+            False if there was no such session.
+
+        Raises:
+            SessionBusy: A turn of the session runs.
+            StoreError: The trace can't be written.
         """
         return await deleted(self._runtime, session_id)
 
@@ -276,11 +326,18 @@ class Engine(ObjectMethods, MediaMethods):
         tools: Sequence[Tool] | None = None,
         model: Model | None = None,
     ) -> Session:
-        """A session that `Session.export` has written, also of another engine, with its history and settings.
+        """A session from a document that `Session.export` has written, with its history and settings. The document
+        may come from another engine.
 
-        session_id, tools, model: instead of the exported ones; without `tools` its tools are passive. Raises
-        CallboardError if it is no exported session or one of that id is open, ConfigurationError if its model is
-        not known here.
+        Args:
+            document: The document.
+            session_id: An id in place of the exported one.
+            tools: Tools in place of the exported ones; without them its tools are passive.
+            model: A model in place of the exported one.
+
+        Raises:
+            CallboardError: The document is no exported session, or a session of that id is open.
+            ConfigurationError: The session's model is not known here.
         """
         await self.start()
         state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
@@ -289,23 +346,38 @@ class Engine(ObjectMethods, MediaMethods):
         return session
 
     def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream; its coming and going changes nothing for the turn.
+        """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
 
-        Of what was folded, it gets whole messages with their text in one piece, if it reads from 0; a reader that
-        goes on after what it has read gets a StreamReset instead.
+        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
+        earlier events gets a StreamReset instead.
 
-        from_seq: the first event that is wanted, from 0; ``"tail"``: what comes from now on. Raises UnknownStream
-        for a turn that is over for too long, ValueError for a seq beyond the end, WrongLoop.
+        Args:
+            stream_id: The id of the stream.
+            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
+
+        Raises:
+            UnknownStream: The turn has been over for too long.
+            ValueError: `from_seq` is beyond the end.
+            WrongLoop: The engine belongs to another event loop.
         """
         self._host.require_loop()
         return self.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)
 
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
-        """Take over a new configuration; what changed. None reads anew where this engine's came from.
+        """Take over a new configuration.
 
-        It is read and checked first: a bad one raises ConfigurationError and changes nothing. Turns under way end
-        on the adapters and with the registry they began with; adapters that have changed or gone are stopped when
-        their last turn is over; new turns see the new configuration.
+        The configuration is read and checked first: a bad one changes nothing. Turns under way end on the adapters
+        and with the registry that they began with. Adapters that have changed or gone are stopped when their last
+        turn is over. New turns see the new configuration.
+
+        Args:
+            models: A registry, or the path of a models.yaml. None reads this engine's source again.
+
+        Returns:
+            The differences.
+
+        Raises:
+            ConfigurationError: The new configuration is wrong.
         """
         await self.start()
         source = self._models if models is None else models
@@ -330,10 +402,13 @@ class Engine(ObjectMethods, MediaMethods):
     async def complete(
         self, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
     ) -> CanonicalResponse:
-        """One reply to a request, without a session: routed, traced and priced, and no tools are run.
+        """One reply to a request, without a session. It is routed, traced and priced, and no tools are run.
 
-        The request keeps its ids, unless they are empty. tags: for the trace, never sent. Raises what
-        `Session.send` raises.
+        It raises the exceptions of `Session.send`.
+
+        Args:
+            request: The request. It keeps its ids, unless they are empty.
+            tags: The tags of the call, for the trace; never sent.
         """
         return await complete(self._runtime, request, tags=tags)
 
@@ -376,9 +451,11 @@ class Engine(ObjectMethods, MediaMethods):
         on_usage: OnUsage | None = None,
         **arguments: Unpack[Arguments],
     ) -> StreamResult:
-        """See `engine.stream`. Of a `CanonicalRequest`: one reply, as `complete` gives it; no tools are run.
+        """See `engine.stream`. For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are
+        run.
 
-        Raises TypeError for arguments that a request can't have besides it.
+        Raises:
+            TypeError: An argument is given that a request can't have besides it.
         """
         if isinstance(model, CanonicalRequest):
             if prompt is not None or arguments.keys() - {"tags"}:
@@ -399,15 +476,23 @@ class Engine(ObjectMethods, MediaMethods):
         model: str | Sequence[str] | None = None,
         **options: Unpack[EmbeddingArguments],
     ) -> EmbeddingResult:
-        """The vectors of texts, however many: cut into batches that the provider takes, several of them at once.
+        """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
+        them at once.
 
         Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
         Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
-        model: any of its names, or several names of one and the same model; None is the configured default.
-        options: the fields of `EmbeddingOptions`.
-        Raises PartialEmbeddingError if some texts could not be embedded, with the vectors of the others;
-        AdapterError if none could; ConfigurationError, also for two models whose vectors can't be compared;
-        AdmissionError.
+
+        Args:
+            texts: The texts, or one text.
+            model: Any of a model's names, or several names of one and the same model; None is the configured
+                default.
+            options: The fields of `EmbeddingOptions`.
+
+        Raises:
+            PartialEmbeddingError: Some texts could not be embedded; the exception has the vectors of the others.
+            AdapterError: No text could be embedded.
+            ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
+            AdmissionError: The trace writer is too far behind.
         """
         from .embedding import EmbeddingOptions, embed
 
@@ -417,16 +502,26 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def prices(self) -> PriceTable:
-        """The table of new calls: a call has the price of the moment in which its attempt starts."""
+        """The price table of new calls. A call has the price of the moment in which its attempt starts."""
         return self._runtime.pricing.prices
 
     async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
-        """Price new calls by another table from now on; the table in force, which is also returned.
+        """Price new calls by another table from now on.
 
-        What calls that were made cost stays as it is: that is `reprice`. Other engines keep their tables.
-        prices: a table, a price file, or the version of a table that the trace knows. Its rows go before those of
-        the published prices; alone: it is all there is, and what it doesn't list is unpriced.
-        Raises ConfigurationError for a bad file; StoreError for an unknown version.
+        The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
+
+        Args:
+            prices: A table, a price file, or the version of a table that the trace knows. Its rows go before those
+                of the published prices.
+            alone: Whether to use these prices without the published ones; then a model that they don't list is
+                unpriced.
+
+        Returns:
+            The table in force.
+
+        Raises:
+            ConfigurationError: The file is bad.
+            StoreError: The version is unknown.
         """
         return await self._runtime.pricing.use_prices(prices, alone=alone)
 
@@ -439,13 +534,23 @@ class Engine(ObjectMethods, MediaMethods):
         as_model: str | None = None,
         for_new_calls: bool = False,
     ) -> RepriceReport:
-        """What the stored calls cost under another price table, and unless `dry_run`, what they cost from now on.
+        """Price the stored calls by another price table. The report has their costs.
 
-        Live messages show the new costs afterwards. New calls go on at the prices of this engine's own table.
-        version: a table, or the version of one that the trace knows. where: only these calls. as_model: as if
-        every call had gone to that ``provider:name``; never kept. for_new_calls: price new calls of this engine by
-        that table too, as `use_prices` does; `undo_reprice` takes that back as well, if no other was chosen since.
-        Raises StoreError; CallboardError without a trace.
+        Unless `dry_run` is set, the new costs are kept, and live messages show them afterwards. New calls go on at
+        the prices of this engine's own table.
+
+        Args:
+            version: A table, or the version of one that the trace knows.
+            where: A filter for the calls to price.
+            dry_run: Whether to report only, and to keep the stored costs.
+            as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
+                never kept.
+            for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
+                `undo_reprice` takes that back as well, if no other table was chosen since.
+
+        Raises:
+            StoreError: The version is unknown, or the trace can't be used.
+            CallboardError: The engine keeps no trace.
         """
         return await self._runtime.pricing.reprice(
             version, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
@@ -454,8 +559,11 @@ class Engine(ObjectMethods, MediaMethods):
     async def undo_reprice(self) -> RepriceRun:
         """Take the latest repricing back, also in live messages.
 
-        If it was done here with `for_new_calls`, new calls have the prices of before again. Raises StoreError if
-        there is none, CallboardError without a trace.
+        If it was done here with `for_new_calls`, new calls have their former prices again.
+
+        Raises:
+            StoreError: There is no repricing to take back.
+            CallboardError: The engine keeps no trace.
         """
         return await self._runtime.pricing.undo_reprice()
 
@@ -471,26 +579,40 @@ class Engine(ObjectMethods, MediaMethods):
         await self.aclose()
 
     async def start(self) -> None:
-        """Start, if it isn't running. A trace file that can't be used now stops nothing, and `health()` says so.
+        """Start the engine, if it isn't running. A trace file that can't be used now stops nothing, and `health()`
+        reports it.
 
-        Raises CallboardError once it is closed, or where no asyncio loop runs; WrongLoop from another loop than
-        its first; StoreError if the trace file isn't ours.
+        Raises:
+            CallboardError: The engine is closed, or no asyncio loop runs here.
+            WrongLoop: The engine belongs to another event loop.
+            StoreError: The trace file isn't ours.
         """
         await self._host.start()
 
     async def aclose(self) -> ShutdownReport | None:
-        """Stop everything in order, and close the store; what was stopped, None if it had never started.
+        """Stop everything in order, and close the store. Any task of the engine's loop may call it, and a second
+        call does nothing.
 
-        What is under way is cancelled: whoever waits for it gets CancelledError, with what had arrived. Nothing
-        new may begin any more. It takes `Timeouts.shutdown` at most, and is idempotent; from any task of the
-        engine's loop. Raises WrongLoop, and what had ended the engine before, such as SupervisorEscalated.
+        Calls under way are cancelled: their callers get CancelledError, with the content that had arrived. Nothing
+        new may begin any more. It takes `Timeouts.shutdown` at most. An exception that had ended the engine
+        before, such as SupervisorEscalated, is raised here.
+
+        Returns:
+            The report of the stop; None if the engine had never started.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
         """
         self._host.require_loop()
         life = self._host.life
         return await life.stop() if life is not None else None
 
     async def flush(self) -> None:
-        """Return when everything published so far is committed to the trace. Raises StoreError if it can't be."""
+        """Return when everything published so far is committed to the trace.
+
+        Raises:
+            StoreError: It can't be committed.
+        """
         await self._host.flush()
 
     # -- how it does
@@ -500,19 +622,26 @@ class Engine(ObjectMethods, MediaMethods):
         return collect(self._runtime, self._host.life)
 
     def models(self) -> list[ConfiguredModel]:
-        """The models that can be asked for, with what they can do and cost, and how they stand. Asks nobody.
+        """The models that can be asked for, with their abilities, costs and availability. No provider is asked.
 
-        First those of models.yaml, then what else the keys open, as far as the catalogue knows it. Raises
-        ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+        The models of models.yaml come first, then the others that the keys open, as far as the catalogue knows
+        them.
+
+        Raises:
+            ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
         """
         consult = self._runtime.adapters.consult
         return configured_models(self.registry, consult, self.availability, self.prices, self.clock)
 
     async def health(self, *, offline: bool = False, time_limit: float = 5.0) -> HealthReport:
-        """Check configuration, keys, providers and store. Makes, starts and pays for nothing.
+        """Check configuration, keys, providers and store. It makes, starts and pays for nothing.
 
-        offline: ask no provider. time_limit: seconds, for each provider. Raises WrongLoop if the engine runs on
-        another loop.
+        Args:
+            offline: Whether to ask no provider.
+            time_limit: Seconds for each provider.
+
+        Raises:
+            WrongLoop: The engine runs on another loop.
         """
         from .health import examine
 
@@ -524,16 +653,20 @@ class Engine(ObjectMethods, MediaMethods):
 
     @property
     def closed(self) -> bool:
-        """True when it has been stopped, or has ended of itself: then another one is needed."""
+        """True when the engine has been stopped, or has ended by itself. Then another engine is needed."""
         return self._host.closed
 
     def require_loop(self) -> None:
-        """Raises WrongLoop on another event loop than its own."""
+        """Check that the engine's own event loop runs here.
+
+        Raises:
+            WrongLoop: Another event loop runs here.
+        """
         self._host.require_loop()
 
     @property
     def timeouts(self) -> Timeouts:
-        """As they were given."""
+        """The time limits as they were given."""
         return self._runtime.timeouts
 
 

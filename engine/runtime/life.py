@@ -1,10 +1,10 @@
 """The engine's life on one event loop: its root task, and the actors below it.
 
 The store is the outer context, the supervised actors the inner one. They start in the order trace writer,
-availability, session manager, adapters, and stop in the reverse, when what is under way has been cancelled and has
-ended, or half of the time for the shutdown is over; what they publish while they stop is written before the store
-closes. The root is a task, not a context of whoever entered the engine, so that the engine can be
-left from another task than it was entered from.
+availability, session manager, adapters, and stop in the reverse order. The stop begins when everything under way
+has been cancelled and has ended, or half of the time for the shutdown is over. Events that are published during
+the stop are written before the store closes. The root is a task, not a context of the task that entered the
+engine, so that the engine can be left from another task than it was entered from.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ MEMORY_EVENTS = 100_000
 
 
 def _seen(task: asyncio.Task[None]) -> None:
-    """Whoever starts, uses or closes the engine is told its end, and the supervisor has logged it."""
+    """Mark the task's exception as seen. The callers that start, use or close the engine get it, and the
+    supervisor has logged it.
+    """
     if not task.cancelled():
         task.exception()
 

@@ -1,7 +1,7 @@
 """A session: one conversation, whose provider may change from turn to turn.
 
 `SessionState` is the conversation itself, a plain object that outlives any task or actor that works on it.
-`Session` is what a host holds: it sends, streams, swaps the model, cancels. Whoever starts a turn owns it:
+`Session` is the host's handle: it sends, streams, swaps the model, cancels. The caller who starts a turn owns it:
 cancelling the task that awaits `send`, or leaving `async with session.stream(...)` early, cancels the turn.
 """
 
@@ -41,8 +41,9 @@ _ADVICE = {
 
 
 class Session:
-    """What a host holds of a conversation. Made by `Engine.session()`. For the engine's event loop; its turns run
-    one after the other, and at most 16 wait.
+    """The host's handle of a conversation, made by `Engine.session()`.
+
+    It is for the engine's event loop. Its turns run one after the other, and at most 16 wait.
     """
 
     def __init__(self, runtime: Runtime, state: SessionState) -> None:
@@ -51,15 +52,17 @@ class Session:
 
     @property
     def id(self) -> str:
-        """``ses_`` and a ULID, unless it was given another."""
+        """The session's id: ``ses_`` and a ULID, unless it was given another."""
         return self._state.id
 
     @property
     def model(self) -> Model:
         """The model of the next turn, as it was given. Assigning takes effect with the next turn.
 
-        What may be assigned: any of a model's names, a sequence of them, or a `ModelChoice`. Raises
-        ConfigurationError for a name that there isn't.
+        Any of a model's names, a sequence of them, or a `ModelChoice` may be assigned.
+
+        Raises:
+            ConfigurationError: No model has the assigned name.
         """
         return self._state.model
 
@@ -70,17 +73,17 @@ class Session:
 
     @property
     def name(self) -> str | None:
-        """For people; None if it has none."""
+        """The session's name, for people; None if it has none."""
         return self._state.name
 
     @property
     def tags(self) -> Mapping[str, str]:
-        """What its calls carry, for `callboard cost --by`."""
+        """The tags that its calls carry, for `callboard cost --by`."""
         return MappingProxyType(self._state.tags)
 
     @property
     def system_prompt(self) -> str | None:
-        """Of the next turn."""
+        """The system prompt of the next turn."""
         return self._state.system_prompt
 
     @system_prompt.setter
@@ -90,7 +93,7 @@ class Session:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """Of the next turn. Assigning two of one name raises ConfigurationError."""
+        """The tools of the next turn. Assigning two of one name raises ConfigurationError."""
         return self._state.tools
 
     @tools.setter
@@ -101,7 +104,7 @@ class Session:
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The history as it is now; costs are those of the current price table."""
+        """The history as it is now. Its costs are those of the current price table."""
         return tuple(self._state.messages)
 
     async def send(
@@ -111,15 +114,29 @@ class Session:
         model: Model | None = None,
         **options: Unpack[TurnArguments],
     ) -> Reply:
-        """One turn, not streamed; the assistant's last message.
+        """One turn, not streamed. Cancelling the task that waits here cancels the turn.
 
-        Cancelling the task that waits here cancels the turn. model: of this turn alone. options: the fields of
-        `TurnOptions`.
-        Raises AdapterError, of its many classes; CancelledError (ours) after `cancel()`, RequestTimeoutError when
-        the turn's time is up; ConfigurationError; SessionBusy if too many turns wait, SessionTakenOver,
-        AdmissionError, StoreError; and what middleware, hooks and policies of the host raise. What failed has
-        `.turn`, with its `steps`, `messages` and `cost` so far. It may be sent again: a turn that nothing answered
-        leaves the history as it was.
+        Exceptions of the host's own middleware, hooks and policies are raised here, too. An exception of a turn
+        has `.turn`, with its `steps`, `messages` and `cost` so far. The content may be sent again: a turn that
+        nothing answered leaves the history as it was.
+
+        Args:
+            content: Text, or blocks.
+            model: A model for this turn alone.
+            options: The fields of `TurnOptions`.
+
+        Returns:
+            The assistant's last message.
+
+        Raises:
+            AdapterError: A call failed; it has many classes.
+            CancelledError: The turn was cancelled by `cancel()`. The class is ours.
+            RequestTimeoutError: The turn's time is up.
+            ConfigurationError: A model or an option is wrong.
+            SessionBusy: Too many turns wait.
+            SessionTakenOver: Another engine has resumed the session.
+            AdmissionError: The trace writer is too far behind.
+            StoreError: The trace can't be used.
         """
         turn = self._new_turn(content, model, streamed=False, options=options)
         task = await self._runtime.host.start_turn(turn)
@@ -134,13 +151,18 @@ class Session:
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It begins when it is entered. Arguments, and what is raised there and by iterating: as in `send`.
+        It begins when it is entered. The arguments are as in `send`. The exceptions of `send` are raised on
+        entering and by iterating.
         """
         turn = self._new_turn(content, model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
 
     def rename(self, name: str) -> None:
-        """Give it another name. Raises ValueError for an empty one."""
+        """Give the session another name.
+
+        Raises:
+            ValueError: The name is empty.
+        """
         if not name:
             raise ValueError("a session's name can't be empty")
         self._state.name = name
@@ -148,17 +170,25 @@ class Session:
             self._runtime.bus.publish(SessionRenamed(name=name), session_id=self.id)
 
     def fork(self, *, at: int | None = None, session_id: str | None = None) -> Session:
-        """Another session that begins with this one's history, or its first `at` messages.
+        """Another session that begins with this one's history.
 
-        Model, tools, system prompt, tags and name are the same; from here on both go their own ways. session_id:
-        instead of a new one. Raises CallboardError if there is no such message, or a session of that id is open.
+        Model, tools, system prompt, tags and name are the same. From here on both go their own ways.
+
+        Args:
+            at: The number of messages to begin with; None for all.
+            session_id: An id in place of a new one.
+
+        Raises:
+            CallboardError: There is no such message, or a session of that id is open.
         """
         state = fork_of(self._state, session_id or self._runtime.clock.new_id("ses"), at)
         self._runtime.sessions.open(state)
         return Session(self._runtime, state)
 
     def export(self) -> bytes:
-        """The whole session as a JSON document, for `Engine.import_session`. It has all that was said."""
+        """The whole session as a JSON document, for `Engine.import_session`. It contains all content of the
+        session.
+        """
         return exported(self._state)
 
     def _changed(self) -> None:
@@ -167,7 +197,8 @@ class Session:
 
     @property
     def pending_calls(self) -> tuple[ToolUseBlock, ...]:
-        """Calls of the last reply that wait for an answer: of passive tools, and such as nobody has approved.
+        """The calls of the last reply that wait for an answer: calls of passive tools, and calls that nobody has
+        approved.
 
         Empty while a turn runs.
         """
@@ -176,13 +207,22 @@ class Session:
     async def submit(
         self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
     ) -> Reply:
-        """Answer open calls, and go on with the turn; the assistant's last message.
+        """Answer open calls, and go on with the turn.
 
-        While some are left open, nothing is asked of the model. An empty mapping goes on after a turn that failed
-        when all was answered. answers: by the calls' ids, `Approved()` to run one, `Denied(reason)`, or its
-        result: what the tool would give back, a `ToolError`, or a ToolResultBlock. model, options: as in `send`.
-        Raises what `send` raises, and CallboardError for what is no answer to an open call; then nothing has been
-        run.
+        While some calls are left open, nothing is asked of the model. An empty mapping goes on after a turn that
+        failed when all calls were answered. The exceptions of `send` are raised here, too.
+
+        Args:
+            answers: The answers by the calls' ids: `Approved()` to run a call, `Denied(reason)`, or the call's
+                result. A result is a value that the tool would give back, a `ToolError`, or a ToolResultBlock.
+            model: As in `send`.
+            options: As in `send`.
+
+        Returns:
+            The assistant's last message.
+
+        Raises:
+            CallboardError: An answer belongs to no open call, or is no answer; then nothing has been run.
         """
         turn = self._continued(answers, model, streamed=False, options=options)
         task = await self._runtime.host.start_turn(turn)
@@ -195,7 +235,14 @@ class Session:
         return TurnStream(self._runtime, self._continued(answers, model, streamed=True, options=options))
 
     async def cancel(self) -> bool:
-        """Cancel the running turn. False if none is running. Idempotent. Raises WrongLoop."""
+        """Cancel the running turn. A second call does nothing.
+
+        Returns:
+            False if no turn is running.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
+        """
         turn = self._state.running
         return turn.cancel() if turn is not None else False
 
@@ -234,9 +281,12 @@ class TurnStream:
     """A turn as it happens: an async context manager, and an async iterator of its events.
 
     Leaving early cancels the turn, unless it was detached; then the session runs it to its end. A reader that
-    comes back after the stream was folded gets one StreamReset in place of the events it missed; one that has read
-    nothing yet gets the messages, their text in one piece. What the turn
-    raised is raised when its events have been read. Reading before it is entered raises CallboardError.
+    comes back after the stream was folded gets one StreamReset in place of the events it missed. A reader that has
+    read nothing yet gets the messages, their text in one piece. An exception of the turn is raised when its events
+    have been read.
+
+    Raises:
+        CallboardError: The stream is read before it is entered.
     """
 
     def __init__(self, runtime: Runtime, turn: Turn) -> None:
@@ -248,7 +298,7 @@ class TurnStream:
 
     @property
     def stream_id(self) -> str:
-        """What `Engine.attach` takes, for further readers of the same turn."""
+        """The id that `Engine.attach` takes, for further readers of the same turn."""
         return self._turn.id
 
     async def __aenter__(self) -> Self:
@@ -298,13 +348,17 @@ class TurnStream:
                 yield piece
 
     async def message(self) -> Reply:
-        """The assistant's last message, once the turn is over. Raises what the turn raised."""
+        """The assistant's last message, once the turn is over. An exception of the turn is raised here."""
         self._started_reader()
         assert self._task is not None
         return await self._task.wait()
 
     async def cancel(self) -> bool:
-        """Cancel the turn; its events still end properly. False if it is over."""
+        """Cancel the turn; its events still end properly.
+
+        Returns:
+            False if the turn is over.
+        """
         return self._turn.cancel()
 
     def detach(self) -> None:
