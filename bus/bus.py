@@ -109,7 +109,7 @@ class Bus(ObservableBus):
 
         Args:
             source: The envelopes.
-            speed: As for `ReplayBus`: how many times as fast as it happened; None for without waiting.
+            speed: As for `ReplayBus`: how many times as fast as it happened; None: no waiting.
             longest_pause: As for `ReplayBus`: the longest wait between two events, in seconds; None for no limit.
             clock: The clock of the replay.
 

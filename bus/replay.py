@@ -54,7 +54,7 @@ class ReplayBus(ObservableBus):
 
     Args:
         source: The envelopes, iterated once.
-        speed: How many times as fast as it happened; None for without waiting.
+        speed: How many times as fast as it happened; None: no waiting.
         longest_pause: The longest wait between two events, in seconds, for histories with hours in which nothing
             happened; None for no limit.
         clock: The clock of the replay.
