@@ -16,14 +16,13 @@ import msgspec
 from bus.bus import Bus
 from bus.clock import SYSTEM_CLOCK
 from bus.events.catalogue import (
-    Envelope,
-    Event,
     LlmCallCompleted,
     LlmCallStarted,
     SessionMessageAppended,
     SessionTurnCompleted,
     SessionTurnStarted,
 )
+from bus.events.envelope import Envelope, Event
 from bus.values.messages import Candidate, Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore, WriterCore

@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from bus.events.catalogue import Envelope, LlmCallCompleted, LlmCallStarted
+from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
+from bus.events.envelope import Envelope
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 from tracestore.repricing import repricing
 from tracestore.sql.call_sums import sum_up

@@ -93,8 +93,6 @@ from .events.catalogue import (
     ActorStarted,
     CatalogueEvent,
     ConfigReloaded,
-    Envelope,
-    Event,
     JobCompleted,
     JobCreated,
     JobFailed,
@@ -116,12 +114,12 @@ from .events.catalogue import (
     ToolFinished,
     ToolProgress,
     ToolStarted,
-    UnknownEvent,
 )
 from .events.catalogue import (
     ActorStopped as ActorStoppedEvent,
 )
 from .events.catalogue import TurnStatus as TurnStatus
+from .events.envelope import Envelope, Event, UnknownEvent
 from .log import (
     Log,
 )

@@ -24,7 +24,7 @@ import msgspec
 
 from .clock import SYSTEM_CLOCK, Clock
 from .errors import WrongLoop
-from .events.catalogue import Envelope, Event
+from .events.envelope import Envelope, Event
 from .log import Log
 from .observable import BusStatistics, ObservableBus, topic_matches
 from .replay import ReplayBus

@@ -33,7 +33,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from .clock import Clock
-from .events.catalogue import Envelope
+from .events.envelope import Envelope
 from .observable import BusStatistics, ObservableBus
 from .subscription import Lossless, Policy, Subscription
 

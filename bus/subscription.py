@@ -27,7 +27,7 @@ import anyio.lowlevel
 import msgspec
 
 from .backend import Signal, new_signal
-from .events.catalogue import Envelope, Event
+from .events.envelope import Envelope, Event
 from .log import Log
 
 _log = Log("bus.subscription")

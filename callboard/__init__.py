@@ -7,6 +7,7 @@ they are `callboard.engine` and so on, and this package means the same in both.
 
 from __future__ import annotations
 
+from sys import modules
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -18,19 +19,19 @@ import engine.middleware as _middleware
 import tracestore as _tracestore
 
 if TYPE_CHECKING:
-    from adapters import *  # noqa: F403
-    from bus import *  # noqa: F403
-    from engine import *  # noqa: F403
-    from engine.conversation.context import *  # noqa: F403
-    from engine.middleware import *  # noqa: F403
-    from tracestore import *  # noqa: F403
+    from adapters import *
+    from bus import *
+    from engine import *
+    from engine.conversation.context import *
+    from engine.middleware import *
+    from tracestore import *
 else:
 
     def __getattr__(name: str) -> object:
         """A public name of a room, imported when it is asked for."""
         room = _rooms.get(name)
         if room is None:
-            raise AttributeError(f"module 'callboard' has no attribute {name!r}")
+            raise AttributeError(f"module 'callboard' has no attribute {name!r}", name=name, obj=modules[__name__])
         value = globals()[name] = getattr(room, name)
         return value
 

@@ -3,5 +3,5 @@
 In a checkout this file tells type checkers what stands there; what runs is `adapters` itself, see `_rooms`.
 """
 
-from adapters import *  # noqa: F403
+from adapters import *
 from adapters import __all__ as __all__

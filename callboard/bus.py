@@ -3,5 +3,5 @@
 In a checkout this file tells type checkers what stands there; what runs is `bus` itself, see `_rooms`.
 """
 
-from bus import *  # noqa: F403
+from bus import *
 from bus import __all__ as __all__

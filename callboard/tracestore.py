@@ -3,5 +3,5 @@
 In a checkout this file tells type checkers what stands there; what runs is `tracestore` itself, see `_rooms`.
 """
 
-from tracestore import *  # noqa: F403
+from tracestore import *
 from tracestore import __all__ as __all__

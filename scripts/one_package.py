@@ -32,15 +32,18 @@ def rewritten(source: str, name: str, *, package: str = PACKAGE) -> str:
         package: What the rooms are to stand below.
 
     Raises:
-        CannotRewrite: For ``import bus.x`` without ``as``, and for a room's module named in a string.
+        CannotRewrite: For ``import bus.x`` without ``as``, and for more than a space between ``from`` and a room.
     """
-    lines = source.splitlines(keepends=True)
-    for node in ast.walk(ast.parse(source)):
-        for line, column, old, new in _edits(node, name, package):
-            text = lines[line - 1].encode()
-            assert text[column:].startswith(old.encode()), (name, line, old)
-            lines[line - 1] = (text[:column] + new.encode() + text[column + len(old.encode()) :]).decode()
-    return "".join(lines)
+    lines = source.encode().splitlines(
+        keepends=True
+    )  # of bytes: text has more ends of lines than Python's grammar
+    edits = [edit for node in ast.walk(ast.parse(source)) for edit in _edits(node, name, package)]
+    for line, column, old, new in sorted(edits, reverse=True):  # from the end, so that columns stay true
+        text, end = lines[line - 1], column + len(old)
+        if text[column:end] != old.encode():
+            raise CannotRewrite(f"{name}:{line}: expected `{old}` in one piece")
+        lines[line - 1] = text[:column] + new.encode() + text[end:]
+    return b"".join(lines).decode()
 
 
 def _edits(node: ast.AST, name: str, package: str) -> Iterator[tuple[int, int, str, str]]:

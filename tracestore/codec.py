@@ -17,15 +17,13 @@ import msgspec
 
 from bus.events.catalogue import (
     CatalogueEvent,
-    Envelope,
-    Event,
     LlmCallCompleted,
     LlmCallFailed,
     SessionConfigured,
     SessionMessageAppended,
     ToolProgress,
-    UnknownEvent,
 )
+from bus.events.envelope import Envelope, Event, UnknownEvent
 
 from .event_forms import in_current_form, with_schema
 from .writing.captured import CapturedMessage, CapturedSetup, SpilledContent, spilled, unspilled

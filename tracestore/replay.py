@@ -14,7 +14,7 @@ from datetime import datetime
 
 import msgspec
 
-from bus.events.catalogue import Envelope, Event, UnknownEvent
+from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.observable import check_pattern, topic_matches
 
 from .codec import decode_as

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import anyio
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.values.messages import Message
 
 from .moments import to_us

@@ -122,8 +122,15 @@ def _address(random: Random) -> str:
     return f"https://{host}/{path}" + (query if random.random() < 0.5 else "")
 
 
-def _json(random: Random, **form: object) -> str:
-    return json.dumps([_object(random) for _ in range(random.randrange(1, 4))], **form) + "\n"  # type: ignore[arg-type]
+def _json(
+    random: Random,
+    *,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    ensure_ascii: bool = True,
+) -> str:
+    objects = [_object(random) for _ in range(random.randrange(1, 4))]
+    return json.dumps(objects, indent=indent, separators=separators, ensure_ascii=ensure_ascii) + "\n"
 
 
 def _schema(random: Random) -> str:

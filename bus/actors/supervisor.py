@@ -38,6 +38,7 @@ from ..bus import Bus
 from ..clock import Clock
 from ..errors import ActorStopped, SupervisorEscalated
 from ..events import catalogue as events
+from ..events.envelope import Event
 from ..log import Log
 from .actor import ActorRef, Incarnation
 from .child import (
@@ -464,5 +465,5 @@ class Supervisor:
             raise LookupError(f"supervisor {self.name} has no child {name!r}; it has: {known}")
         return child
 
-    def _publish(self, event: events.Event) -> None:
+    def _publish(self, event: Event) -> None:
         self._bus.publish(event)

@@ -17,7 +17,16 @@ def test_everything_offered_exists_and_is_offered_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["errors", "events.catalogue", "streams.events", "values.content", "values.messages", "values.usage"]
+    "module",
+    [
+        "errors",
+        "events.catalogue",
+        "events.envelope",
+        "streams.events",
+        "values.content",
+        "values.messages",
+        "values.usage",
+    ],
 )
 def test_every_value_is_offered(module: str) -> None:
     """Every public class of the vocabulary can be imported from `bus` itself, with one documented exception."""

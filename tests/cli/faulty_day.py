@@ -11,7 +11,6 @@ import msgspec
 
 from bus.events.catalogue import (
     ActorCrashed,
-    Envelope,
     JobCreated,
     JobFailed,
     LlmCallFailed,
@@ -28,6 +27,7 @@ from bus.events.catalogue import (
     ToolProgress,
     ToolStarted,
 )
+from bus.events.envelope import Envelope
 from bus.values.content import ImageBlock, TextBlock, ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, MessageMetadata, Role, SessionSetup
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource

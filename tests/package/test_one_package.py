@@ -87,8 +87,9 @@ def test_the_package_has_every_public_name_of_the_rooms() -> None:
         assert set(module.__all__) <= set(callboard.__all__)
         assert sys.modules[f"callboard.{room}"] is module
     assert callboard.Engine is engine.Engine
-    with pytest.raises(AttributeError, match="no attribute 'Engin'"):
+    with pytest.raises(AttributeError, match="no attribute 'Engin'") as caught:
         callboard.Engin  # noqa: B018
+    assert caught.value.obj is callboard  # by which Python says what may have been meant
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,8 @@ def test_the_package_has_every_public_name_of_the_rooms() -> None:
         ("from bus.values import usage\n", "from callboard.bus.values import usage\n"),
         ("def f():\n    from engine import Engine, x\n", "def f():\n    from callboard.engine import Engine, x\n"),
         ("import adapters.contract as c, os\n", "import callboard.adapters.contract as c, os\n"),
+        ("x = '\u2028'\nfrom bus import y\n", "x = '\u2028'\nfrom callboard.bus import y\n"),
+        ("import bus as a, engine as b\n", "import callboard.bus as a, callboard.engine as b\n"),
         ("from .bus import x\nfrom busy import y\nimport engineering\n", None),
         ("'ä'; from tracestore import (\n    a,\n)\n", "'ä'; from callboard.tracestore import (\n    a,\n)\n"),
     ],
@@ -110,6 +113,8 @@ def test_what_would_mean_something_else_is_refused() -> None:
     """`import bus.values` binds `bus`, which is no name of the package's; and nobody rewrites strings."""
     with pytest.raises(CannotRewrite, match=r"x\.py:1: import bus\.values needs an `as`"):
         rewritten("import bus.values\n", "x.py")
+    with pytest.raises(CannotRewrite, match=r"x\.py:1: expected `from bus` in one piece"):
+        rewritten("from  bus import x\n", "x.py")
     modules = frozenset({"adapters.contract"})
     assert named_in_strings("x = 'adapters.contract:Adapter'\ny = '.contract:Adapter'\n", modules) == [
         (1, "adapters.contract:Adapter")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tracestore.sql.costs
 import tracestore.sqlite.trace_file
 from bus.errors import StoreError
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
 from tracestore.sql.call_sums import sum_up

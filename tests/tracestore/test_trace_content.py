@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from bus.events.catalogue import Envelope, Event, SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.events.catalogue import SessionConfigured, SessionCreated, SessionMessageAppended
+from bus.events.envelope import Envelope, Event
 from bus.values.content import (
     AudioBlock,
     ContentBlock,

@@ -13,15 +13,13 @@ import pytest
 
 from bus.events.catalogue import (
     ActorStarted,
-    Envelope,
-    Event,
     LlmCallCompleted,
     SessionConfigured,
     SessionMessageAppended,
     SessionTurnCompleted,
     SessionTurnStarted,
-    UnknownEvent,
 )
+from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.values.messages import Message
 from bus.values.usage import TokenUsage
 from tests.support.virtual_time import Backend, backend

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.events.catalogue import Envelope, SessionCreated, SessionTurnStarted
+from bus.events.catalogue import SessionCreated, SessionTurnStarted
+from bus.events.envelope import Envelope
 from bus.values.usage import TokenUsage
 from tracestore import CallFilter, TraceStore
 from tracestore.sql.projection import Batch, RunSpan

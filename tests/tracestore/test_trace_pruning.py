@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, Envelope, SessionCreated
+from bus.events.catalogue import ActorStarted, SessionCreated
+from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource
 from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
 from tracestore.upkeep import pruning

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus.errors import StoreError
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage
 from tracestore import (
     CallFilter,

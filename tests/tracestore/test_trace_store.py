@@ -12,15 +12,14 @@ import msgspec
 import pytest
 
 from bus.events.catalogue import (
-    Event,
     LlmCallCompleted,
     LlmCallFailed,
     SessionCreated,
     SessionMessageAppended,
     SessionModelChanged,
     StoreStateChanged,
-    UnknownEvent,
 )
+from bus.events.envelope import Event, UnknownEvent
 from bus.values.messages import Message, RoutingDecision
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, TraceStore

@@ -18,7 +18,8 @@ from bus.actors.restart import RestartPolicy
 from bus.actors.supervisor import ChildSpec, Supervisor
 from bus.bus import Bus
 from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, Envelope, SessionMessageAppended, StoreStateChanged
+from bus.events.catalogue import ActorStarted, SessionMessageAppended, StoreStateChanged
+from bus.events.envelope import Envelope
 from bus.log import Log
 from bus.values.content import ImageBlock, TextBlock
 from bus.values.messages import Message

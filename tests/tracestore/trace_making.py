@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bus.events.catalogue import Envelope, Event, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.envelope import Envelope, Event
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore
 from tracestore.sqlite import migrations

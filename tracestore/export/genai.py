@@ -15,7 +15,8 @@ from typing import TypeAlias
 import msgspec
 
 from bus.call_settings import CallSettings
-from bus.events.catalogue import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from bus.events.envelope import Envelope
 from bus.values.content import (
     AudioBlock,
     DocumentBlock,

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 
 from bus.errors import ConfigurationError, ErrorClass
 from bus.events.catalogue import (
-    Envelope,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -39,6 +38,7 @@ from bus.events.catalogue import (
     ToolFinished,
     ToolStarted,
 )
+from bus.events.envelope import Envelope
 from bus.values.content import ToolResultBlock, ToolUseBlock
 from bus.values.messages import Message, Role
 

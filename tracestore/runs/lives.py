@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from bus.clock import Clock
 from bus.errors import StoreError
-from bus.events.catalogue import Envelope, LlmCallFailed
+from bus.events.catalogue import LlmCallFailed
+from bus.events.envelope import Envelope
 from bus.log import Log
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 

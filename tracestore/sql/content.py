@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.log import Log
 from bus.values.messages import Message, SessionSetup
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 
 from ..codec import decode_event
 from ..moments import to_us

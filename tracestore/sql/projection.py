@@ -17,7 +17,6 @@ from msgspec.structs import astuple
 
 from bus.errors import ErrorClass
 from bus.events.catalogue import (
-    Envelope,
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
@@ -25,6 +24,7 @@ from bus.events.catalogue import (
     SessionModelChanged,
     SessionRenamed,
 )
+from bus.events.envelope import Envelope
 from bus.values.usage import Cost, TokenUsage
 
 from ..codec import encode_event, storable_text, topic_of

@@ -16,7 +16,7 @@ import anyio.lowlevel
 
 from bus.clock import Clock
 from bus.errors import StoreError, StoreUnavailable
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable

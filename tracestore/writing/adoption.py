@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio.to_thread
 
 from bus.errors import StoreError
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.log import Log
 
 from .spill import leftovers, read_leftover

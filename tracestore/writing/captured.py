@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from bus.events.catalogue import Envelope, SessionConfigured, SessionMessageAppended
+from bus.events.catalogue import SessionConfigured, SessionMessageAppended
+from bus.events.envelope import Envelope
 from bus.log import Log
 from bus.values.content import AudioBlock, ContentBlock, DocumentBlock, ImageBlock, ToolResultBlock
 from bus.values.messages import Message, MessageMetadata, SessionSetup

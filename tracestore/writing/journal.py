@@ -18,7 +18,7 @@ from pathlib import Path
 
 import anyio
 
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..codec import encode_lines

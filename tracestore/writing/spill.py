@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from bus.events.catalogue import Envelope
+from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..codec import decode_line, encode_line

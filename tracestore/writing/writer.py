@@ -33,7 +33,8 @@ import anyio.to_thread
 
 from bus.bus import Bus, Lossless
 from bus.errors import StoreError, StoreUnavailable
-from bus.events.catalogue import Envelope, StoreStateChanged
+from bus.events.catalogue import StoreStateChanged
+from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable
