@@ -34,9 +34,7 @@ def rewritten(source: str, name: str, *, package: str = PACKAGE) -> str:
     Raises:
         CannotRewrite: For ``import bus.x`` without ``as``, and for more than a space between ``from`` and a room.
     """
-    lines = source.encode().splitlines(
-        keepends=True
-    )  # of bytes: text has more ends of lines than Python's grammar
+    lines = source.encode().splitlines(keepends=True)  # of bytes: `str` knows more ends of lines than Python
     edits = [edit for node in ast.walk(ast.parse(source)) for edit in _edits(node, name, package)]
     for line, column, old, new in sorted(edits, reverse=True):  # from the end, so that columns stay true
         text, end = lines[line - 1], column + len(old)
