@@ -91,7 +91,7 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     """What the events of a call say besides what happens in it.
 
     prices: asked when an attempt starts. priced_as: whose published prices the model has, see
-    `engine.published_prices`. server: the address that is asked. settle: is told the end. secure: returns when
+    `engine.models.published_prices`. server: the address that is asked. settle: is told the end. secure: returns when
     what was published survives the end of this process.
     """
 

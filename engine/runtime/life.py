@@ -269,7 +269,7 @@ class EngineHost:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._life: Life | None = None
-        self._admission: Admission | None = None
+        self._admission = Admission(runtime.limits)
 
     @property
     def life(self) -> Life | None:
@@ -317,8 +317,6 @@ class EngineHost:
     async def admit(self) -> None:
         writer = self._life.writer if self._life is not None else None
         if writer is not None:
-            if self._admission is None:
-                self._admission = Admission(self._runtime.limits)
             await self._admission.admit(writer)
 
     async def secure(self) -> None:
