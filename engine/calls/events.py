@@ -88,16 +88,12 @@ Settle: TypeAlias = Callable[[CallInfo, CallEnd], None]
 
 
 class EventScene(msgspec.Struct, frozen=True, kw_only=True):
-    """What the events of a call say besides what happens in it.
-
-    prices: asked when an attempt starts. priced_as: whose published prices the model has, see
-    `engine.models.published_prices`. server: the address that is asked. settle: is told the end. secure: returns when
-    what was published survives the end of this process.
-    """
+    """The facts that a call's events tell besides what happens in the call."""
 
     bus: Bus
     clock: Clock
     prices: Callable[[], PriceTable]
+    """The table of new calls, asked for when an attempt starts."""
     routing: RoutingDecision
     session_id: str | None = None
     turn_id: str | None = None
@@ -105,9 +101,13 @@ class EventScene(msgspec.Struct, frozen=True, kw_only=True):
     tags: dict[str, str] | None = None
     estimated_input_tokens: int | None = None
     priced_as: str | None = None
+    """The provider whose published prices the model has, see `engine.models.published_prices`."""
     server: str | None = None
+    """The address that is asked."""
     settle: Settle | None = None
+    """A function that is told how the call ended."""
     secure: Callable[[], Awaitable[None]] | None = None
+    """A function that returns when everything published survives the end of this process."""
 
 
 class Served(Protocol):
