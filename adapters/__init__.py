@@ -79,12 +79,11 @@ from .health import AdapterHealth, AdapterStatistics
 from .registry import create_adapter
 
 if TYPE_CHECKING:
-    from .embeddings.bedrock import BedrockAdapter
-    from .embeddings.cohere import CohereAdapter
-    from .embeddings.voyage import VoyageAdapter
     from .http.again import retry
     from .http.retry import retry_delay
     from .providers.anthropic import AnthropicAdapter
+    from .providers.bedrock import BedrockAdapter
+    from .providers.cohere import CohereAdapter
     from .providers.gemini import GeminiAdapter
     from .providers.local import LocalAdapter
     from .providers.ollama import OllamaAdapter
@@ -92,6 +91,7 @@ if TYPE_CHECKING:
     from .providers.openai_compatible import OpenAICompatibleAdapter
     from .providers.scripted import ScriptedAdapter
     from .providers.tgi import TGIAdapter
+    from .providers.voyage import VoyageAdapter
 else:
     __getattr__, __dir__ = later(
         __name__,
@@ -99,9 +99,9 @@ else:
             ".http.again": ("retry",),
             ".http.retry": ("retry_delay",),
             ".providers.anthropic": ("AnthropicAdapter",),
-            ".embeddings.bedrock": ("BedrockAdapter",),
-            ".embeddings.cohere": ("CohereAdapter",),
-            ".embeddings.voyage": ("VoyageAdapter",),
+            ".providers.bedrock": ("BedrockAdapter",),
+            ".providers.cohere": ("CohereAdapter",),
+            ".providers.voyage": ("VoyageAdapter",),
             ".providers.gemini": ("GeminiAdapter",),
             ".providers.local": ("LocalAdapter",),
             ".providers.ollama": ("OllamaAdapter",),

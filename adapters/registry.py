@@ -20,14 +20,14 @@ ADAPTER_TYPES: dict[str, str] = {
     "anthropic": ".providers.anthropic:AnthropicAdapter",
     "cassette": ".cassettes.adapter:cassette_adapter",
     "openai": ".providers.openai:OpenAIAdapter",
-    "bedrock": ".embeddings.bedrock:BedrockAdapter",
-    "cohere": ".embeddings.cohere:CohereAdapter",
+    "bedrock": ".providers.bedrock:BedrockAdapter",
+    "cohere": ".providers.cohere:CohereAdapter",
     "gemini": ".providers.gemini:GeminiAdapter",
     "openai_compatible": ".providers.openai_compatible:OpenAICompatibleAdapter",
     "local": ".providers.local:LocalAdapter",
     "scripted": ".providers.scripted:ScriptedAdapter",
     "ollama": ".providers.ollama:OllamaAdapter",
-    "voyage": ".embeddings.voyage:VoyageAdapter",
+    "voyage": ".providers.voyage:VoyageAdapter",
     "tgi": ".providers.tgi:TGIAdapter",
 }
 """Registered types; any other is ``package.module:Class``."""

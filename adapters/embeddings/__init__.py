@@ -1,7 +1,7 @@
-"""Embeddings: the contract of the adapters that have them, one module for each wire, and batching.
+"""Embeddings: what an adapter that embeds promises, how it is driven over HTTP, and batching.
 
-The adapters of OpenAI, OpenAI-compatible servers, Gemini, Ollama and the local model embed beside their
-conversations; those of Voyage, Cohere and Bedrock do nothing else.
+The wires themselves stand with their providers (`adapters.providers`), or in `adapters.protocols` where several
+providers speak the same one.
 """
 
 from .batching import AT_ONCE, embed_all, plan_batches, run_batches

@@ -1,4 +1,4 @@
-"""Images: the contract of the adapters that make them, and one module for each wire."""
+"""Images: what an adapter that makes them promises, and how it is driven over HTTP."""
 
 from .contract import (
     GeneratedImage,

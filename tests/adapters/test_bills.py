@@ -8,8 +8,8 @@ from typing import TypeAlias
 import msgspec
 import pytest
 
-from adapters.embeddings.openai import read_reply as read_embeddings
-from adapters.images.openai import read_usage as read_image_usage
+from adapters.protocols.openai_embeddings import read_reply as read_embeddings
+from adapters.protocols.openai_images import read_usage as read_image_usage
 from bus.values.json import Json, JsonObject
 from bus.values.usage import CostSource, TokenUsage, UsageSource
 from tests.adapters.anthropic import wire_events as messages

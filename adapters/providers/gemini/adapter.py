@@ -8,7 +8,6 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.embeddings.gemini import GeminiEmbeddings
 from adapters.embeddings.http import EmbedsOverHttp
 from adapters.http.wire_call import WireCall
 from adapters.images.http import MakesImagesOverHttp
@@ -18,14 +17,15 @@ from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.videos.http import MakesVideosOverHttp
 
-from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
+from .chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
+from .chat.request import build_request
+from .chat.response import read_reply
+from .chat.stream import GeminiNormaliser
 from .data import REPAIRS, find_model
+from .embeddings import GeminiEmbeddings
 from .errors import CODES
-from .media.images import GeminiImages
-from .media.videos import GeminiVideos
-from .request import build_request
-from .response import read_reply
-from .stream import GeminiNormaliser
+from .images import GeminiImages
+from .videos import GeminiVideos
 
 VERSION = "v1beta"
 

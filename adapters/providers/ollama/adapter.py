@@ -10,7 +10,6 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
 from adapters.embeddings.http import EmbedsOverHttp
-from adapters.embeddings.ollama import OllamaEmbeddings
 from adapters.http.call import HttpCall
 from adapters.http.emulating import EmulatingAdapter
 from adapters.http.patience import patient
@@ -25,6 +24,7 @@ from bus.errors import AdapterError
 from bus.values.json import Json
 
 from . import wire
+from .embeddings import OllamaEmbeddings
 from .errors import classify
 from .models import UNKNOWN, Catalogue, ModelFacts, read_show, read_tags
 from .request import write_request

@@ -6,10 +6,11 @@ from collections.abc import Collection, Mapping
 
 from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
 from adapters.embeddings.http import EmbedsOverHttp
-from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.http.wire_call import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
-from adapters.images.openai import OpenAIImages, is_image_model
+from adapters.protocols.openai_embeddings import OpenAIEmbeddings
+from adapters.protocols.openai_images import OpenAIImages, is_image_model
+from adapters.protocols.openai_videos import OpenAIVideos
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.refusals.repair import Repair
 from adapters.replies.assembler import Assembler
@@ -19,7 +20,6 @@ from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
 from adapters.transport.transport import Transport
 from adapters.videos.http import MakesVideosOverHttp
-from adapters.videos.openai import OpenAIVideos
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
 

@@ -18,8 +18,8 @@ import msgspec
 
 from adapters.http.wire_call import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from adapters.images.openai import OpenAIImages, read_usage
 from adapters.images.wire import ImageReply, from_base64, input_bytes
+from adapters.protocols.openai_images import OpenAIImages, read_usage
 from adapters.refusals.classify import error_without_status, read_error_value
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from adapters.images.openai import read_usage
+from adapters.protocols.openai_images import read_usage
 from bus.values.json import Json
 from bus.values.usage import details_of
 

@@ -15,11 +15,12 @@ from adapters.contract import (
     RateLimitInfo,
 )
 from adapters.embeddings.http import EmbedsOverHttp
-from adapters.embeddings.openai import OpenAIEmbeddings
 from adapters.http.emulating import EmulatingAdapter
 from adapters.http.wire_call import WireCall, bearer
 from adapters.images.http import MakesImagesOverHttp
-from adapters.images.openai import OpenAIImages
+from adapters.protocols.openai_embeddings import OpenAIEmbeddings
+from adapters.protocols.openai_images import OpenAIImages
+from adapters.protocols.openai_videos import OpenAIVideos
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.replies.assembler import Assembler
 from adapters.replies.sse import SseDecoder
@@ -29,7 +30,6 @@ from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
 from adapters.transport.transport import HttpReply, Transport
 from adapters.videos.http import MakesVideosOverHttp
-from adapters.videos.openai import OpenAIVideos
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 from bus.values.json import Json

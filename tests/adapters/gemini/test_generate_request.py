@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from adapters.contract import CanonicalRequest
-from adapters.providers.gemini.contents import GO_ON, NO_SIGNATURE
-from adapters.providers.gemini.request import BuiltRequest, build_request
+from adapters.providers.gemini.chat.contents import GO_ON, NO_SIGNATURE
+from adapters.providers.gemini.chat.request import BuiltRequest, build_request
 from adapters.requests.history import BEGINNING, FAILED_SILENTLY, NO_RESULT
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.values.content import (

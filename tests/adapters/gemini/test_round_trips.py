@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.providers.gemini.request import build_request
+from adapters.providers.gemini.chat.request import build_request
 from bus.values.content import (
     AudioBlock,
     ContentBlock,

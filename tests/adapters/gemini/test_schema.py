@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.providers.gemini.schema import fit_schema, takes_nothing
+from adapters.providers.gemini.chat.schema import fit_schema, takes_nothing
 from bus.values.json import Json, JsonObject
 
 TAKEN: JsonObject = {

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from adapters.providers.gemini.response import read_reply
-from adapters.providers.gemini.stream import GeminiNormaliser
+from adapters.providers.gemini.chat.response import read_reply
+from adapters.providers.gemini.chat.stream import GeminiNormaliser
 from adapters.replies.assembler import Assembler
 from bus.values.content import ToolUseBlock
 from bus.values.json import Json, JsonObject

@@ -38,7 +38,7 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Role
 from bus.values.warning_codes import WarningCode
 
-from .data import Model
+from ..data import Model
 from .response import REPLY_KINDS, SIGNATURE_KIND
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/heic", "image/heif")

@@ -8,7 +8,7 @@ import msgspec
 
 from bus.values.json import Json, JsonObject
 
-from . import wire
+from .. import wire
 
 _STEP = re.compile(r"""\.([^.\[\]]+)|\[(\d+)\]|\[(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")\]""")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.http.wire_call import WireCall
+from adapters.images.wire import input_bytes
 from adapters.requests.encoding import encode_json
 from adapters.transport.multipart import FormPart, write_form
 from bus.values.content import ImageBlock
 from bus.values.json import Json, JsonObject
-
-from .wire import input_bytes
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:

@@ -21,8 +21,8 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
 from bus.values.warning_codes import WarningCode
 
+from ..data import BUDGETS, UNLISTED, find_model
 from .contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES, SCHEMES, write_contents
-from .data import BUDGETS, UNLISTED, find_model
 from .schema import fit_schema, takes_nothing
 
 OPTIONS = "gemini"

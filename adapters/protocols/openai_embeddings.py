@@ -11,15 +11,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
+from adapters.embeddings.wire import EmbeddingReply, in_order, token_count
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
 from adapters.usage.stated_cost import reported_cost
 from bus.values.json import Json, JsonObject
-
-from .contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
-from .wire import EmbeddingReply, in_order, token_count
 
 PATH = "/v1/embeddings"
 

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from adapters.embeddings.vectors import from_numbers
+from adapters.embeddings.wire import EmbeddingReply, token_count
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
 from bus.values.json import Json, JsonObject
-
-from .contract import EmbeddingCapabilities, EmbeddingRequest
-from .vectors import from_numbers
-from .wire import EmbeddingReply, token_count
 
 PATH = "/api/embed"
 

@@ -37,7 +37,7 @@ from adapters.videos.wire import known_terms
 from bus.errors import AdapterError, CapabilityError, ContentFilterError
 from bus.values.json import Json, JsonObject
 
-from ..errors import CODES
+from .errors import CODES
 
 _SIZES = ("1280x720", "720x1280", "1920x1080", "1080x1920")
 _VEO_3 = VideoCapabilities(seconds=(4, 6, 8), default_seconds=8, sizes=_SIZES, audio="always")

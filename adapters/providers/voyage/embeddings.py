@@ -11,16 +11,14 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
+from adapters.protocols.openai_embeddings import read_reply
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
-from adapters.requests.settings import SharedOptions, own_options
+from adapters.requests.settings import own_options
 from bus.values.json import JsonObject
-
-from .contract import EmbeddingCapabilities, EmbeddingRequest
-from .http import EmbeddingOnlyAdapter
-from .openai import read_reply
-from .wire import EmbeddingReply
 
 PATH = "/v1/embeddings"
 
@@ -75,16 +73,3 @@ class VoyageEmbeddings(msgspec.Struct, frozen=True):
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
         return read_reply(body)
-
-
-class VoyageAdapter(EmbeddingOnlyAdapter):
-    """Voyage AI's embedding models. A conversation is refused with CapabilityError.
-
-    A request's ``provider_options["voyage"]``, or under the adapter's own name, is merged into the body. Where no
-    input type is said, Voyage embeds the text as it is.
-    """
-
-    default_name = "voyage"
-    options_type = SharedOptions
-    default_base_url = "https://api.voyageai.com"
-    embedding_wire = VoyageEmbeddings()

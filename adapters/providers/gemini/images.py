@@ -26,11 +26,11 @@ from bus.errors import ContentFilterError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
 
-from ..contents import IMAGE_TYPES
-from ..errors import error_in_reply
-from ..response import STOP_REASONS
-from ..usage import UsageCounts
-from ..wire import ABSENT, Usage, decode_json
+from .chat.contents import IMAGE_TYPES
+from .chat.response import STOP_REASONS
+from .errors import error_in_reply
+from .usage import UsageCounts
+from .wire import ABSENT, Usage, decode_json
 
 _RATIOS = ("1:1", "2:3", "3:2", "3:4", "4:3", "4:5", "5:4", "9:16", "16:9", "21:9")
 

@@ -18,16 +18,11 @@ import msgspec
 
 from adapters.contract import CallWarning
 from adapters.http.wire_call import WireCall
-from adapters.images.forms import file_part, form_call
 from adapters.refusals.classify import ErrorBody, ErrorType, error_without_status
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
-from bus.errors import AdapterError
-from bus.values.json import JsonObject
-from bus.values.warning_codes import WarningCode
-
-from .contract import (
+from adapters.videos.contract import (
     VIDEO_VARIANTS,
     VideoCapabilities,
     VideoJob,
@@ -36,8 +31,13 @@ from .contract import (
     VideoTerms,
     VideoVariant,
 )
-from .usage import video_usage
-from .wire import known_terms
+from adapters.videos.usage import video_usage
+from adapters.videos.wire import known_terms
+from bus.errors import AdapterError
+from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
+
+from .forms import file_part, form_call
 
 _SORA = VideoCapabilities(
     seconds=(4, 8, 12),

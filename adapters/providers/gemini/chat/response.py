@@ -28,11 +28,11 @@ from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason
 from bus.values.warning_codes import WarningCode
 
-from . import wire
-from .errors import error_in_reply
+from .. import wire
+from ..errors import error_in_reply
+from ..usage import UsageCounts
 from .grounding import grounding_fees
 from .partial_args import PartialArguments
-from .usage import UsageCounts
 
 STOP_REASONS: Mapping[str, StopReason] = {
     "STOP": StopReason.END_TURN,

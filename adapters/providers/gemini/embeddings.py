@@ -11,16 +11,15 @@ from urllib.parse import quote
 
 import msgspec
 
+from adapters.embeddings.contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
+from adapters.embeddings.vectors import from_numbers
+from adapters.embeddings.wire import EmbeddingReply, token_count
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
 from bus.errors import StreamError
 from bus.values.json import Json, JsonObject
-
-from .contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
-from .vectors import from_numbers
-from .wire import EmbeddingReply, token_count
 
 _TASKS: Mapping[str, str] = {
     "query": "RETRIEVAL_QUERY",

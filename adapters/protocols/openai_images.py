@@ -16,6 +16,8 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.http.wire_call import WireCall
+from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
+from adapters.images.wire import ImageReply, count, from_base64
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
@@ -25,9 +27,7 @@ from adapters.usage.stated_cost import reported_cost
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage, details_of
 
-from .contract import GeneratedImage, ImageCapabilities, ImageRequest
 from .forms import file_part, form_call
-from .wire import ImageReply, count, from_base64
 
 _STANDARD = ("1024x1024", "1536x1024", "1024x1536", "auto")
 

@@ -14,33 +14,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from adapters.contract import AdapterConfig, CallWarning
-from adapters.health import AdapterHealth
+from adapters.contract import CallWarning
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from adapters.embeddings.vectors import from_numbers
+from adapters.embeddings.wire import EmbeddingReply, token_count
 from adapters.http.wire_call import WireCall
-from adapters.refusals.classify import ErrorType, build_error, read_error
+from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
-from adapters.requests.settings import SharedOptions, own_options, read_options
-from adapters.transport.transport import HttpReply, Transport
-from bus.clock import SYSTEM_CLOCK, Clock
+from adapters.requests.settings import own_options
 from bus.errors import (
-    AccessDeniedError,
-    AdapterError,
-    AuthError,
     CapabilityError,
-    NotFoundError,
-    OverloadedError,
-    QuotaExceededError,
-    RateLimitError,
     StreamError,
 )
 from bus.values.json import JsonObject
-
-from .cohere import ByType, cohere_capabilities, cohere_fields
-from .contract import EmbeddingCapabilities, EmbeddingRequest
-from .http import EmbeddingOnlyAdapter
-from .vectors import from_numbers
-from .wire import EmbeddingReply, token_count
 
 TOKENS_HEADER = "x-amzn-bedrock-input-token-count"
 
@@ -63,17 +50,6 @@ _TITAN_V2 = EmbeddingCapabilities(
 )
 _TITAN_V1 = EmbeddingCapabilities(max_inputs=1, max_input_tokens=8192, dimensions=1536, supports_dimensions=False)
 _UNKNOWN = EmbeddingCapabilities(max_inputs=1)
-
-CODES: Mapping[str, ErrorType] = {
-    "AccessDeniedException": AccessDeniedError,
-    "ExpiredTokenException": AuthError,
-    "UnrecognizedClientException": AuthError,
-    "ModelNotReadyException": OverloadedError,
-    "ResourceNotFoundException": NotFoundError,
-    "ServiceQuotaExceededException": QuotaExceededError,
-    "ServiceUnavailableException": OverloadedError,
-    "ThrottlingException": RateLimitError,
-}
 
 
 class _Part(msgspec.Struct, gc=False):
@@ -168,57 +144,3 @@ def _nova(request: EmbeddingRequest) -> JsonObject:
     if request.dimensions is not None:
         parameters["embeddingDimension"] = request.dimensions
     return {"taskType": "SINGLE_EMBEDDING", "singleEmbeddingParams": parameters}
-
-
-class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
-    """`AdapterConfig.options` of type ``bedrock``. region: where the models are; `base_url` goes before it."""
-
-    region: str = "us-east-1"
-
-
-class BedrockAdapter(EmbeddingOnlyAdapter):
-    """The embedding models of Amazon Bedrock, with one of Bedrock's API keys (a bearer token, not a signature).
-
-    `config.options`: ``region``, ``us-east-1`` if it isn't given. A request's ``provider_options["bedrock"]`` is
-    merged into the body. A conversation is refused with CapabilityError. Raises ConfigurationError for options
-    that it doesn't understand.
-    """
-
-    default_name = "bedrock"
-    default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"
-    error_codes = CODES
-    embedding_wire = BedrockEmbeddings()
-
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        options = read_options(config.options, BedrockOptions, name=name or "bedrock", type_name="bedrock")
-        if config.base_url is None:
-            address = f"https://bedrock-runtime.{options.region}.amazonaws.com"
-            config = msgspec.structs.replace(config, base_url=address)
-        super().__init__(config, name=name, transport=transport, clock=clock)
-
-    async def health_check(self) -> AdapterHealth:
-        """Whether there is a key. Bedrock has no question that costs nothing and that such a key may ask."""
-        if self.config.api_key:
-            return AdapterHealth(True, "not asked: Bedrock has nothing to ask that costs nothing")
-        return AdapterHealth(False, "no key", "Set one of Bedrock's API keys.")
-
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        """Its name stands in a header, and the body has but a sentence."""
-        said = read_error(body)
-        name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
-        return build_error(
-            msgspec.structs.replace(said, type=name) if name else said,
-            status=reply.status,
-            headers=reply.headers,
-            codes=self.error_codes,
-            provider=self.name,
-            request_id=request_id,
-            now_us=self.clock.now_us(),
-        )

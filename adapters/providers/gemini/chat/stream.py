@@ -13,8 +13,8 @@ from adapters.replies.normaliser import EventNormaliser
 from adapters.replies.sse import SseDecoder
 from bus.errors import AdapterError, StreamError
 
-from . import wire
-from .errors import error_in_reply
+from .. import wire
+from ..errors import error_in_reply
 from .response import ReplyReader
 
 

@@ -1,0 +1,70 @@
+"""What Cohere's embedding models are asked, and how they answer, under any provider's name.
+
+Limits are those of docs.cohere.com (the endpoint's reference, and its page of Embed models), seen on 2026-11-22:
+96 texts a request. Of v3 models 512 tokens a text is what Cohere reads; what is longer is an error or is cut, as
+`truncate` says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.contract import CallWarning
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from bus.values.json import JsonObject
+from bus.values.warning_codes import WarningCode
+
+_TYPES: Mapping[str, str] = {
+    "query": "search_query",
+    "document": "search_document",
+    "classification": "classification",
+    "clustering": "clustering",
+}
+_V3 = EmbeddingCapabilities(
+    max_inputs=96,
+    max_input_tokens=512,
+    dimensions=1024,
+    supports_dimensions=False,
+    input_types=tuple(_TYPES),
+    supports_truncation=True,
+)
+_LIGHT = msgspec.structs.replace(_V3, dimensions=384)
+_V4 = msgspec.structs.replace(
+    _V3,
+    max_input_tokens=128_000,
+    dimensions=1536,
+    supports_dimensions=True,
+    dimension_choices=(256, 512, 1024, 1536),
+)
+
+
+def cohere_capabilities(model: str) -> EmbeddingCapabilities:
+    """Of a Cohere model, under any provider's name for it."""
+    if re.search(r"embed-\w+-light-v3", model):
+        return _LIGHT
+    return _V3 if re.search(r"embed-\w+-v3", model) else _V4
+
+
+def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
+    """What both providers of these models are asked alike. Without a type, which they demand, it is documents."""
+    warnings: tuple[CallWarning, ...] = ()
+    if request.input_type is None:
+        what = "Cohere's models want an input_type; the texts were embedded as documents"
+        warnings = (CallWarning(WarningCode.INPUT_TYPE_ASSUMED, what),)
+    fields: JsonObject = {
+        "texts": list(request.inputs),
+        "input_type": _TYPES[request.input_type or "document"],
+        "truncate": "END" if request.truncate else "NONE",
+    }
+    if request.dimensions is not None:
+        fields["output_dimension"] = request.dimensions
+    return fields, warnings
+
+
+class ByType(msgspec.Struct, gc=False):
+    """Vectors by their type; we ask for one only."""
+
+    floats: list[list[float]] | None = msgspec.field(default=None, name="float")

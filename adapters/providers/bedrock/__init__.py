@@ -1,0 +1,5 @@
+"""The embedding models of Amazon Bedrock."""
+
+from .adapter import BedrockAdapter
+
+__all__ = ["BedrockAdapter"]

@@ -1,0 +1,5 @@
+"""Cohere's embedding models."""
+
+from .adapter import CohereAdapter
+
+__all__ = ["CohereAdapter"]

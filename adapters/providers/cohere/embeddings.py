@@ -1,0 +1,76 @@
+"""Cohere's ``/v2/embed``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
+from adapters.embeddings.vectors import from_numbers
+from adapters.embeddings.wire import EmbeddingReply, token_count
+from adapters.http.wire_call import WireCall
+from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
+from adapters.requests.encoding import encode_json
+from adapters.requests.host_options import merge_options
+from adapters.requests.settings import own_options
+from bus.errors import StreamError
+from bus.values.json import JsonObject
+
+PATH = "/v2/embed"
+
+
+class _Billed(msgspec.Struct, gc=False):
+    input_tokens: float | None = None
+    image_tokens: float | None = None
+
+
+class _Meta(msgspec.Struct, gc=False):
+    billed_units: _Billed | None = None
+
+
+class _Reply(msgspec.Struct, gc=False):
+    embeddings: ByType
+    id: str | None = None
+    meta: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_decode = msgspec.json.Decoder(_Reply).decode
+
+
+class CohereEmbeddings(msgspec.Struct, frozen=True):
+    """What is billed counts, not what was tokenised."""
+
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        return cohere_capabilities(model)
+
+    def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
+        fields, warnings = cohere_fields(request)
+        body: JsonObject = {"model": request.wire_model, "embedding_types": ["float"], **fields}
+        for options in own_options(request, "cohere", provider):
+            merge_options(body, options)
+        return WireCall(PATH, encode_json(body), warnings=warnings)
+
+    def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
+        reply = _decode(body)
+        if reply.embeddings.floats is None:
+            raise StreamError("the reply holds no vectors of type float")
+        billed = _billed(reply.meta)
+        counted = token_count(billed.input_tokens)
+        images = token_count(billed.image_tokens)
+        if counted is not None:
+            counted += images or 0
+        return EmbeddingReply(
+            [from_numbers(numbers) for numbers in reply.embeddings.floats],
+            counted,
+            response_id=reply.id,
+            usage=bytes(reply.meta) if counted is not None else None,
+            details={"image_input": images} if counted is not None and images else None,
+        )
+
+
+def _billed(meta: msgspec.Raw) -> _Billed:
+    try:
+        return msgspec.json.decode(meta, type=_Meta).billed_units or _Billed()
+    except msgspec.ValidationError:
+        return _Billed()

@@ -1,0 +1,1 @@
+"""Gemini's conversations, ``generateContent``: how a request is written, and how its reply is read."""

@@ -1,1 +1,0 @@
-"""Gemini's models for images and videos."""

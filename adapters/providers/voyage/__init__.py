@@ -1,0 +1,5 @@
+"""Voyage AI's embedding models."""
+
+from .adapter import VoyageAdapter
+
+__all__ = ["VoyageAdapter"]

@@ -1,0 +1,21 @@
+"""Voyage AI's embeddings as an adapter."""
+
+from __future__ import annotations
+
+from adapters.embeddings.http import EmbeddingOnlyAdapter
+from adapters.requests.settings import SharedOptions
+
+from .embeddings import VoyageEmbeddings
+
+
+class VoyageAdapter(EmbeddingOnlyAdapter):
+    """Voyage AI's embedding models. A conversation is refused with CapabilityError.
+
+    A request's ``provider_options["voyage"]``, or under the adapter's own name, is merged into the body. Where no
+    input type is said, Voyage embeds the text as it is.
+    """
+
+    default_name = "voyage"
+    options_type = SharedOptions
+    default_base_url = "https://api.voyageai.com"
+    embedding_wire = VoyageEmbeddings()
