@@ -1,4 +1,4 @@
-"""Videos: the contract of the adapters that make them, waiting for jobs, downloading, one module for each wire."""
+"""Videos: what an adapter that makes them promises, how jobs are driven over HTTP, waited for and downloaded."""
 
 from .contract import (
     VIDEO_VARIANTS,
