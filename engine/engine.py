@@ -25,6 +25,7 @@ from bus.streams.events import TurnEvent
 from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
 
 from .conversation.context import ContextPolicy
+from .conversation.options import TurnOptions
 from .conversation.results import GenerateResult
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
@@ -239,10 +240,8 @@ class Engine(ObjectMethods, MediaMethods):
             system_prompt,
             tools,
             tags or {},
-            fallback=fallback,
+            options={"fallback": fallback, "approve": approve, "context": context},
             requires=requires,
-            approve=approve,
-            policy=context,
             name=name,
         )
         return self._open(state)
@@ -284,9 +283,8 @@ class Engine(ObjectMethods, MediaMethods):
             StoreError: The trace can't be read.
         """
         await (await self._host.living()).settle()
-        state = await resumed(self._runtime, session_id, tools, model, system_prompt, fallback)
-        state.policy = context
-        state.approve = approve
+        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context}
+        state = await resumed(self._runtime, session_id, tools, model, system_prompt, options)
         session = self._open(state)
         if model is not None:
             self._runtime.sessions.change_model(state, model)

@@ -67,13 +67,15 @@ def asked_of(state: SessionState, options: TurnOptions, plan: Plan, said: Sequen
     return Asked(
         new=_unanswered(said),
         tools=tuple(tool.definition for tool in state.tools),
-        tool_choice=options.tool_choice,
-        parallel_tool_calls=options.parallel_tool_calls,
-        output_schema=options.output_schema,
-        schema_mode=options.schema_mode,
-        reasoning_effort=options.reasoning_effort,
-        max_output_tokens=options.max_output_tokens,
-        requires=tuple(each for each in (state.requires, options.requires, plan.requires) if each is not None),
+        tool_choice=options.get("tool_choice"),
+        parallel_tool_calls=options.get("parallel_tool_calls"),
+        output_schema=options.get("output_schema"),
+        schema_mode=options["schema_mode"],
+        reasoning_effort=options.get("reasoning_effort"),
+        max_output_tokens=options.get("max_output_tokens"),
+        requires=tuple(
+            each for each in (state.requires, options.get("requires"), plan.requires) if each is not None
+        ),
     )
 
 

@@ -1,13 +1,16 @@
-"""The options of a turn, besides its content."""
+"""The options of a turn: declared once, as the keyword arguments that every way to ask takes.
+
+`TurnOptions` is a TypedDict, so that editors and type checkers know each argument, and a host can keep options of
+its own and give them with ``**``. `merged` lays the levels over each other: the defaults here, those of the
+session, those of the turn. An option that is None at one level is left to the level below.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, cast
 
-import msgspec
-
-from adapters import RetryPolicy, ToolChoice
+from adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
@@ -22,74 +25,87 @@ StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 """Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""
 
 
-class TurnOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a turn. None leaves an option to the model's defaults, unless its own line says otherwise.
+class RequestOptions(TypedDict, total=False):
+    """The options that each request of a turn carries as they are.
 
-    An option that is "as in `CanonicalRequest`" is left out with a warning if the model doesn't take it.
+    They have the names and meanings of the fields of `CanonicalRequest`. A model that doesn't take an option gets
+    the request without it, and the reply has a warning.
     """
 
-    max_output_tokens: int | None = None
-    """The largest number of tokens of each reply, reasoning included."""
-    temperature: float | None = None
-    """The sampling temperature, as in `CanonicalRequest`."""
-    top_p: float | None = None
-    """The nucleus sampling, as in `CanonicalRequest`."""
-    frequency_penalty: float | None = None
-    """The penalty on frequent tokens, as in `CanonicalRequest`."""
-    presence_penalty: float | None = None
-    """The penalty on tokens that are present, as in `CanonicalRequest`."""
-    seed: int | None = None
-    """The seed of the sampling, as in `CanonicalRequest`."""
-    verbosity: str | None = None
-    """The length of the reply, as in `CanonicalRequest`."""
-    user: str | None = None
-    """The end user, as in `CanonicalRequest`."""
-    stop_sequences: Sequence[str] = ()
-    """Texts that end the reply, as in `CanonicalRequest`."""
-    output_schema: JsonObject | None = None
-    """The JSON Schema of the reply, as in `CanonicalRequest`."""
-    schema_mode: SchemaMode = "native"
-    """The way by which the reply is held to `output_schema`. ``native``: by the model itself, or else
-    CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
-    forced and comes back as text, or through an instruction, see `schema_means`. Only `generate_object` checks the
-    reply."""
-    tool_choice: ToolChoice | None = None
-    """Whether the model may, must or must not call tools, as in `CanonicalRequest`."""
-    parallel_tool_calls: bool | None = None
-    """Whether the model may ask for several tool calls at once, as in `CanonicalRequest`."""
-    reasoning_effort: str | None = None
-    """The effort for reasoning, as in `CanonicalRequest`."""
-    provider_options: Mapping[str, Json] = {}
-    """Options for one provider, as in `CanonicalRequest`."""
-    max_tool_rounds: int = 1
-    """The number of times that tools are run before the turn ends; 0 never runs any."""
-    stop_when: StopWhen | None = None
-    """A condition that ends the turn earlier."""
-    approve: Approve | None = None
-    """A function that decides about each call of a tool before it runs; None leaves it to the session."""
-    repair_tool_call: RepairToolCall | None = None
-    """A function that mends arguments that don't fit."""
-    max_retries: int | None = None
+    temperature: float | None
+    """The sampling temperature."""
+    top_p: float | None
+    """The nucleus sampling."""
+    frequency_penalty: float | None
+    """The penalty on frequent tokens."""
+    presence_penalty: float | None
+    """The penalty on tokens that are present."""
+    seed: int | None
+    """The seed of the sampling."""
+    verbosity: str | None
+    """The length of the reply: ``low``, ``medium`` or ``high``."""
+    user: str | None
+    """An opaque id of the end user."""
+    output_schema: JsonObject | None
+    """The JSON Schema of the reply's text."""
+    tool_choice: ToolChoice | None
+    """Whether the model may, must or must not call tools; None leaves it to the provider."""
+    parallel_tool_calls: bool | None
+    """Whether the model may ask for several tool calls at once."""
+    reasoning_effort: str | None
+    """The effort for reasoning, from ``none`` to ``max``."""
+    provider_options: Mapping[str, Json]
+    """Options for one provider, by the name of a protocol or an adapter."""
+    max_retries: int | None
     """The number of retries of each call, in place of the adapter's."""
-    retry: RetryPolicy | None = None
+    retry: RetryPolicy | None
     """The retry policy of each call, in place of the adapter's."""
-    timeout_seconds: float | None = None
+    drain_for_usage: float | None
+    """Seconds for which a cancelled stream is read on for its usage, in place of the adapter's."""
+
+
+class TurnOptions(RequestOptions, total=False):
+    """The options of a turn, as keyword arguments or as a dict that is given with ``**``.
+
+    An option that is left out or None is the session's, then the model's in models.yaml, then the provider's
+    default, unless its own line says otherwise.
+    """
+
+    max_output_tokens: int | None
+    """The largest number of tokens of each reply, reasoning included."""
+    stop_sequences: Sequence[str]
+    """Texts that end the reply."""
+    schema_mode: SchemaMode
+    """The way by which the reply is held to `output_schema`. ``native``, the default: by the model itself, or else
+    CapabilityError is raised. ``auto``: a model that takes no schema is held to it through a tool call that is
+    forced and comes back as text, or through an instruction. Only `generate_object` checks the reply."""
+    max_tool_rounds: int
+    """The number of times that tools are run before the turn ends; by default 1. With 0 no tool is run."""
+    stop_when: StopWhen | None
+    """A condition that ends the turn earlier."""
+    approve: Approve | None
+    """A function that decides about each call of a tool before it runs."""
+    repair_tool_call: RepairToolCall | None
+    """A function that mends arguments that don't fit."""
+    timeout_seconds: float | None
     """Seconds for the whole turn; None is the engine's `Timeouts.turn`."""
-    call_timeout_seconds: float | None = None
+    call_timeout_seconds: float | None
     """Seconds for each call with its attempts; None is the adapter's."""
-    drain_for_usage: float | None = None
-    """Seconds, see `AdapterConfig`."""
-    fallback: Sequence[str] | None = None
-    """The names of the models to try when the first one fails. None leaves it to the session or models.yaml; an
-    empty sequence wants none."""
-    requires: Requirements | None = None
-    """The abilities that the model must have, besides those that the request shows."""
-    context: ContextPolicy | None = None
-    """The policy for the part of a long conversation that is sent; None is the session's policy, or the whole
-    conversation."""
-    signal: AbortSignal | None = None
+    fallback: Sequence[str] | None
+    """The names of the models to try when the first one fails. None leaves it to the session, unless the turn has
+    a model of its own, and then to models.yaml. An empty sequence wants none."""
+    requires: Requirements | None
+    """The abilities that the model must have, besides those that the session wants and the request shows."""
+    context: ContextPolicy | None
+    """The policy for the part of a long conversation that is sent; without one, all of it is sent."""
+    signal: AbortSignal | None
     """A signal that ends the turn when it is aborted, from any thread. The turn then raises CancelledError."""
 
+
+DEFAULTS: TurnOptions = {"schema_mode": "native", "max_tool_rounds": 1}
+"""The lowest level of every turn. All other options are absent by default."""
+
+_OF_REQUESTS = tuple(RequestOptions.__annotations__)
 
 _ADVICE = {
     "n": "there is one reply to a call: make n calls, with asyncio.gather for example",
@@ -99,10 +115,38 @@ _ADVICE = {
 }
 
 
+def merged(*levels: TurnOptions) -> TurnOptions:
+    """The options of several levels as one.
+
+    Args:
+        levels: The levels, the lowest first. A level has the last word about each option that it says.
+    """
+    said = {name: value for level in levels for name, value in level.items() if value is not None}
+    return cast("TurnOptions", said)
+
+
+def for_requests(options: TurnOptions) -> RequestOptions:
+    """The options that go into each request as they are."""
+    said = {name: options[name] for name in _OF_REQUESTS if name in options}  # type: ignore[literal-required]
+    return cast("RequestOptions", said)
+
+
+def said_by(request: CanonicalRequest) -> TurnOptions:
+    """The options of a turn that asks just what a request asks."""
+    said: TurnOptions = {
+        "max_output_tokens": request.max_output_tokens,
+        "stop_sequences": request.stop_sequences,
+        "call_timeout_seconds": request.timeout_seconds,
+        "max_tool_rounds": 0,
+    }
+    as_they_are = {name: getattr(request, name) for name in _OF_REQUESTS}
+    return merged(said, cast("TurnOptions", as_they_are))
+
+
 def options_among(
     given: Mapping[str, Any], *, others: Collection[str] = (), advice: Mapping[str, str]
 ) -> TurnOptions:
-    """The options among the arguments.
+    """The options among the arguments of a call.
 
     Args:
         given: The arguments by name.
@@ -112,12 +156,12 @@ def options_among(
     Raises:
         TypeError: A name is neither an option nor one of `others`.
     """
-    fields = TurnOptions.__struct_fields__
-    known = {*fields, *others} - advice.keys()
+    options = TurnOptions.__annotations__
+    known = {*options, *others} - advice.keys()
     for name in given:
         if name not in known:
             raise TypeError(f"{name}= is not an argument: {_hint(name, known, advice)}")
-    return TurnOptions(**{name: value for name, value in given.items() if name in fields})
+    return cast("TurnOptions", {name: value for name, value in given.items() if name in options})
 
 
 def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
@@ -125,36 +169,3 @@ def _hint(name: str, known: Collection[str], advice: Mapping[str, str]) -> str:
         return said
     near = nearest(name, known)
     return f"did you mean {near[0]}=?" if near else "see the fields of TurnOptions"
-
-
-class TurnArguments(TypedDict, total=False):
-    """The fields of `TurnOptions` as keyword arguments, for type checkers."""
-
-    max_output_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    frequency_penalty: float | None
-    presence_penalty: float | None
-    seed: int | None
-    verbosity: str | None
-    user: str | None
-    stop_sequences: Sequence[str]
-    output_schema: JsonObject | None
-    schema_mode: SchemaMode
-    tool_choice: ToolChoice | None
-    parallel_tool_calls: bool | None
-    reasoning_effort: str | None
-    provider_options: Mapping[str, Json]
-    max_tool_rounds: int
-    stop_when: StopWhen | None
-    approve: Approve | None
-    repair_tool_call: RepairToolCall | None
-    max_retries: int | None
-    retry: RetryPolicy | None
-    timeout_seconds: float | None
-    call_timeout_seconds: float | None
-    drain_for_usage: float | None
-    fallback: Sequence[str] | None
-    requires: Requirements | None
-    context: ContextPolicy | None
-    signal: AbortSignal | None

@@ -10,6 +10,7 @@ from functools import partial
 import msgspec
 
 from adapters import (
+    AdapterCapabilities,
     AdapterError,
     CallWarning,
     CanonicalRequest,
@@ -31,6 +32,7 @@ from ..call_settings import server_of
 from ..calls.accumulator import whole_reply_events
 from ..calls.call import Call, CallOutcome, CallScene
 from ..calls.events import NOT_KNOWN
+from ..models.entries import ModelEntry
 from ..models.habits import first_choice, parallel_calls, shape
 from ..models.published_prices import published_name
 from ..routing.candidates import (
@@ -49,6 +51,7 @@ from ..routing.capabilities import check
 from ..routing.choice import overridden
 from ..runtime.running_adapter import RunningAdapter
 from .journey import OWN_IDS, Journey
+from .options import TurnOptions, for_requests, merged
 from .reply import Reply
 from .schema_means import answer_as_text, hold_to_schema
 
@@ -248,61 +251,47 @@ class Step:
 
     def _request(self, route: Route) -> CanonicalRequest:
         journey, options, named = self._journey, self._journey.options, route.option.named
-        capabilities, entry = route.option.capabilities, named.entry
-        defaults, shaped = entry.defaults, route.option.shape
+        capabilities, entry, shaped = route.option.capabilities, named.entry, route.option.shape
         assert capabilities is not None  # an option without them is never taken
         assert shaped is not None
         choice = shaped.forced  # of the caller's, forcing again after the first reply would never end
         if self._first and choice is None:
             choice = first_choice(
                 entry.tools,
-                options.tool_choice,
+                options.get("tool_choice"),
                 tools=shaped.tools,
                 messages=self._messages,
                 capabilities=capabilities,
             )
-        effort = options.reasoning_effort
-        if effort is None and capabilities.supports_thinking:
-            effort = defaults.effort
+        limit = options.get("max_output_tokens")
+        asked = for_requests(merged(_options_of(entry, capabilities), options))
+        asked["output_schema"] = shaped.schema
+        asked["tool_choice"] = choice
+        asked["parallel_tool_calls"] = parallel_calls(
+            entry.tools, options.get("parallel_tool_calls"), tools=shaped.tools, capabilities=capabilities
+        )
         return CanonicalRequest(
             request_id=(not self.calls and self._request_id) or journey.runtime.clock.new_id("req"),
             messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             capabilities=capabilities,
-            max_output_tokens=options.max_output_tokens
+            max_output_tokens=limit
             or default_max_output(
                 entry, capabilities, listed=named.listed, prompt_tokens=route.option.estimated_tokens or 0
             ),
-            default_output_limit=options.max_output_tokens is None and not asks_for_length(entry),
+            default_output_limit=limit is None and not asks_for_length(entry),
             tools=shaped.tools,
             system_prompt=shaped.system_prompt,
-            stop_sequences=tuple(options.stop_sequences),
-            temperature=defaults.temperature if options.temperature is None else options.temperature,
-            top_p=options.top_p,
-            frequency_penalty=options.frequency_penalty,
-            presence_penalty=options.presence_penalty,
-            seed=options.seed,
-            verbosity=options.verbosity,
-            user=options.user,
-            output_schema=shaped.schema,
-            tool_choice=choice,
-            parallel_tool_calls=parallel_calls(
-                entry.tools, options.parallel_tool_calls, tools=shaped.tools, capabilities=capabilities
-            ),
-            reasoning_effort=effort,
-            provider_options=options.provider_options,
+            stop_sequences=tuple(options.get("stop_sequences", ())),
             message_id=self._message_id,
             session_id=journey.state.id,
-            max_retries=entry.max_retries if options.max_retries is None else options.max_retries,
-            retry=options.retry or entry.retry,
-            timeout_seconds=options.call_timeout_seconds,
-            drain_for_usage=options.drain_for_usage,
+            timeout_seconds=options.get("call_timeout_seconds"),
             stream=journey.streamed,
+            **asked,
         )
 
     def _scene(self, request: CanonicalRequest, route: Route, running: RunningAdapter) -> CallScene:
         journey, runtime = self._journey, self._journey.runtime
-        drain = journey.options.drain_for_usage
         return CallScene(
             bus=runtime.bus,
             clock=runtime.clock,
@@ -317,7 +306,7 @@ class Step:
             tags=journey.state.tags or None,
             order=journey.order,
             deadline=journey.deadline,
-            drain_seconds=running.entry.config.drain_for_usage if drain is None else drain,
+            drain_seconds=journey.options.get("drain_for_usage", running.entry.config.drain_for_usage) or 0.0,
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
             filter=runtime.middleware.filter(request) if runtime.middleware else None,
@@ -360,6 +349,17 @@ class Step:
             request_id=request.request_id,
         )
         self.partial = Reply(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
+
+
+def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOptions:
+    """The options that the configuration of a model has where nobody says them."""
+    effort = entry.defaults.effort if capabilities.supports_thinking else None
+    return {
+        "temperature": entry.defaults.temperature,
+        "reasoning_effort": effort,
+        "max_retries": entry.max_retries,
+        "retry": entry.retry,
+    }
 
 
 def _settled(outcome: CallOutcome) -> CallOutcome:

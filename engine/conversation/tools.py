@@ -59,7 +59,7 @@ class TurnTools:
         passive = {tool.name for tool in self._state.tools if tool.handler is None}
         if all(call.name in passive and not call.incomplete for call in calls):
             return "awaiting_tools"  # the host answers
-        return "max_tool_rounds" if self._rounds >= self._options.max_tool_rounds else None
+        return "max_tool_rounds" if self._rounds >= self._options["max_tool_rounds"] else None
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
         """Run what may be run. history: with the reply."""
@@ -72,10 +72,11 @@ class TurnTools:
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
         """What `stop_when` says. Raises CallboardError if it fails."""
-        if self._options.stop_when is None:
+        stop_when = self._options.get("stop_when")
+        if stop_when is None:
             return False
         try:
-            stops = self._options.stop_when(tuple(steps))
+            stops = stop_when(tuple(steps))
             return bool(await stops if inspect.isawaitable(stops) else stops)
         except Exception as error:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
@@ -115,8 +116,8 @@ class TurnTools:
             session_id=self._state.id or None,
             turn_id=self._turn_id,
             timeout_seconds=self._runtime.timeouts.tool,
-            approve=self._options.approve or self._state.approve,
-            repair=self._options.repair_tool_call,
+            approve=self._options.get("approve"),
+            repair=self._options.get("repair_tool_call"),
             cut_off=cut_off,
             approved=approved,
         )

@@ -49,7 +49,7 @@ from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
 from .history import TurnHistory
 from .journey import OWN_IDS, FirstIds, Journey, asked_of
-from .options import TurnOptions
+from .options import DEFAULTS, TurnOptions, merged
 from .reply import Reply, as_reply
 from .results import StepResult
 from .scope import TurnScope
@@ -100,15 +100,15 @@ class Turn:
         self._runtime = runtime
         self._state = state
         self._model = model
-        self._options = options
         self._streamed = streamed
         self._first_ids = first_ids
         self._max_pauses = max_pauses
         self._answers = answers
         self._over = False
         self._step: Step | None = None
-        seconds = options.timeout_seconds if options.timeout_seconds is not None else runtime.timeouts.turn
-        self._scope = TurnScope(seconds, options.signal, runtime.in_flight)
+        self._options = options = merged(DEFAULTS, state.options_for(model), options)
+        seconds = options.get("timeout_seconds", runtime.timeouts.turn)
+        self._scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
         self._order = arrival()
         self._history = TurnHistory(state, runtime.bus, runtime.clock, self.id)
         self._trace_parent = current_trace()
@@ -131,7 +131,7 @@ class Turn:
         options = self._options
         if self._scope.seconds is not None:
             left = max(0.0, self._scope.deadline - anyio.current_time())
-            options = msgspec.structs.replace(options, timeout_seconds=left)
+            options = merged(options, {"timeout_seconds": left})
         return Turn(
             runtime=self._runtime,
             state=self._state,
@@ -204,8 +204,8 @@ class Turn:
             state.waiting -= 1
         try:
             state.running = self
-            if self._options.signal is not None:
-                self._options.signal.raise_if_aborted()
+            if (signal := self._options.get("signal")) is not None:
+                signal.raise_if_aborted()
             await self._runtime.host.admit()
             await self._runtime.sessions.require_ownership(state)
             return await self._begin()
@@ -284,7 +284,7 @@ class Turn:
     # -- one reply
 
     async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Reply, CallOutcome]:
-        policy = self._options.context or self._state.policy
+        policy = self._options.get("context")
         if policy is None:
             try:
                 message, outcome = await self._call(journey, self.messages, first=first, caused_by=caused_by)
@@ -303,7 +303,7 @@ class Turn:
 
     def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
         """The same reply, which says that its calls were not run, unless its caller wants none to be."""
-        limit = self._options.max_tool_rounds
+        limit = self._options["max_tool_rounds"]
         if not limit:
             return message, response
         text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
@@ -317,9 +317,10 @@ class Turn:
     async def _ask(self, text: str) -> str:
         """A call beside the conversation, for its sake: paid with the turn."""
         runtime, state = self._runtime, self._state
+        beside: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
             runtime=runtime,
-            state=SessionState("", self._model or state.model, None, (), state.tags, fallback=state.fallback),
+            state=SessionState("", self._model or state.model, None, (), state.tags, options=beside),
             new=(Message.user(text),),
             model=None,
             options=TurnOptions(max_tool_rounds=0),
@@ -355,10 +356,7 @@ class Turn:
     def _journey(self) -> Journey:
         """Where this turn may go. Raises ConfigurationError."""
         runtime, state, options = self._runtime, self._state, self._options
-        fallback = options.fallback
-        if fallback is None and self._model is None:
-            fallback = state.fallback
-        plan = expand(runtime.registry, self._model or state.model, fallback)
+        plan = expand(runtime.registry, self._model or state.model, options.get("fallback"))
         asked = asked_of(state, options, plan, self._history.pending)
         check_tool_choice(asked)
         return Journey(

@@ -11,7 +11,7 @@ from adapters import CanonicalRequest, ContentBlock, Message
 from bus import CallboardError, ConfigurationError
 
 from ..abort import AbortController
-from ..conversation.options import TurnArguments, TurnOptions, options_among
+from ..conversation.options import TurnOptions, merged, options_among
 from ..conversation.turn import Turn
 from ..models.registry import ModelRegistry
 from ..routing.choice import Model, ModelChoice
@@ -27,7 +27,7 @@ class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
     per_step: float | None = None
 
 
-class Arguments(TurnArguments, total=False):
+class Arguments(TurnOptions, total=False):
     """What `generate`, `stream` and the like take besides model and prompt; the rest are fields of `TurnOptions`.
 
     messages: a whole conversation instead of a prompt. tools: the active ones are run, at most `max_tool_rounds`
@@ -44,7 +44,7 @@ class Arguments(TurnArguments, total=False):
     timeout: float | TimeoutConfig | None
 
 
-_OWN = frozenset(Arguments.__annotations__) - frozenset(TurnArguments.__annotations__)
+_OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)
 
 _ADVICE = {
     "timeout_seconds": "say timeout=",
@@ -139,7 +139,7 @@ def options_of(arguments: Arguments) -> TurnOptions:
         return options
     if not isinstance(timeout, TimeoutConfig):
         timeout = TimeoutConfig(total=timeout)
-    return msgspec.structs.replace(options, timeout_seconds=timeout.total, call_timeout_seconds=timeout.per_step)
+    return merged(options, {"timeout_seconds": timeout.total, "call_timeout_seconds": timeout.per_step})
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from adapters import CanonicalRequest, CanonicalResponse
 
 from ..conversation.journey import FirstIds
-from ..conversation.options import TurnOptions
+from ..conversation.options import said_by
 from ..conversation.turn import Turn, own
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
@@ -21,33 +21,12 @@ def turn_of(
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
     )
-    options = TurnOptions(
-        max_output_tokens=request.max_output_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        seed=request.seed,
-        verbosity=request.verbosity,
-        user=request.user,
-        stop_sequences=request.stop_sequences,
-        output_schema=request.output_schema,
-        tool_choice=request.tool_choice,
-        parallel_tool_calls=request.parallel_tool_calls,
-        reasoning_effort=request.reasoning_effort,
-        provider_options=request.provider_options,
-        max_tool_rounds=0,
-        max_retries=request.max_retries,
-        retry=request.retry,
-        call_timeout_seconds=request.timeout_seconds,
-        drain_for_usage=request.drain_for_usage,
-    )
     return Turn(
         runtime=runtime,
         state=state,
         new=request.messages,
         model=None,
-        options=options,
+        options=said_by(request),
         streamed=streamed,
         first_ids=FirstIds(request.request_id, request.message_id),
         max_pauses=0,

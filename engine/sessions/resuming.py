@@ -16,6 +16,7 @@ from bus import (
 )
 from tracestore import Redact, SavedSession, TraceStore
 
+from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
 from ..routing.choice import Model, Requirements
 from ..runtime.runtime import Runtime
@@ -43,7 +44,7 @@ async def resumed(
     tools: Sequence[Tool] | None,
     model: Model | None,
     system_prompt: str | None,
-    fallback: Sequence[str] | None,
+    options: TurnOptions,
 ) -> SessionState:
     """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here."""
     store = runtime.store
@@ -59,11 +60,11 @@ async def resumed(
         setup.system_prompt if system_prompt is None else system_prompt,
         [Tool(definition) for definition in setup.tools] if tools is None else tools,
         saved.tags,
-        fallback=setup.fallback if fallback is None else fallback,
+        options=merged({"fallback": setup.fallback}, options),
         requires=requires,
         name=saved.name,
     )
-    expand(runtime.registry, state.model if model is None else model, state.fallback)
+    expand(runtime.registry, state.model if model is None else model, state.options.get("fallback"))
     state.messages.extend(saved.messages)
     state.resumed = True
     if runtime.capture is not None:

@@ -19,7 +19,7 @@ from adapters.replies.whole import spelled_out
 from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
 from bus.streams.events import TurnEvent
 
-from ..conversation.options import TurnArguments, options_among
+from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply
 from ..conversation.turn import Turn, own
 from ..routing.candidates import expand
@@ -112,7 +112,7 @@ class Session:
         content: str | Sequence[ContentBlock],
         *,
         model: Model | None = None,
-        **options: Unpack[TurnArguments],
+        **options: Unpack[TurnOptions],
     ) -> Reply:
         """One turn, not streamed. Cancelling the task that waits here cancels the turn.
 
@@ -147,7 +147,7 @@ class Session:
         content: str | Sequence[ContentBlock],
         *,
         model: Model | None = None,
-        **options: Unpack[TurnArguments],
+        **options: Unpack[TurnOptions],
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
@@ -205,7 +205,7 @@ class Session:
         return () if self._state.running is not None else open_calls(self._state.messages)
 
     async def submit(
-        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
+        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]
     ) -> Reply:
         """Answer open calls, and go on with the turn.
 
@@ -229,7 +229,7 @@ class Session:
         return await own(turn, task)
 
     def submit_stream(
-        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnArguments]
+        self, answers: Mapping[str, Answer], *, model: Model | None = None, **options: Unpack[TurnOptions]
     ) -> TurnStream:
         """`submit`, streamed: `async with session.submit_stream({...}) as turn: async for event in turn: …`."""
         return TurnStream(self._runtime, self._continued(answers, model, streamed=True, options=options))
@@ -252,7 +252,7 @@ class Session:
         model: Model | None,
         *,
         streamed: bool,
-        options: TurnArguments,
+        options: TurnOptions,
     ) -> Turn:
         return Turn(
             runtime=self._runtime,
@@ -264,7 +264,7 @@ class Session:
         )
 
     def _continued(
-        self, answers: Mapping[str, Answer], model: Model | None, *, streamed: bool, options: TurnArguments
+        self, answers: Mapping[str, Answer], model: Model | None, *, streamed: bool, options: TurnOptions
     ) -> Turn:
         return Turn(
             runtime=self._runtime,

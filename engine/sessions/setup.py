@@ -18,12 +18,12 @@ def configured(state: SessionState, *, begins: bool = False) -> SessionConfigure
 
 def setup_of(state: SessionState) -> SessionSetup:
     """What a session is made of besides its messages."""
-    requires = state.requires
+    requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
         model=_stored_model(state.model),
         system_prompt=state.system_prompt,
         tools=tuple(tool.definition for tool in state.tools),
-        fallback=None if state.fallback is None else tuple(state.fallback),
+        fallback=None if fallback is None else tuple(fallback),
         requires=None if requires is None else msgspec.to_builtins(requires),
     )
 

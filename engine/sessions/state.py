@@ -9,28 +9,42 @@ import anyio
 
 from adapters import Message
 
-from ..conversation.context import WHOLE, ContextPolicy
+from ..conversation.context import WHOLE
+from ..conversation.options import TurnOptions, merged
 from ..conversation.refused_reasoning import RefusedReasoning
 from ..routing.choice import Model, Requirements
-from ..tools import Approve, Tool, require_distinct
+from ..tools import Tool, require_distinct
+
+_NO_OPTIONS: TurnOptions = {}
 
 
 class Cancellable(Protocol):
     """A turn under way, as far as others may act on it."""
 
     def cancel(self, why: str = "") -> bool:
-        """Ask it to end. False if it is over."""
+        """Ask the turn to end.
+
+        Returns:
+            False if the turn is over.
+        """
 
 
 class SessionState:
-    """A conversation's data. session_id: empty for what belongs to no session.
+    """A conversation's data.
 
-    turns: admits one turn at a time, in the order in which they were asked for.
-    policy, context: what decides what is sent of the history, and what it has decided.
-    name: for people. forked_from: the session whose history it began with.
-    waiting: turns that have been started and not yet admitted. resumed: it is the continuation of a stored one.
-    claimed: once the event of this seq is stored, the store knows that the session belongs to this engine; None:
-    the store isn't told.
+    Args:
+        session_id: The session's id; empty for a conversation that belongs to no session.
+        model: The model of the next turn.
+        system_prompt: The system prompt of the next turn.
+        tools: The tools of the next turn.
+        tags: The tags of its calls.
+        options: The options of its turns, where a turn doesn't say them itself.
+        requires: The abilities that its models must have, besides those that a turn wants.
+        name: The session's name, for people.
+        forked_from: The id of the session whose history it began with.
+
+    Raises:
+        ConfigurationError: Two tools have one name.
     """
 
     def __init__(
@@ -41,31 +55,38 @@ class SessionState:
         tools: Sequence[Tool],
         tags: dict[str, str],
         *,
-        fallback: Sequence[str] | None = None,
+        options: TurnOptions = _NO_OPTIONS,
         requires: Requirements | None = None,
-        policy: ContextPolicy | None = None,
         name: str | None = None,
         forked_from: str | None = None,
-        approve: Approve | None = None,
     ) -> None:
         require_distinct(tools)
         self.id = session_id
         self.model = model
-        self.fallback = fallback
+        self.options = options
         self.requires = requires
         self.system_prompt = system_prompt
         self.tools = tuple(tools)
-        self.approve = approve
         self.tags = tags
         self.messages: list[Message] = []
         self.name = name
         self.forked_from = forked_from
-        self.policy = policy
         self.context = WHOLE
+        """The part of the history that the context policy sends by now."""
         self.refused_reasoning = RefusedReasoning()
         self.turns = anyio.Lock(fast_acquire=True)
+        """Admits one turn at a time, in the order in which they were asked for."""
         self.waiting = 0
+        """The number of turns that have been started and not yet admitted."""
         self.running: Cancellable | None = None
         self.announced = False
+        """Whether the session's existence was published."""
         self.resumed = False
+        """Whether it continues a stored session."""
         self.claimed: int | None = None
+        """The seq of an event; once that is stored, the store knows that the session belongs to this engine. None
+        if the store isn't told."""
+
+    def options_for(self, model: Model | None) -> TurnOptions:
+        """The options that a turn inherits. A turn with a model of its own doesn't inherit the fallback."""
+        return self.options if model is None else merged({**self.options, "fallback": None})

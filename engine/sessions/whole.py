@@ -92,12 +92,12 @@ def state_of(
         setup.system_prompt,
         [Tool(definition) for definition in setup.tools] if tools is None else tools,
         dict(document.tags),
-        fallback=setup.fallback,
+        options={"fallback": setup.fallback},
         requires=requires,
         name=document.name,
     )
     try:
-        expand(runtime.registry, state.model, state.fallback)
+        expand(runtime.registry, state.model, setup.fallback)
     except ConfigurationError as error:
         raise ConfigurationError(f"{error}; give the session a model of this engine with model=") from error
     state.messages.extend(document.messages)
@@ -114,10 +114,8 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
         state.system_prompt,
         state.tools,
         dict(state.tags),
-        fallback=state.fallback,
+        options=state.options,
         requires=state.requires,
-        policy=state.policy,
-        approve=state.approve,
         name=state.name,
         forked_from=state.id,
     )

@@ -247,7 +247,7 @@ async def test_resumed_messages_show_the_current_costs(path: Path) -> None:
 def test_how_a_session_chooses_its_model_survives_storing(model: Model) -> None:
     """Names, several names and choices; requirements and fallbacks with them."""
     requires = Requirements(capabilities=("tools",), min_context_tokens=5)
-    state = SessionState("s", model, None, (), {}, fallback=["c"], requires=requires)
+    state = SessionState("s", model, None, (), {}, options={"fallback": ["c"]}, requires=requires)
     published = configured(state).setup
     assert published is not None
     digest, bodies = bodies_of_setup(published)
