@@ -53,9 +53,10 @@ def _edits(node: ast.AST, name: str, package: str) -> Iterator[tuple[int, int, s
             for alias in names:
                 if not _is_ours(alias.name):
                     continue
-                if alias.asname is None:
+                if alias.asname is None and "." in alias.name:
                     raise CannotRewrite(f"{name}:{node.lineno}: import {alias.name} needs an `as`, or a `from`")
-                yield alias.lineno, alias.col_offset, alias.name, f"{package}.{alias.name}"
+                kept = f" as {alias.name}" if alias.asname is None else ""
+                yield alias.lineno, alias.col_offset, alias.name, f"{package}.{alias.name}{kept}"
         case _:
             return
 

@@ -61,4 +61,4 @@ def logging_as_it_was() -> Iterator[None]:
     yield
     ours.setLevel(level)
     root = logging.getLogger()
-    root.handlers[:] = [kept for kept in root.handlers if not type(kept).__module__.startswith("engine.cli.")]
+    root.handlers[:] = [kept for kept in root.handlers if ".cli." not in type(kept).__module__]

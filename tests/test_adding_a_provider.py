@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from callboard.adapters.conformance import CHECKS, SECTIONS
 
-from adapters import create_adapter
-from adapters.conformance import CHECKS, SECTIONS
-from engine import Engine, ModelRegistry
+from callboard import Engine, ModelRegistry, create_adapter
 from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "adding_a_provider"
+KIT_COMMAND = "callboard.adapters.conformance"
 PAGE = DOCS / "adding-a-provider.md"
 
 
@@ -65,7 +65,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
     adapter.write_text(
         adapter.read_text().replace('assembler.text("text", event.text', 'assembler.text("text", "x"')
     )
-    done = run("-m", "adapters.conformance", "my_provider.kit:PARLEY", "-k", "deltas", cwd=elsewhere)
+    done = run("-m", KIT_COMMAND, "my_provider.kit:PARLEY", "-k", "deltas", cwd=elsewhere)
     assert done.returncode == 1
     assert "failed  5.3" in done.stdout
     assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
@@ -92,7 +92,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
 )
 def test_a_kit_that_is_none_is_explained(elsewhere: Path, place: str, said: str) -> None:
     """With exit code 2."""
-    done = run("-m", "adapters.conformance", place, cwd=elsewhere)
+    done = run("-m", KIT_COMMAND, place, cwd=elsewhere)
     assert done.returncode == 2
     assert said in done.stderr
 
@@ -109,7 +109,14 @@ def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
         "    adapter = Stuck\n"
     )
     done = run(
-        "-m", "adapters.conformance", "stuck:StuckKit", "-k", "estimate", "--patience", "0.5", cwd=elsewhere
+        "-m",
+        "callboard.adapters.conformance",
+        "stuck:StuckKit",
+        "-k",
+        "estimate",
+        "--patience",
+        "0.5",
+        cwd=elsewhere,
     )
     assert done.returncode == 1
     assert "in estimate_input_tokens" in done.stderr
@@ -118,7 +125,7 @@ def test_an_adapter_that_blocks_is_ended(elsewhere: Path) -> None:
 
 def test_the_checks_can_be_listed(elsewhere: Path) -> None:
     """By section and name, without a kit's being run."""
-    done = run("-m", "adapters.conformance", "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)
+    done = run("-m", KIT_COMMAND, "--list", "-k", "cancel", "my_provider.kit:PARLEY", cwd=elsewhere)
     listed = [line.split() for line in done.stdout.splitlines()]
     assert listed == [[check.section, check.name] for check in CHECKS if "cancel" in check.name]
 

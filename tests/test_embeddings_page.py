@@ -10,11 +10,10 @@ from typing import cast
 
 import pytest
 
-from adapters import AdapterConfig
 from adapters.embeddings import INPUT_TYPES
 from adapters.providers.local.settings import find_model
 from adapters.registry import ADAPTER_TYPES
-from engine import AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
+from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
 from engine.embedding import same_space
 from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand

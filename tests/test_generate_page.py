@@ -12,11 +12,10 @@ from typing import Any, get_args
 import pytest
 
 from adapters.providers.local.settings import find_model
-from engine import Engine, ViewEvent, run_sync, set_default_engine
+from callboard import Engine, PriceTable, ViewEvent, run_sync, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
-from tracestore import PriceTable
 
 ROOT = Path(__file__).parents[1]
 

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 import pytest
 
-from engine import Engine, ModelRegistry
+from callboard import Engine, ModelRegistry
 from tests.book.snippets import definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say

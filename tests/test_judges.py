@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bus.values.json import Json, JsonObject
+from callboard import Json, JsonObject
 
 from .support.judges import chat_faults, messages_faults, responses_faults
 

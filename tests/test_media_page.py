@@ -9,13 +9,20 @@ from typing import cast
 
 import pytest
 
-from adapters import AdapterConfig, RetryPolicy
 from adapters.registry import ADAPTER_TYPES
-from engine import AdapterEntry, Engine, ImageOptions, ModelRegistry, VideoOptions
+from callboard import (
+    AdapterConfig,
+    AdapterEntry,
+    Engine,
+    ImageOptions,
+    ModelRegistry,
+    PriceTable,
+    RetryPolicy,
+    VideoOptions,
+)
 from examples.video import create, fetch, wait_for
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.virtual_time import Backend, backend
-from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 

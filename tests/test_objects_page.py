@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from adapters.providers.local.settings import find_model
-from engine import Engine, set_default_engine
+from callboard import Engine, PriceTable, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
-from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 

@@ -42,8 +42,8 @@ class OnlyThese:
 
 sys.meta_path.insert(0, OnlyThese())
 
-from adapters import AdapterConfig, CanonicalRequest, create_adapter
-from bus.values.messages import Message
+from callboard.adapters import AdapterConfig, CanonicalRequest, create_adapter
+from callboard.bus.values.messages import Message
 
 async def main():
     adapter = create_adapter(kind, AdapterConfig(api_key="k", base_url=url), name="x")
@@ -73,7 +73,7 @@ def plain_modules() -> set[str]:
             wanted += importlib.metadata.requires(name) or ()
     distributions = importlib.metadata.packages_distributions()
     modules = {module for module, names in distributions.items() if required & {*map(canonicalize_name, names)}}
-    return modules | {"bus", "adapters", "tracestore", "engine"}
+    return modules | {"callboard", "bus", "adapters", "tracestore", "engine"}
 
 
 @pytest.mark.parametrize("kind", sorted(REPLIES))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import recorded_costs
-from tracestore import PriceRow, PriceTable
+from callboard import PriceRow, PriceTable
 
 FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent / "../shared/recorded")
 

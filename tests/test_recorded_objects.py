@@ -10,12 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import AdapterConfig
-from adapters.contract import ProviderAdapter
-from bus.clock import Clock
-from bus.values.json import Json, JsonObject
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from engine.objects.reply import NoObjectGeneratedError
+from callboard import (
+    AdapterConfig,
+    AdapterEntry,
+    Clock,
+    Engine,
+    Json,
+    JsonObject,
+    ModelEntry,
+    ModelRegistry,
+    NoObjectGeneratedError,
+    ProviderAdapter,
+)
 from tests.support.scripted import adapter_type
 
 pytestmark = pytest.mark.anyio

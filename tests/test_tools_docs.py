@@ -9,9 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from adapters import ToolResultBlock
-from bus import SessionMessageAppended
-from engine import ToolContext
+from callboard import SessionMessageAppended, ToolContext, ToolResultBlock
 from examples.tools import Folder, assist
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import running

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import pytest
 
+import adapters
+import bus
+import engine
+import tracestore
 from bus.values.messages import CallWarning
 from bus.values.warning_codes import WarningCode
 
 ROOT = Path(__file__).parents[2]
 WARNING = {"CallWarning", "warn", "_warn", "_warn_once"}
+
+
+def files(room: ModuleType) -> Iterator[Path]:
+    assert room.__file__ is not None
+    return Path(room.__file__).parent.rglob("*.py")
 
 
 def test_the_page_shows_every_code_with_its_meaning() -> None:
@@ -22,12 +33,12 @@ def test_the_page_shows_every_code_with_its_meaning() -> None:
     assert shown == [f"| `{code}` | {code.meaning} |" for code in WarningCode]
 
 
-@pytest.mark.parametrize("room", ["bus", "adapters", "tracestore", "engine"])
-def test_no_code_of_ours_is_written_as_a_bare_string(room: str) -> None:
+@pytest.mark.parametrize("room", [bus, adapters, tracestore, engine], ids=lambda room: room.__name__)
+def test_no_code_of_ours_is_written_as_a_bare_string(room: ModuleType) -> None:
     """Whoever warns takes a member of the set, so that none is forgotten in it."""
     bare = [
-        f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in (ROOT / room).rglob("*.py")
+        f"{path}:{node.lineno}"
+        for path in files(room)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and _called(node.func) in WARNING and node.args
         if isinstance(node.args[0], ast.Constant)
@@ -45,9 +56,7 @@ def _called(function: ast.expr) -> str:
 
 def test_every_code_of_the_set_is_used() -> None:
     """By the adapters or the engine; one that nobody emits is no longer documented."""
-    text = "".join(
-        path.read_text(encoding="utf-8") for room in ("adapters", "engine") for path in (ROOT / room).rglob("*.py")
-    )
+    text = "".join(path.read_text(encoding="utf-8") for room in (adapters, engine) for path in files(room))
     assert [code.name for code in WarningCode if f"WarningCode.{code.name}" not in text] == []
 
 

@@ -5,9 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from adapters import AdapterConfig, CanonicalRequest, Role, TokenUsage, ToolResultBlock
-from adapters.providers.scripted import Call, Reply, ScriptedAdapter
-from bus import SYSTEM_CLOCK, Clock, Json, JsonObject
+from adapters.providers.scripted import Call, Reply
+from callboard import (
+    SYSTEM_CLOCK,
+    AdapterConfig,
+    CanonicalRequest,
+    Clock,
+    Json,
+    JsonObject,
+    Role,
+    ScriptedAdapter,
+    TokenUsage,
+    ToolResultBlock,
+)
 
 WORDS = ("Once ", "upon ", "a ", "time.")
 VALUES: Mapping[str, Json] = {

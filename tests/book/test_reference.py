@@ -17,8 +17,7 @@ from typing import get_args
 import pytest
 
 import bus
-from adapters import ProviderAdapter
-from bus.streams.events import TurnEvent
+from callboard import ProviderAdapter, TurnEvent
 from docs.book import generated
 from docs.book.generated import arguments_of, parsers
 from engine.cli.main import build_parser

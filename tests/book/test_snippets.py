@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from adapters.providers.local.settings import find_model
+from callboard import PriceTable
 from engine.models.config import read_models_yaml
 from tests.book.snippets import DOCS, OUTPUT, ROOT, Block, blocks, matches
-from tracestore import PriceTable
 
 README = "../README.md"
 PAGES = [README, *sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md") if blocks(page))]

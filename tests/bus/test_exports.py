@@ -30,7 +30,7 @@ def test_everything_offered_exists_and_is_offered_once() -> None:
 )
 def test_every_value_is_offered(module: str) -> None:
     """Every public class of the vocabulary can be imported from `bus` itself, with one documented exception."""
-    source = importlib.import_module(f"bus.{module}")
+    source = importlib.import_module(f"{bus.__name__}.{module}")
     public = {
         name: value
         for name, value in vars(source).items()

@@ -18,7 +18,7 @@ from tests.support.logs import captured_logs
 CHECKOUT = Path(__file__).parents[2]
 
 SAY_IT_ALL = """
-from bus.log import Log
+from callboard.bus.log import Log
 log = Log("engine.tools")
 log.debug("a", x=1), log.info("b"), log.warning("c", ValueError("no")), log.error("d", text="x")
 """
@@ -83,7 +83,7 @@ def test_the_standard_library_configures_what_is_seen() -> None:
 def test_nothing_that_nobody_listens_to_imports_structlog() -> None:
     """A line below the level costs no import."""
     done = program(
-        "import sys\nfrom bus.log import Log\n"
+        "import sys\nfrom callboard.bus.log import Log\n"
         "Log('x').debug('a'); Log('x').info('b'); print('structlog' in sys.modules)"
     )
     assert done.stdout == "False\n"

@@ -50,8 +50,8 @@ def environment(home: Path) -> dict[str, str]:
 
 def start(*arguments: str, home: Path, without: str | None = None) -> subprocess.Popen[bytes]:
     """A command under way, with all three streams piped. without: a module that is not installed there."""
-    hide = f"import sys; sys.modules[{without!r}] = None; import engine.cli; sys.exit(engine.cli.main())"
-    program = ["-m", "engine.cli"] if without is None else ["-c", hide]
+    hide = f"import sys; sys.modules[{without!r}] = None; from callboard.__main__ import main; sys.exit(main())"
+    program = ["-m", "callboard"] if without is None else ["-c", hide]
     return subprocess.Popen(
         [sys.executable, *program, *arguments],
         cwd=CHECKOUT,

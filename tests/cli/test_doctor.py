@@ -183,7 +183,7 @@ def test_a_terminal_gets_ticks_and_crosses(home: Path) -> None:
     ours, theirs = pty.openpty()
     try:
         with subprocess.Popen(
-            [sys.executable, "-m", "engine.cli", "doctor"],
+            [sys.executable, "-m", "callboard", "doctor"],
             cwd=CHECKOUT,
             env={**environment(home), "TERM": "xterm"},
             stdin=subprocess.DEVNULL,

@@ -21,6 +21,7 @@ import pytest
 from engine.cli.common.harmless import harmless
 from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
+from tracestore.prices.snapshot import SHIPPED
 from tracestore.sql.dimensions import DIMENSIONS
 
 from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
@@ -165,7 +166,7 @@ def faulty(home: Path, day: Path, server: MediaServer) -> Path:
 def given(word: str, folder: Path) -> str:
     places = {
         "{folder}": folder,
-        "{prices}": "tracestore/snapshots/prices.json",
+        "{prices}": SHIPPED,
         "{list}": folder / "home/list.json",
     }
     for name, place in places.items():

@@ -13,10 +13,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from engine import cli
 from engine.cli.common.harmless import harmless, harmless_json, one_line
 from engine.cli.look.export import _stdout
 
-CLI = Path(__file__).parents[2] / "engine" / "cli"
+CLI = Path(cli.__file__).parent
 
 
 def test_no_control_character_and_no_change_of_direction_is_left() -> None:

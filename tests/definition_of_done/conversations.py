@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from adapters import ToolDefinition
+from callboard import ToolDefinition
 
 
 class NotPlain(Exception):

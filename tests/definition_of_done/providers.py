@@ -15,10 +15,8 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import TokenUsage
 from adapters.transport.transport import HttpReply, HttpRequest
-from bus.values.json import Json, JsonObject
-from engine import Engine, ModelRegistry
+from callboard import Engine, Json, JsonObject, ModelRegistry, TokenUsage
 
 from ..conformance.protocols.anthropic import AnthropicWire
 from ..conformance.protocols.gemini import GeminiWire

@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 import pytest
 from jsonschema import Draft202012Validator
 
-from adapters import AdapterError, Message
 from benchmarks.recorded_agreement import THRESHOLD, fragments, read_cases
-from bus.values.json import Json, JsonObject
-from engine import Tool, ToolError
+from callboard import AdapterError, Json, JsonObject, Message, Tool, ToolError
 
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters import CapabilityError, ImageBlock, Message
-from engine import Engine, generate_object
+from callboard import CapabilityError, Engine, ImageBlock, Message, generate_object
 from engine.cli.demo.model import demo_registry
 from engine.cli.demo.script import TOOL_TEXT, WEATHER
 

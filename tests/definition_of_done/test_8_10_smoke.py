@@ -16,11 +16,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import ImageBlock, Message, NotFoundError, TextBlock, TextDelta
-from bus.values.json import Json, JsonObject
-from engine import (
+from callboard import (
     Engine,
+    ImageBlock,
+    Json,
+    JsonObject,
+    Message,
     ModelRegistry,
+    NotFoundError,
+    TextBlock,
+    TextDelta,
     Tool,
     generate,
     generate_object,

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bus import ConfigurationError
-from engine import Engine, GenerateResult, ModelRegistry, generate, set_default_engine
+from callboard import ConfigurationError, Engine, GenerateResult, ModelRegistry, generate, set_default_engine
 
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeTransport

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import get_args
 
 import pytest
+from callboard.adapters.conformance import CALLS, CONDITIONS
 
-from adapters import AdapterError, CanonicalRequest, Message, Role, StopReason, TextBlock
-from adapters.conformance import CALLS, CONDITIONS
-from bus.values.json import Json
-from engine import StreamAccumulator, ViewEvent
+from callboard import (
+    AdapterError,
+    CanonicalRequest,
+    Json,
+    Message,
+    Role,
+    StopReason,
+    StreamAccumulator,
+    TextBlock,
+    ViewEvent,
+)
 
 from ..conformance.protocols.wire import Wire
 from .providers import ANTHROPIC, asking, counted, each_provider, holds

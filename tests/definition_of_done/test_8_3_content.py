@@ -7,11 +7,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from callboard.adapters.conformance import CALLS, TOOLS
 
-from adapters import AudioBlock, CapabilityError, DocumentBlock, ImageBlock, Message, TextBlock, ToolDefinition
-from adapters.conformance import CALLS, TOOLS
-from bus.values.json import Json, JsonObject
-from engine import Tool
+from callboard import (
+    AudioBlock,
+    CapabilityError,
+    DocumentBlock,
+    ImageBlock,
+    Json,
+    JsonObject,
+    Message,
+    TextBlock,
+    Tool,
+    ToolDefinition,
+)
 
 from ..conformance.protocols.wire import Wire
 from .conversations import Call, Result, read

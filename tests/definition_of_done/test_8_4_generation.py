@@ -7,18 +7,23 @@ import json
 import anyio
 import pytest
 
-from adapters import CancelledError, Message, RequestTimeoutError, TextBlock, TextDelta, ToolDefinition
 from adapters.conformance.fake_http import HANG
-from bus import CallboardError
-from bus.streams.events import MessageStart
-from bus.values.json import JsonObject
-from engine import (
+from callboard import (
     AbortController,
+    CallboardError,
+    CancelledError,
     Finish,
+    JsonObject,
+    Message,
+    MessageStart,
     NoObjectGeneratedError,
+    RequestTimeoutError,
+    TextBlock,
+    TextDelta,
     TextEnd,
     TimeoutConfig,
     Tool,
+    ToolDefinition,
     generate,
     generate_object,
     stream,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters import ThinkingBlock
-from bus.values.json import JsonObject
-from engine import generate, stream
+from callboard import JsonObject, ThinkingBlock, generate, stream
 
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply

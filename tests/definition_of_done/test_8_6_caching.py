@@ -8,10 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from adapters import Message, TokenUsage, ToolDefinition
 from adapters.transport.transport import HttpReply, HttpRequest
-from bus.values.json import Json, JsonObject
-from engine import Engine, ModelRegistry, Session, Tool, generate, stream
+from callboard import (
+    Engine,
+    Json,
+    JsonObject,
+    Message,
+    ModelRegistry,
+    Session,
+    TokenUsage,
+    Tool,
+    ToolDefinition,
+    generate,
+    stream,
+)
 
 from ..adapters.anthropic.test_prompt_caching import PrefixCache
 from ..conformance.protocols.wire import Wire

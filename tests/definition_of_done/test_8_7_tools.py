@@ -6,11 +6,19 @@ from typing import Any
 
 import anyio
 import pytest
+from callboard.adapters.conformance import CALLS, TOOLS
 
-from adapters import StopReason, ToolChoice, ToolDefinition
-from adapters.conformance import CALLS, TOOLS
-from bus.values.json import Json, JsonObject
-from engine import GenerateResult, Tool, ToolError, generate
+from callboard import (
+    GenerateResult,
+    Json,
+    JsonObject,
+    StopReason,
+    Tool,
+    ToolChoice,
+    ToolDefinition,
+    ToolError,
+    generate,
+)
 
 from ..conformance.protocols.wire import Wire
 from .conversations import read

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from callboard.adapters.conformance import TOOLS
 
-from adapters import (
+from callboard import (
     AccessDeniedError,
     AdapterError,
     AuthError,
     ContextOverflowError,
     InvalidRequestError,
+    JsonObject,
     NetworkError,
     NotFoundError,
     OverloadedError,
@@ -20,10 +22,10 @@ from adapters import (
     RetryPolicy,
     ServerError,
     StreamError,
+    Tool,
+    generate,
+    stream,
 )
-from adapters.conformance import TOOLS
-from bus.values.json import JsonObject
-from engine import Tool, generate, stream
 
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply, failing

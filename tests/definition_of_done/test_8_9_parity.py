@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
+from callboard.adapters.conformance import CALLS, TOOLS
 
-from adapters import AuthError, ImageBlock, RateLimitError, TextBlock
-from adapters.conformance import CALLS, TOOLS
-from bus.streams.events import ToolUseEnd
-from bus.values.json import JsonObject
-from engine import Engine, ModelRegistry, Tool, generate, generate_object, stream
+from callboard import (
+    AuthError,
+    Engine,
+    ImageBlock,
+    JsonObject,
+    ModelRegistry,
+    RateLimitError,
+    TextBlock,
+    Tool,
+    ToolUseEnd,
+    generate,
+    generate_object,
+    stream,
+)
 
 from ..conformance.protocols.wire import Wire
 from ..support.virtual_time import FakeClock

@@ -193,10 +193,9 @@ def test_a_missing_key_is_named_when_its_model_is_used(tmp_path: Path, monkeypat
 PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
-from engine import Engine
+from callboard import Engine
 from tests.engine.engines import registry
 from tests.support.scripted import Say
-from bus import LlmCallCompleted
 
 async def main():
     engine = Engine(models=registry(*[Say("Hello")] * 50), store=Path(sys.argv[1]))

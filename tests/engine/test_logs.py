@@ -45,7 +45,7 @@ asyncio.run(main())
 UNRELATED = """
 import asyncio, json, sys
 from pathlib import Path
-from engine import tool
+from callboard import tool
 from tests.engine.engines import running
 from tests.support.scripted import Say
 

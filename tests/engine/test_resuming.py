@@ -314,7 +314,7 @@ async def test_a_session_that_was_never_answered_is_resumed_empty(path: Path) ->
 PROGRAM = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from engine import Engine
+from callboard import Engine
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 

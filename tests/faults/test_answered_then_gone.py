@@ -21,8 +21,7 @@ CHECKOUT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
-from adapters import MessageComplete
-from engine import Engine
+from callboard import Engine, MessageComplete
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 

@@ -156,7 +156,7 @@ async def test_an_adapter_that_cannot_be_kept_running_takes_nobody_with_it() -> 
 PROGRAM = """
 import asyncio, logging, sys
 from pathlib import Path
-from engine import Engine
+from callboard import Engine
 from tests.engine.engines import registry
 from tests.faults.test_giving_up import crash_until_the_end
 from tests.support.scripted import Say

@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).parents[2]
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from engine import Engine
+from callboard import Engine
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 

@@ -267,7 +267,7 @@ async def test_a_writers_lock_that_is_not_given_back_stops_no_call(
 ) -> None:
     """A stopped process between two commits: events wait, and are written when it goes on."""
     path = tmp_path / "trace.db"
-    monkeypatch.setattr("tracestore.sqlite.database.needs_file_lock", lambda: True)
+    monkeypatch.setattr("callboard.tracestore.sqlite.database.needs_file_lock", lambda: True)
     async with rig_on(path) as rig:
         await rig.engine.flush()
         monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.05)

@@ -100,6 +100,7 @@ def test_the_package_has_every_public_name_of_the_rooms() -> None:
         ("import adapters.contract as c, os\n", "import callboard.adapters.contract as c, os\n"),
         ("x = '\u2028'\nfrom bus import y\n", "x = '\u2028'\nfrom callboard.bus import y\n"),
         ("import bus as a, engine as b\n", "import callboard.bus as a, callboard.engine as b\n"),
+        ("import bus, engine\n", "import callboard.bus as bus, callboard.engine as engine\n"),
         ("from .bus import x\nfrom busy import y\nimport engineering\n", None),
         ("'ä'; from tracestore import (\n    a,\n)\n", "'ä'; from callboard.tracestore import (\n    a,\n)\n"),
     ],

@@ -139,7 +139,7 @@ async def test_parquet_has_typed_columns_and_the_same_values(
     store: TraceStore, make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Integers stay integers, and what is unknown is null."""
-    monkeypatch.setattr("tracestore.export.calls._ROW_GROUP", 3)
+    monkeypatch.setattr("callboard.tracestore.export.calls._ROW_GROUP", 3)
     parquet = pytest.importorskip("pyarrow.parquet")
     await fill(store, make, 7)
     assert await export_calls(store, tmp_path / "calls.parquet", "parquet", page=2) == 7

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tracestore.sql.costs
-import tracestore.sqlite.trace_file
 from bus.errors import StoreError
 from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
+from tracestore.sql import costs as cost_queries
 from tracestore.sql.call_sums import sum_up
+from tracestore.sqlite import trace_file
 
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before
 
@@ -41,7 +41,7 @@ def call_by_call() -> Iterator[None]:
         return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tracestore.sql.costs, "_from_sums", never)
+        patch.setattr(cost_queries, "_from_sums", never)
         yield
 
 
@@ -152,7 +152,7 @@ async def test_costs_by_day_and_model_are_read_from_the_sums(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole days are not added up again, but the calls of a day that the filter cuts are, and other groupings."""
-    monkeypatch.setattr(tracestore.sqlite.trace_file, "SUM_UP_AFTER", 1)
+    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
     await fill(store, make, 8)
     change(store.path, "UPDATE call_sums SET calls = 100")
 
@@ -177,7 +177,7 @@ async def test_new_calls_are_summed_up_once_there_are_enough(
     """Also those of earlier, short-lived writers: the first write of a store counts what is waiting."""
     await fill(store, make, 3)
     assert rows(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
-    monkeypatch.setattr(tracestore.sqlite.trace_file, "SUM_UP_AFTER", 4)
+    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 4)
     async with TraceStore(store.path) as second:
         await second.write([make.started("one more")])
     assert rows(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
@@ -188,7 +188,7 @@ async def test_sums_that_fail_lose_no_event(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are no part of the transaction that stores events, and costs are right without them."""
-    monkeypatch.setattr(tracestore.sqlite.trace_file, "SUM_UP_AFTER", 1)
+    monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
     change(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
     await fill(store, make, 3)
     (row,) = await store.costs(by=())

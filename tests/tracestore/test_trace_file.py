@@ -206,9 +206,9 @@ async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     process = python(
         """
         import anyio, sys, time
-        from bus.bus import Bus
-        from bus.events.catalogue import ActorStarted
-        from tracestore import TraceStore, WriterCore
+        from callboard.bus.bus import Bus
+        from callboard.bus.events.catalogue import ActorStarted
+        from callboard.tracestore import TraceStore, WriterCore
 
         async def main():
             store = TraceStore(sys.argv[1])
@@ -251,7 +251,7 @@ async def test_killed_at_any_moment_the_file_is_whole(tmp_path: Path) -> None:
         process = python(
             """
             import anyio, sys
-            from tracestore import TraceStore
+            from callboard.tracestore import TraceStore
             from trace_making import Maker
 
             async def main():
@@ -296,7 +296,7 @@ async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, e
     process = python(
         f"""
         import asyncio, sys
-        from tracestore import TraceStore
+        from callboard.tracestore import TraceStore
         kept = []
 
         async def main():
@@ -323,7 +323,7 @@ async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path
         """
         import asyncio, sys, threading
         from trace_making import Maker
-        from tracestore import TraceStore
+        from callboard.tracestore import TraceStore
 
         async def work():
             async with TraceStore(sys.argv[1]) as store:
@@ -350,7 +350,7 @@ async def test_several_processes_write_one_file(tmp_path: Path) -> None:
             """
             import anyio, sys
             from trace_making import Maker
-            from tracestore import TraceStore
+            from callboard.tracestore import TraceStore
 
             async def main():
                 make = Maker(sys.argv[2])
@@ -501,8 +501,9 @@ def test_importing_the_store_stays_light() -> None:
     """Neither SQLite, YAML nor the logger is imported before it is needed."""
     process = python(
         """
-        import sys, tracestore
-        tracestore.PriceTable.default()
+        import sys
+        from callboard.tracestore import PriceTable
+        PriceTable.default()
         print(sorted({"sqlite3", "aiosqlite", "yaml", "structlog", "httpx", "ulid"} & set(sys.modules)))
         """
     )

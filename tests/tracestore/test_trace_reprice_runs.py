@@ -21,8 +21,8 @@ DIES = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.test_trace_repricing import SECOND
-from tracestore import TraceStore
-from tracestore.repricing import repricing
+from callboard.tracestore import TraceStore
+from callboard.tracestore.repricing import repricing
 
 repricing.CHUNK = 3
 

@@ -262,9 +262,9 @@ def assert_sound(path: Path) -> None:
 
 _CALLS_FOR_EVER = """
     import anyio, itertools, sys
-    from bus.bus import Bus
+    from callboard.bus.bus import Bus
     from trace_making import Maker
-    from tracestore import TraceStore, WriterCore, WriterOptions
+    from callboard.tracestore import TraceStore, WriterCore, WriterOptions
 
     async def main():
         async with TraceStore(sys.argv[1]) as store:
@@ -351,9 +351,9 @@ _FORKS_AND_IS_KILLED = """
     import asyncio, os, signal, sys, time
     from pathlib import Path
     from trace_making import Maker
-    from tracestore import TraceStore
-    from tracestore.sqlite.files import FileLock
-    from tracestore.writing.spill import SpillFile, spill_path
+    from callboard.tracestore import TraceStore
+    from callboard.tracestore.sqlite.files import FileLock
+    from callboard.tracestore.writing.spill import SpillFile, spill_path
 
     async def main(path):
         async with TraceStore(path) as store:

@@ -5,24 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_type
 
-from adapters import (
-    CanonicalRequest,
-    CanonicalResponse,
-    Message,
-    MessageMetadata,
-    TextBlock,
-    TokenUsage,
-    ToolResultBlock,
-    ToolUseBlock,
-)
-from bus import Cost
-from bus.streams.events import MessageStart, TextDelta
-from engine import (
+from callboard import (
     AbortController,
     AbortSignal,
+    CanonicalRequest,
+    CanonicalResponse,
+    Cost,
     Engine,
     Finish,
     GenerateResult,
+    Message,
+    MessageMetadata,
+    MessageStart,
     ModelChoice,
     Reply,
     StepResult,
@@ -30,8 +24,13 @@ from engine import (
     StreamFailed,
     StreamResult,
     SyncStreamResult,
+    TextBlock,
+    TextDelta,
     TextEnd,
     TimeoutConfig,
+    TokenUsage,
+    ToolResultBlock,
+    ToolUseBlock,
     UsageSoFar,
     ViewEvent,
     default_engine,

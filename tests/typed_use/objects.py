@@ -8,9 +8,9 @@ from typing import Any, TypedDict, assert_type
 import msgspec
 from pydantic import BaseModel
 
-from bus.values.json import Json
-from engine import (
+from callboard import (
     Engine,
+    Json,
     NoObjectGeneratedError,
     ObjectResult,
     ObjectStream,

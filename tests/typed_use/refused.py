@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from adapters import CanonicalRequest
-from engine import Engine, generate, stream
+from callboard import CanonicalRequest, Engine, generate, stream
 
 
 async def wrong(engine: Engine, request: CanonicalRequest) -> None:

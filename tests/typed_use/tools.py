@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_type
 
-from adapters import TokenUsage, ToolAnnotations, ToolDefinition
-from bus import Cost
-from bus.values.json import JsonObject
-from engine import (
+from callboard import (
     ApprovalRequest,
     Approved,
+    Cost,
     Denied,
     Engine,
     FunctionTool,
+    JsonObject,
     Pending,
     Reply,
     StepResult,
+    TokenUsage,
     Tool,
+    ToolAnnotations,
     ToolContext,
+    ToolDefinition,
     ToolError,
     mcp_tools,
     tool,

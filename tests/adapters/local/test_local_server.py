@@ -142,7 +142,7 @@ async def test_a_stopped_server_leaves_nothing(settings: LocalServerSettings, ca
 async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
     """The process ends with its stdin, without a word from anyone, also of a module run by `python -m`."""
     child = subprocess.Popen(  # noqa: ASYNC220  (what is tested is the process, not how we wait for it)
-        [sys.executable, "-m", "adapters.providers.local.server"],
+        [sys.executable, "-m", child_module.__name__],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -175,8 +175,8 @@ async def test_the_child_dies_when_stdin_closes(model: Path) -> None:
 PARENT = """
 import os, sys, time, anyio
 from pathlib import Path
-from adapters.providers.local.process import LocalServer
-from adapters.providers.local.settings import LocalServerSettings
+from callboard.adapters.providers.local.process import LocalServer
+from callboard.adapters.providers.local.settings import LocalServerSettings
 
 async def main():
     server = LocalServer(LocalServerSettings(Path(sys.argv[1]), context_tokens=512, slots=1))

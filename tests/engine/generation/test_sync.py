@@ -30,7 +30,7 @@ CHECKOUT = Path(__file__).parents[3]
 PRELUDE = """
 import asyncio, os, sys, threading
 from pathlib import Path
-from engine import Engine, generate_sync, run_sync, stream_sync
+from callboard import Engine, generate_sync, run_sync, stream_sync
 from tests.engine.engines import registry
 from tests.support.scripted import Say
 

@@ -21,6 +21,7 @@ from .rounds import Told, call, result_of, run
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")
 
+from engine.tools import mcp
 from engine.tools.mcp.values import legal_names
 
 pytestmark = pytest.mark.anyio
@@ -168,8 +169,8 @@ async def test_a_command_in_one_string_is_refused() -> None:
 
 async def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     """And how to install it."""
-    monkeypatch.setitem(sys.modules, "engine.tools.mcp.client", None)
-    monkeypatch.delattr("engine.tools.mcp.client", raising=False)
+    monkeypatch.setitem(sys.modules, f"{mcp.__name__}.client", None)
+    monkeypatch.delattr(mcp, "client", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'callboard\[mcp\]'"):
         mcp_tools(COMMAND)
 

@@ -107,7 +107,7 @@ async def test_an_abandoned_thread_is_told_and_forgotten() -> None:
 
 PROGRAM = """
 import asyncio, threading
-from engine import tool
+from callboard import tool
 from tests.engine.tools.rounds import result_of
 
 @tool(timeout_seconds=0.01)
