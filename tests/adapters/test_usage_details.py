@@ -8,8 +8,8 @@ import pytest
 from adapters.providers.anthropic.response import token_usage
 from adapters.providers.gemini import wire
 from adapters.providers.gemini.usage import UsageCounts
-from adapters.providers.openai.usage import read_usage as read_responses
-from adapters.providers.openai_compatible.usage import read_usage as read_chat
+from adapters.providers.openai.chat.usage import read_usage as read_responses
+from adapters.providers.openai_compatible.chat.usage import read_usage as read_chat
 from bus.values.json import JsonObject
 
 

@@ -23,13 +23,13 @@ from adapters.videos.http import MakesVideosOverHttp
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
 
-from . import response
+from .chat import response
+from .chat.request import build_request
+from .chat.stream import ResponsesNormaliser
 from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, REPAIRS, find_model
 from .errors import CODES
 from .images import ResponsesImages
 from .quirks import choose_quirks
-from .request import build_request
-from .stream import ResponsesNormaliser
 
 
 class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):

@@ -29,8 +29,8 @@ from bus.errors import InvalidRequestError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage, details_of
 
+from .chat.tool_fees import drawn_with
 from .errors import CODES
-from .tool_fees import drawn_with
 
 TOOL = "image_generation"
 IMAGE_TOOL = "image_tool"

@@ -34,14 +34,14 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ContextOverflowError
 from bus.values.json import Json
 
+from .chat.media import AUDIO_FORMATS, document_types, hears
+from .chat.request import build_body
+from .chat.response import read_whole
+from .chat.stream import ChatNormaliser
+from .chat.wire import decode_reply
 from .data import REPAIRS
 from .errors import ERROR_CODES, error_in_body
-from .media import AUDIO_FORMATS, document_types, hears
 from .quirks.servers import choose_quirks, endpoint_path
-from .request import build_body
-from .response import read_whole
-from .stream import ChatNormaliser
-from .wire import decode_reply
 
 
 class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import CanonicalRequest
+from adapters.providers.openai.chat.request import BuiltRequest, build_request
 from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, QUIRKS, Quirks
-from adapters.providers.openai.request import BuiltRequest, build_request
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError
 from bus.values.content import (
     ContentBlock,

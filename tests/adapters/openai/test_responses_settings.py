@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from adapters.providers.openai.chat.request import BuiltRequest, build_request
 from adapters.providers.openai.data import find_model
 from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
-from adapters.providers.openai.request import BuiltRequest, build_request
 from bus.values.json import JsonObject
 from bus.values.messages import Message
 

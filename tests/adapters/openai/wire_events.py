@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import msgspec
 
 from adapters.contract import CanonicalRequest
+from adapters.providers.openai.chat.response import read_reply
+from adapters.providers.openai.chat.stream import ResponsesNormaliser
 from adapters.providers.openai.quirks import OPENAI, Quirks
-from adapters.providers.openai.response import read_reply
-from adapters.providers.openai.stream import ResponsesNormaliser
 from adapters.replies.assembler import Assembler
 from adapters.schemas.strict_mode import input_cleaner
 from bus.values.content import ToolUseBlock

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from adapters.providers.openai_compatible.usage import read_usage
+from adapters.providers.openai_compatible.chat.usage import read_usage
 from bus.errors import AdapterError, ServerError, StreamError
 from bus.values.content import TextBlock, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.providers.openai_compatible.chat.request import ChatBody, build_body, schema_name
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
-from adapters.providers.openai_compatible.request import ChatBody, build_body, schema_name
 from adapters.requests.encoding import encode_json
 from adapters.schemas.strict_mode import input_cleaner
 from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoiceError

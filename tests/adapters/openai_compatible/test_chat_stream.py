@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.providers.openai_compatible.chat.think_tags import ThinkTags
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
-from adapters.providers.openai_compatible.think_tags import ThinkTags
 from bus.errors import (
     AdapterError,
     ContextOverflowError,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from adapters.contract import CanonicalRequest
+from adapters.providers.openai_compatible.chat.response import read_whole
+from adapters.providers.openai_compatible.chat.stream import ChatNormaliser
+from adapters.providers.openai_compatible.chat.wire import decode_reply
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS, Quirks
-from adapters.providers.openai_compatible.response import read_whole
-from adapters.providers.openai_compatible.stream import ChatNormaliser
-from adapters.providers.openai_compatible.wire import decode_reply
 from adapters.replies.assembler import Assembler
 from bus.errors import AdapterError
 from bus.streams.events import MessageComplete, StreamEvent

@@ -30,9 +30,9 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolChoice, ToolDefinition
 from bus.values.warning_codes import WarningCode
 
-from .data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
+from ..data import DOCUMENT_TYPES, ENCRYPTED_REASONING, IMAGE_TYPES, TOOL_IDS, Model, find_model
+from ..quirks import Quirks
 from .items import write_items
-from .quirks import Quirks
 from .response import output_limit
 
 OPTIONS = "openai"

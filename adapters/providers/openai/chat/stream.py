@@ -20,8 +20,8 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.errors import StreamError
 
-from .errors import error_in_reply
-from .quirks import Quirks
+from ..errors import error_in_reply
+from ..quirks import Quirks
 from .response import CUSTOM, TOOL_CALLS, OutputItem, Reply, custom_arguments
 from .wire import (
     Event,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from adapters.usage.contradictions import source_of
+from adapters.usage.stated_cost import only_written, reported_cost
 from bus.values.usage import TokenUsage, UsageSource, unusual_tier
 
-from ...usage.contradictions import source_of
-from ...usage.stated_cost import only_written, reported_cost
 from .tool_fees import with_tool_usage
 from .wire import EMPTY, Usage, UsageDetails, read_or_default
 

@@ -28,8 +28,8 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role
 
+from ..quirks.servers import Quirks
 from .media import media_part, refusal
-from .quirks.servers import Quirks
 
 
 def write_messages(

@@ -22,8 +22,8 @@ from bus.errors import AdapterError, StreamError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, unusual_tier
 
-from .errors import error_in_reply, overflow_of
-from .quirks.servers import Quirks
+from ..errors import error_in_reply, overflow_of
+from ..quirks.servers import Quirks
 from .searches import Searches
 from .think_tags import ThinkTags
 from .tool_calls import ToolCalls

@@ -23,8 +23,8 @@ from bus.errors import AdapterError, StreamError
 from bus.values.json import JsonObject
 from bus.values.usage import StopReason
 
-from .errors import error_in_reply
-from .quirks import Quirks
+from ..errors import error_in_reply
+from ..quirks import Quirks
 from .tool_fees import ToolFees
 from .usage import read_usage
 from .wire import (

@@ -6,11 +6,11 @@ import math
 
 import msgspec
 
+from adapters.usage.contradictions import source_of
+from adapters.usage.stated_cost import only_written, reported_cost
 from bus.values.json import Json
 from bus.values.usage import TokenUsage, details_of
 
-from ...usage.contradictions import source_of
-from ...usage.stated_cost import only_written, reported_cost
 from .wire import WireUsage, decode_usage
 
 

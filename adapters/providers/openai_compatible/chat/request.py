@@ -34,9 +34,9 @@ from bus.errors import CapabilityError, InvalidRequestError, UnsupportedToolChoi
 from bus.values.json import Json, JsonObject
 from bus.values.messages import ToolDefinition
 
+from ..quirks.servers import Quirks
 from .media import refusal
 from .messages import write_messages
-from .quirks.servers import Quirks
 
 COMMON_OPTIONS = "openai_compatible"
 """Provider options under this name are for every server of this protocol."""

@@ -6,8 +6,8 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import SseNormaliser
 from bus.errors import StreamError
 
-from .errors import error_in_body
-from .quirks.servers import Quirks
+from ..errors import error_in_body
+from ..quirks.servers import Quirks
 from .response import ReplyReader
 from .wire import decode_reply
 

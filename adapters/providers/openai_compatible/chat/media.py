@@ -10,7 +10,7 @@ from adapters.requests.media import media_bytes, write_data_url
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock
 from bus.values.json import JsonObject
 
-from .quirks.fields import Quirks
+from ..quirks.fields import Quirks
 
 MediaBlock: TypeAlias = ImageBlock | AudioBlock | DocumentBlock
 
