@@ -8,9 +8,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from engine import Engine, Session
+from tests.support.reply_server import Chat, reply_server
 
 from .hosts import RawClients, engine_on, history
-from .reply_server import Chat, reply_server
 from .table import Row, in_turns, micros, run
 
 GATE = 2.0

@@ -6,10 +6,10 @@ from functools import partial
 
 from adapters import Message
 from engine import Engine, Session, Tool
+from tests.support.reply_server import reply_server
 
 from .hosts import engine_on, history, tools
 from .per_call import MESSAGES, TOOLS
-from .reply_server import reply_server
 from .table import Row, against, in_turns, run
 
 GATE = 1.10

@@ -13,26 +13,13 @@ from typing import Any
 import httpx
 import msgspec
 
-from adapters import AdapterConfig, Message, ToolDefinition
+from adapters import Message, ToolDefinition
 from adapters.transport.transport import CALLS_PER_CLIENT, HttpReply, HttpRequest, HttpxTransport
-from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Tool
+from engine import Engine, Limits, Tool
+from tests.support.reply_models import registry
 from tracestore import PriceTable
 
-PROTOCOLS = {"chat": "openai_compatible", "gemini": "gemini", "messages": "anthropic", "responses": "openai"}
-"""The name of the adapter here, and its type."""
-
 JSON = msgspec.json.Decoder()
-
-
-def registry(url: str, headers: Mapping[str, str] | None = None) -> ModelRegistry:
-    """An adapter and a model for each protocol, all on the reply server."""
-    config = AdapterConfig(api_key="bench", base_url=url, extra_headers=dict(headers or {}))
-    adapters = {name: AdapterEntry(name=name, type=kind, config=config) for name, kind in PROTOCOLS.items()}
-    models = {
-        f"{name}:bench": ModelEntry(id=f"{name}:bench", adapter=name, wire_name="bench", max_output_tokens=1000)
-        for name in PROTOCOLS
-    }
-    return ModelRegistry(adapters, models)
 
 
 @asynccontextmanager

@@ -14,8 +14,9 @@ import sys
 import tracemalloc
 from contextlib import AsyncExitStack
 
+from tests.support.reply_server import ROOT, reply_server
+
 from .hosts import engine_on, release, settle
-from .reply_server import ROOT, reply_server
 from .scale import memory_now, plateau
 from .table import Row
 

@@ -20,7 +20,8 @@ from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from typing import Any, TypeAlias
 
-from .reply_server import ROOT, Chat, Messages, reply_server
+from tests.support.reply_server import ROOT, Chat, Messages, reply_server
+
 from .table import Row, against
 
 Work: TypeAlias = Callable[[], Awaitable[int]]

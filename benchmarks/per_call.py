@@ -10,9 +10,10 @@ import msgspec
 from adapters import AdapterConfig, CanonicalRequest, create_adapter
 from adapters.contract import ProviderAdapter
 from engine import Engine, Session
+from tests.support.reply_models import PROTOCOLS
+from tests.support.reply_server import reply_server
 
-from .hosts import PROTOCOLS, BodyCatcher, RawClients, engine_on, history, tools
-from .reply_server import reply_server
+from .hosts import BodyCatcher, RawClients, engine_on, history, tools
 from .table import Row, against, in_turns, run
 
 MESSAGES = 20

@@ -1,9 +1,9 @@
 """What a delta costs, as ratios to raw httpx with msgspec decoding, all in one run, in CPU time.
 
-Three ways to the same replies of a local server (`benchmarks.reply_server`, a process of its own): raw httpx and
-msgspec; an adapter alone; a whole engine with its store and one or five readers. Profiles: *burst*, the server
-writes whole replies; *paced*, one delta to a write, 50 a second, 100 streams at once. Each figure is the median
-over interleaved rounds; gates are those of the design.
+Three ways to the same replies of the reply server, which is a process of its own: raw httpx and msgspec; an
+adapter alone; a whole engine with its store and one or five readers. Profiles: *burst*, the server writes whole
+replies; *paced*, one delta to a write, 50 a second, 100 streams at once. Each figure is the median of interleaved
+rounds; gates are those of the design.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import msgspec
 from adapters import AdapterConfig, CanonicalRequest, Message, create_adapter
 from adapters.http.adapter import HttpAdapter
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from tests.support.reply_models import PROTOCOLS
+from tests.support.reply_server import reply_server
 from tracestore import PriceTable
 
-from .hosts import PROTOCOLS
-from .reply_server import reply_server
 from .table import Row, against, run
 
 WIRES = sorted(PROTOCOLS.values())

@@ -26,9 +26,9 @@ from typing import Any
 
 from bus import StreamReset, TextDelta
 from engine import Engine, StreamAccumulator
+from tests.support.reply_server import ROOT, Chat, reply_server, words
 
 from .hosts import RawClients, engine_on, settle
-from .reply_server import ROOT, Chat, reply_server, words
 from .table import Row, against, cpu_of
 
 READERS = 5

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import actors, bus, fanout, functions
-from benchmarks.drive_server import Outcome, faults_of
-from benchmarks.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 from benchmarks.table import Row, as_row, render
+from tests.support.reply_server import Chat, GenerateContent, Messages, Responses, reply_server
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -64,43 +63,3 @@ def test_the_reply_server_speaks_four_protocols(per_second: float | None) -> Non
         streamed = client.post(f"{GenerateContent.path}:streamGenerateContent?alt=sse", content=b"{}").text
         assert streamed.count("word 00") == 3
         assert '"finishReason": "STOP"' in streamed.splitlines()[-2]
-
-
-def test_a_running_server_is_driven_whole_and_streamed() -> None:
-    """A line for each protocol, with what it reported; the twins agree."""
-    with reply_server(3, None) as url:
-        command = [sys.executable, "benchmarks/drive_server.py", url, "--model", "bench", "--only", "plain"]
-        command += ["--protocol", "chat", "messages", "responses"]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    lines = done.stdout.splitlines()
-    assert lines[0] == "plain: all agree"
-    for protocol in ("chat", "messages", "responses"):
-        assert any(protocol in line and "ok" in line and "end_turn 900+120 reported" in line for line in lines)
-    assert done.returncode == 0
-
-
-def test_twins_that_differ_are_a_fault_unless_nobody_counted() -> None:
-    """An estimate of the input is compared with nothing."""
-    whole = Outcome("", "Hi", ("end_turn", 7))
-    assert faults_of(whole, Outcome("", "Hi", ("end_turn", 7))) == []
-    assert faults_of(whole, Outcome("", "Hi", ("end_turn", None))) == []
-    for other in (("end_turn", 8), ("max_tokens", 7), ("ServerError",)):
-        (fault,) = faults_of(whole, Outcome("", "Hi", other))
-        assert fault.endswith("differ")
-    assert faults_of(Outcome("", "", (), "it hung"), whole) == ["whole: it hung"]
-
-
-def test_nothing_that_listens_is_an_error_and_no_fault() -> None:
-    """Both twins fail alike, as an AdapterError."""
-    command = [
-        sys.executable,
-        "benchmarks/drive_server.py",
-        "http://127.0.0.1:9",
-        "--model",
-        "x",
-        "--only",
-        "plain",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert "NetworkError" in done.stdout
-    assert done.returncode == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,11 +20,10 @@ from callboard import (
     NoObjectGeneratedError,
     ProviderAdapter,
 )
+from tests.support.recordings import FOLDER, PROTOCOLS, fragments, make_adapter, needs_recordings, read_cases
 from tests.support.scripted import adapter_type
 
 pytestmark = pytest.mark.anyio
-
-FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent / "../shared/recorded")
 
 SCHEMAS = {
     "anthropic": (("output_config", "format", "schema"), ("output_format", "schema")),
@@ -58,8 +55,6 @@ def schema_of(case: Mapping[str, Any]) -> JsonObject | None:
 
 def cases() -> Iterator[tuple[Mapping[str, Any], JsonObject]]:
     """Every recorded exchange whose request has a schema, with the schema."""
-    from benchmarks.recorded_agreement import PROTOCOLS, read_cases
-
     for protocol in PROTOCOLS:
         for case in read_cases(FOLDER / f"{protocol}.jsonl"):
             schema = schema_of(case)
@@ -69,8 +64,6 @@ def cases() -> Iterator[tuple[Mapping[str, Any], JsonObject]]:
 
 def engine_of(case: Mapping[str, Any], mode: str) -> tuple[Engine, str]:
     """An engine whose provider answers as recorded, its body cut so."""
-    from benchmarks.recorded_agreement import PROTOCOLS, fragments, make_adapter
-
     kind = PROTOCOLS[case["protocol"]]
     model = case["request_body"].get("model") or case["path"].rpartition("/")[2].partition(":")[0]
 
@@ -96,7 +89,7 @@ async def read(case: Mapping[str, Any], schema: JsonObject, mode: str) -> Json:
         return output
 
 
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="no recorded traffic: see test_recorded_agreement")
+@needs_recordings
 @pytest.mark.timeout(300)
 async def test_recorded_objects_are_read_and_checked() -> None:
     """The object, where the recorded reply is one; the calls that it makes instead are said to be no object."""

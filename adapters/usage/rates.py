@@ -1,4 +1,4 @@
-"""Tokens for what requests are made of: data for `estimate`, written by `benchmarks/fit_estimates.py`."""
+"""Tokens for what requests are made of: data for `estimate`, written by `labs/estimates/fit_estimates.py`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RateRow(msgspec.Struct, frozen=True, array_like=True):
     rates: TokenRates
 
 
-# -- written by benchmarks/fit_estimates.py; the first row that fits counts
+# -- written by labs/estimates/fit_estimates.py; the first row that fits counts
 # fmt: off
 RATES: tuple[RateRow, ...] = (
     RateRow("anthropic", r"", r"opus-4-[78]|opus-5|sonnet-5", 7, TokenRates(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .text_traits import TextRates
 
-# -- written by benchmarks/fit_vocabularies.py
+# -- written by labs/estimates/fit_vocabularies.py
 # fmt: off
 VOCABULARIES: dict[str, TextRates] = {
     "claude": TextRates(

@@ -16,8 +16,8 @@ import pytest
 
 from adapters.transport.connections import ConnectionPool
 from adapters.transport.sockets import CORK_BYTES, HIGH_WATER_BYTES, AsyncioSockets, AsyncioStream
-from benchmarks.faults.certificate import local_tls
 from bus.backend import on_asyncio
+from tests.support.certificate import local_tls
 
 from ..support.virtual_time import Backend, backend
 

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 FILES = sorted(
     path
-    for folder in ("bus", "adapters", "tracestore", "engine", "examples", "benchmarks")
+    for folder in ("bus", "adapters", "tracestore", "engine", "examples", "benchmarks", "labs")
     for path in (ROOT / folder).rglob("*.py")
 )
 SCOPES = ("CancelScope", "create_task_group", "fail_after", "move_on_after", "fail_at", "move_on_at", "timeout",

@@ -89,6 +89,17 @@ LATE_PARTS = {
 """Parts that only some programs use, so that `import engine` leaves them to those."""
 
 
+NO_FAKES = tuple(
+    f"tests.{path.stem}"
+    for path in sorted((ROOT / "tests").iterdir())
+    if path.name != "support" and not path.name.startswith((".", "__"))
+)
+"""What stands in `tests` and is no fake that others may use."""
+
+BUILDERS = re.compile(r"tests\.adapters\.\w+\.wire_")
+"""Except what builds the events of a wire, which stands beside the tests of that wire."""
+
+
 def modules(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
@@ -141,7 +152,29 @@ def test_imports_point_one_way(package: str) -> None:
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in modules(package)
         for name, line in imports(path)
-        if name.split(".")[0] in (*forbidden, "tests", "benchmarks", "cassettes", "examples")
+        if name.split(".")[0] in (*forbidden, "tests", "benchmarks", "labs", "cassettes", "examples")
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "above"),
+    [
+        ("tests/support", ("labs", "benchmarks")),
+        ("labs", ("benchmarks", *NO_FAKES)),
+        ("benchmarks", ("labs", *NO_FAKES)),
+        ("tests", ("labs", "benchmarks")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_labs_and_benchmarks_stand_on_the_shared_fakes_alone(folder: str, above: tuple[str, ...]) -> None:
+    """tests/support ← labs, benchmarks ← the tests of each; and neither imports the other."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in modules(folder)
+        if ROOT / "tests/labs" not in path.parents and path != ROOT / "tests/test_benchmarks.py"
+        for name, line in imports(path)
+        if name.startswith(tuple(f"{each}." for each in above)) and not BUILDERS.match(name)
     ]
     assert wrong == []
 

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 from jsonschema import Draft202012Validator
 
-from benchmarks.recorded_agreement import THRESHOLD, fragments, read_cases
 from callboard import AdapterError, Json, JsonObject, Message, Tool, ToolError
 
 from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply
-from ..test_recorded_agreement import FOLDER, recorded
+from ..support.recordings import FOLDER, THRESHOLD, fragments, read_cases
+from ..support.recordings import needs_recordings as recorded
 from .conversations import Call, Conversation, NotPlain, Result, Text, read
 
 __all__ = ["Exchange", "Loop", "exchanges", "loops", "most_agree", "recorded"]

@@ -11,8 +11,6 @@ from pathlib import Path
 import anyio
 import pytest
 
-from benchmarks.hosts import registry as real_registry
-from benchmarks.reply_server import USAGE_OUT, reply_server
 from bus import (
     Bus,
     CancelledError,
@@ -25,6 +23,8 @@ from bus import (
 )
 from engine import Engine
 from engine.cli import main
+from tests.support.reply_models import registry as real_registry
+from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tracestore import CallFilter, PriceRow, PriceTable, StoredEvents

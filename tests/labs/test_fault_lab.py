@@ -1,4 +1,4 @@
-"""A few rounds of the fault lab; `benchmarks/fault_lab.py` runs as many as one likes."""
+"""A few rounds of the fault lab; `labs/faults` runs as many as one likes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ import pytest
 from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
 from adapters.http.adapter import HttpAdapter
 from adapters.replies.assembler import Assembler
-from benchmarks import fault_lab
-from benchmarks.faults import checks
-from benchmarks.faults.certificate import local_tls
-from benchmarks.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
-from benchmarks.faults.replies import make_reply
-from benchmarks.faults.round import TOOLS, run_round
-from benchmarks.faults.server import FaultyServer
 from bus import OverloadedError, ServerError, TextBlock
 from bus.values.content import ThinkingBlock, ToolUseBlock
 from bus.values.messages import Message
 from bus.values.usage import TokenUsage
+from labs.faults import checks
+from labs.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
+from labs.faults.replies import make_reply
+from labs.faults.round import TOOLS, run_round
+from labs.faults.server import FaultyServer
+from tests.support.certificate import local_tls
 
 from ..support.virtual_time import FakeClock
 
@@ -38,7 +37,7 @@ def quiet() -> Iterator[None]:
     """Thousands of lines about what goes wrong on purpose say nothing."""
     ours = logging.getLogger("callboard")
     before = ours.level
-    fault_lab.quiet()
+    ours.setLevel(logging.CRITICAL)
     yield
     ours.setLevel(before)
 
@@ -47,7 +46,7 @@ def quiet() -> Iterator[None]:
 def test_the_engine_keeps_its_promises_under_fire(seed: int, tmp_path: Path) -> None:
     """Whatever server and chaos do: no hang, one end per attempt, equal readers, valid histories, nothing left."""
     report = run_round(seed, tmp_path, sessions=5, turns=6)
-    assert not report.failures, f"python benchmarks/fault_lab.py --seed {seed}\n" + "\n".join(report.failures)
+    assert not report.failures, f"python -m labs.faults --seed {seed}\n" + "\n".join(report.failures)
     assert report.counts["attempts"] >= 10
 
 
@@ -66,7 +65,7 @@ def test_it_keeps_them_on_another_loop_and_over_tls(how: str, tmp_path: Path) ->
 PROGRAM = """
 import sys
 from msgspec.json import encode
-from benchmarks.faults.plan import FAULTS, fault_of, make_plan
+from labs.faults.plan import FAULTS, fault_of, make_plan
 turns = [f"{session}.{turn}" for session in range(3) for turn in range(8)]
 for key in [(turn, protocol, number) for turn in turns for protocol in ("messages", "chat") for number in (1, 2)]:
     fault, chance = fault_of(7, *key, FAULTS)

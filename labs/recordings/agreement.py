@@ -1,6 +1,6 @@
 """How far the adapters agree with recorded traffic of real providers.
 
-    python benchmarks/recorded_agreement.py FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+    python -m labs.recordings.agreement FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
 FOLDER holds one JSON-lines file for each protocol: an exchange as it was recorded, and what a correct reader
 understands of it (its "oracle"). Every reliable exchange goes through the real adapter, over a transport that
@@ -18,82 +18,26 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import os
-import random
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import itertools
-
-from adapters import AdapterConfig, AdapterError, CanonicalRequest, MessageComplete, create_adapter
+from adapters import AdapterError, CanonicalRequest, MessageComplete
 from adapters.http.adapter import HttpAdapter
-from adapters.providers.openai_compatible.quirks.servers import choose_quirks
-from adapters.transport.transport import HttpReply, HttpRequest
 from bus.streams.events import StreamEvent
 from bus.values.content import ContentBlock, TextBlock, ThinkingBlock, ToolUseBlock
-from bus.values.json import Json
 from bus.values.messages import Message
 from bus.values.usage import StopReason, TokenUsage
 from tests.support.invariants import check_stream
+from tests.support.recordings import PROTOCOLS, THRESHOLD, fragments, make_adapter, read_cases
 
-PROTOCOLS = {
-    "anthropic": "anthropic",
-    "openai_responses": "openai",
-    "openai_chat": "openai_compatible",
-    "gemini": "gemini",
-}
-"""The file's name, and the type of the adapter."""
-
-THRESHOLD = 98.0
 LARGEST_BY_BYTE = 64 * 1024
 """Larger streams are cut at random only: byte by byte they would take most of the time."""
 BUCKETS = ("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens")
-
-
-class CountingClock:
-    """The same ids in every run, and no time."""
-
-    def __init__(self) -> None:
-        self.ids = 0
-
-    def now_us(self) -> int:
-        return 0
-
-    def monotonic_ns(self) -> int:
-        return 0
-
-    def random(self) -> float:
-        return 0.5
-
-    def new_id(self, prefix: str) -> str:
-        self.ids += 1
-        return f"{prefix}_{self.ids:026d}"
-
-
-class Recording:
-    """A transport that answers every request with one recorded reply, and is that reply."""
-
-    def __init__(self, case: Mapping[str, Any], chunks: Sequence[bytes]) -> None:
-        self.status: int = case["response_status"]
-        self.headers = {name.lower(): value for name, value in case["response_headers"].items()}
-        self._chunks = iter(chunks)
-
-    async def send(self, request: HttpRequest) -> HttpReply:
-        return self
-
-    async def chunk(self) -> bytes | None:
-        return next(self._chunks, None)
-
-    async def aclose(self) -> None:
-        pass
 
 
 @dataclass
@@ -118,35 +62,6 @@ class Tally:
     @property
     def percent(self) -> float:
         return 100.0 * (1 - len(self.disagreeing) / self.exchanges) if self.exchanges else 100.0
-
-
-def fragments(body: bytes, mode: str) -> list[bytes]:
-    """The body in pieces: "whole", "byte", or "random-SEED", which also cuts inside characters and line ends."""
-    if mode == "whole":
-        return [body] if body else []
-    if mode == "byte":
-        return [body[at : at + 1] for at in range(len(body))]
-    dice = random.Random(f"{mode} {len(body)}")
-    cuts = {found.start() + 1 for found in re.finditer(rb"[\xc0-\xff][\x80-\xbf]|\r\n|\n\n", body)}
-    at = 0
-    while at < len(body):
-        cuts.add(at := at + dice.randint(1, 197))
-    edges = [0, *sorted(cut for cut in cuts if cut < len(body)), len(body)]
-    return [body[start:end] for start, end in itertools.pairwise(edges)]
-
-
-def make_adapter(kind: str, case: Mapping[str, Any], chunks: Sequence[bytes]) -> HttpAdapter:
-    options: dict[str, Json] = {}
-    if kind == "openai_compatible":
-        reasons = choose_quirks({}, f"https://{case['provider_host']}").finish_reasons
-        options["quirks"] = {"finish_reasons": reasons}
-    config = AdapterConfig(
-        api_key="recorded-traffic-key", base_url="http://127.0.0.1:1", max_retries=0, options=options
-    )
-    adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
-    assert isinstance(adapter, HttpAdapter)
-    adapter._transport = Recording(case, chunks)
-    return adapter
 
 
 async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
@@ -236,13 +151,6 @@ def _differs(name: str, found: object, wanted: object) -> Iterator[str]:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 120 else f"{text[:70]} … {text[-45:]}"
-
-
-def read_cases(path: Path) -> list[dict[str, Any]]:
-    """The exchanges that are certain: what they mean, or that they mean nothing."""
-    with path.open(encoding="utf-8") as lines:
-        cases = [json.loads(line) for line in lines if line.strip()]
-    return [case for case in cases if case["oracle"].get("reliable") or case["oracle"].get("must_not_succeed")]
 
 
 async def measure(path: Path, kind: str) -> dict[str, Tally]:

@@ -1,6 +1,6 @@
 """How far our prices agree with what a provider itself says that a recorded call cost.
 
-    python benchmarks/recorded_costs.py FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+    python -m labs.recordings.costs FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
 FOLDER is that of `recorded_agreement.py`. Every exchange whose reply carries the provider's own cost (OpenRouter's
 do) goes through the real adapter; its usage is priced by the shipped table at the moment of the recording. Printed
@@ -23,13 +23,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-
-from benchmarks.recorded_agreement import play
 from bus.values.usage import TokenUsage
 from tracestore import PriceTable
 from tracestore.prices.table import Explanation
+
+from .agreement import play
 
 PROTOCOLS = {"openai_chat": "openai_compatible", "openai_responses": "openai"}
 """The file's name, and the type of the adapter."""

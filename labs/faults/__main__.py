@@ -1,11 +1,11 @@
 """The whole engine against a server that breaks its replies, with crashes, cancels and swaps on top.
 
-    python benchmarks/fault_lab.py [--seed N] [--seconds S] [--uvloop] [--tls] [--verbose]
+    python -m labs.faults [--seed N] [--seconds S] [--uvloop] [--tls] [--verbose]
 
 One round per seed, N, N + 1, ... until S seconds are over: an engine with its real adapters over real sockets and
 its real store, several sessions side by side that swap their provider from turn to turn and have others to fall
 back to, tool rounds, readers that come and go, and a chaos that crashes adapters, calls, the session manager
-and the trace writer, and lets the store fail. After each round the invariants of `benchmarks.faults.checks` must
+and the trace writer, and lets the store fail. After each round the invariants of `labs.faults.checks` must
 hold: no hang, one end per attempt on the bus and in the store, every stream valid and the same for all readers,
 every history valid for every provider, no failure that a fallback could have healed, nothing left.
 
@@ -19,17 +19,15 @@ import argparse
 import contextlib
 import itertools
 import logging
-import ssl
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.support.certificate import local_tls
 
-
-from benchmarks.faults.round import run_round
+from .round import run_round
 
 
 def main() -> int:
@@ -43,13 +41,13 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="show the engine's log")
     options = parser.parse_args()
     if not options.verbose:
-        quiet()
+        logging.getLogger("callboard").setLevel(logging.CRITICAL)
         logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of a server that writes to who has gone
     until = time.monotonic() + options.seconds
     total: Counter[str] = Counter()
     failed: list[int] = []
     with tempfile.TemporaryDirectory(prefix="callboard-faults-") as name, contextlib.ExitStack() as stack:
-        folder, tls = Path(name), _tls(stack, Path(name)) if options.tls else None
+        folder, tls = Path(name), stack.enter_context(local_tls(Path(name))) if options.tls else None
         for seed in itertools.count(options.seed):
             report = run_round(
                 seed, folder, sessions=options.sessions, turns=options.turns, tls=tls, uvloop=options.uvloop
@@ -67,17 +65,6 @@ def main() -> int:
         print(f"{count:8}  {what}")
     print(f"{rounds} rounds, {len(failed)} failed{f': seeds {failed}' if failed else ''}")
     return 1 if failed else 0
-
-
-def _tls(stack: contextlib.ExitStack, folder: Path) -> ssl.SSLContext:
-    from benchmarks.faults.certificate import local_tls
-
-    return stack.enter_context(local_tls(folder))
-
-
-def quiet() -> None:
-    """Without the log of all that goes wrong on purpose."""
-    logging.getLogger("callboard").setLevel(logging.CRITICAL)
 
 
 if __name__ == "__main__":

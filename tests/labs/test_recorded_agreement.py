@@ -3,38 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 
-from benchmarks import recorded_costs
 from callboard import PriceRow, PriceTable
-
-FOLDER = Path(os.environ.get("CALLBOARD_RECORDED") or Path(__file__).parent.parent / "../shared/recorded")
-
-
-recorded = pytest.mark.skipif(
-    not FOLDER.is_dir(),
-    reason="no recorded traffic: set CALLBOARD_RECORDED to its folder, or put it at ../shared/recorded",
-)
+from labs.recordings import agreement, costs, embeddings
+from tests.support.recordings import FOLDER, needs_recordings
 
 
-@recorded
+@needs_recordings
 @pytest.mark.timeout(300)
 def test_recorded_traffic_is_understood() -> None:
     """At least 98 % of the exchanges in every field, no exception but AdapterError, no broken invariant."""
-    from benchmarks.recorded_agreement import run
-
-    text, good = run(FOLDER)
+    text, good = agreement.run(FOLDER)
     assert good, text
 
 
-@recorded
+@needs_recordings
 def test_recorded_costs_agree_or_differ_for_a_reason() -> None:
     """Every stated cost is kept, and where our price is another one, the bill's own parts say why."""
-    bills = list(recorded_costs.read(FOLDER, PriceTable.default()))
-    text, good = recorded_costs.report(bills)
+    bills = list(costs.read(FOLDER, PriceTable.default()))
+    text, good = costs.report(bills)
     assert good, text
     assert sum(bill.agrees for bill in bills) >= len(bills) // 2
 
@@ -60,16 +50,14 @@ def test_a_stated_cost_that_nothing_explains_is_found(tmp_path: Path) -> None:
             }
         )
     (tmp_path / "openai_chat.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    bills = list(recorded_costs.read(tmp_path, table))
+    bills = list(costs.read(tmp_path, table))
     assert [(bill.agrees, bill.kept) for bill in bills] == [(True, 45_000), (False, 20_000)]
-    text, good = recorded_costs.report(bills)
+    text, good = costs.report(bills)
     assert not good
-    assert recorded_costs.UNEXPLAINED in text
+    assert costs.UNEXPLAINED in text
 
 
 def test_recorded_embeddings_are_understood() -> None:
     """All of them: count, dimensions, values, served model, tokens and errors."""
-    from benchmarks.recorded_embeddings import run
-
-    text, good = run(FOLDER)
+    text, good = embeddings.run(FOLDER)
     assert good, text

@@ -1,7 +1,7 @@
 """Fits the rates of the token estimator to recorded requests, and says how far its estimates are off.
 
-    python benchmarks/fit_estimates.py FOLDER            (or CALLBOARD_RECORDED=FOLDER)
-    python benchmarks/fit_estimates.py FOLDER --write    (writes adapters/usage/rates.py)
+    python -m labs.estimates.fit_estimates FOLDER            (or CALLBOARD_RECORDED=FOLDER)
+    python -m labs.estimates.fit_estimates FOLDER --write    (writes adapters/usage/rates.py)
 
 FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
 itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
@@ -24,13 +24,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
+from adapters.usage import rates as shipped_rates
 from adapters.usage.estimate import count, numbers
 from adapters.usage.rates import RateRow, TokenRates
 from adapters.usage.vocabularies import vocabulary_of
-from benchmarks.rate_descent import Bounds, dot, solve
-from benchmarks.recorded_requests import Sample, read_samples
+
+from .rate_descent import Bounds, dot, solve
+from .recorded_requests import Sample, read_samples
 
 ADAPTERS = {
     "anthropic": "anthropic",
@@ -186,7 +186,7 @@ def table(rows: Iterable[Row]) -> str:
 def write(path: Path, rows: Iterable[RateRow]) -> None:
     """Replace the table in a module."""
     head, mark, _ = path.read_text(encoding="utf-8").partition("# -- written by")
-    lines = [f"{mark} benchmarks/fit_estimates.py; the first row that fits counts", "# fmt: off",
+    lines = [f"{mark} labs/estimates/fit_estimates.py; the first row that fits counts", "# fmt: off",
              "RATES: tuple[RateRow, ...] = ("]  # fmt: skip
     for row in rows:
         rates = ", ".join(f"{rate:.2g}" if rate < 1 else f"{rate:g}" for rate in numbers(row.rates))
@@ -209,7 +209,7 @@ def main() -> int:
     print("held-out halves:\n" + table(outside))
     print("\nall samples:\n" + table(judge(errors(samples, rows))))
     if given.write:
-        write(Path(__file__).resolve().parent.parent / "adapters" / "estimate_rates.py", rows.values())
+        write(Path(shipped_rates.__file__), rows.values())
     return 0 if all(row.good for row in outside) else 1
 
 

@@ -1,7 +1,7 @@
 """Fits what each trait of a text comes to in tokens, for each vocabulary, and says how far the estimates are off.
 
-    python benchmarks/fit_vocabularies.py            (judges what is shipped)
-    python benchmarks/fit_vocabularies.py --write    (writes adapters/usage/vocabulary_rates.py)
+    python -m labs.estimates.fit_vocabularies            (judges what is shipped)
+    python -m labs.estimates.fit_vocabularies --write    (writes adapters/usage/vocabulary_rates.py)
 
 Texts of many kinds are made from seeds; their tokens were counted with the vendors' tokenizers
 (`texts/counted.py`). The rates are fitted to every other seed, and judged on the seeds between. When they have
@@ -16,15 +16,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import msgspec
 
+from adapters.usage import vocabulary_rates
 from adapters.usage.text_traits import TextRates, traits
 from adapters.usage.vocabularies import text_tokens
 from adapters.usage.vocabulary_rates import VOCABULARIES
-from benchmarks.rate_descent import Bounds, solve
-from benchmarks.texts.counted import CountedText, counted_texts
+
+from .rate_descent import Bounds, solve
+from .texts.counted import CountedText, counted_texts
 
 NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"}
 """Traits of characters that come together, so that there are fewer tokens than characters."""
@@ -32,7 +32,7 @@ NEGATIVE = {"capitalised", "capital_pair", "mark_pair", "mark_run", "space_pair"
 PULL = 2.0
 """How many texts the usual rates weigh as much as: what hardly any text has should stay usual."""
 
-SHIPPED = Path(__file__).resolve().parent.parent / "adapters" / "vocabulary_rates.py"
+SHIPPED = Path(vocabulary_rates.__file__)
 
 
 def fitted_texts() -> list[CountedText]:
@@ -77,7 +77,7 @@ def table() -> str:
 def write(rates: dict[str, TextRates]) -> None:
     """Replace the table in the module."""
     head, mark, _ = SHIPPED.read_text(encoding="utf-8").partition("# -- written by")
-    lines = [f"{mark} benchmarks/fit_vocabularies.py", "# fmt: off", "VOCABULARIES: dict[str, TextRates] = {"]
+    lines = [f"{mark} labs/estimates/fit_vocabularies.py", "# fmt: off", "VOCABULARIES: dict[str, TextRates] = {"]
     for name, row in rates.items():
         values = [f"{value:g}" for value in msgspec.structs.astuple(row)]
         lines += [f'    "{name}": TextRates(']

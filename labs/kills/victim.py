@@ -1,6 +1,6 @@
 """A process with a whole engine under heavy calls, which lives until somebody kills it.
 
-    python -m benchmarks.kills.victim URL FILE SEED calls|full
+    python -m labs.kills.victim URL FILE SEED calls|full
 
 Its calls go to the reply server at URL: sessions side by side over all protocols, whole and streamed, some left
 early, their content captured. It prints ``up`` with the first reply, a line of JSON with each answer, and one
@@ -23,12 +23,13 @@ from pathlib import Path
 import msgspec
 
 from adapters import StopReason
-from benchmarks.faults.checks import stacks
-from benchmarks.hosts import PROTOCOLS, registry
-from benchmarks.kills.round import UP_SECONDS, Answered
 from bus import CallboardError, StoreError
 from engine import Engine, Session
+from labs.faults.checks import stacks
+from tests.support.reply_models import PROTOCOLS, registry
 from tracestore import PriceTable, WriterOptions
+
+from .round import UP_SECONDS, Answered
 
 SESSIONS = 16
 TURNS = 6

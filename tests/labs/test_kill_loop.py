@@ -1,4 +1,4 @@
-"""A few rounds of the kill loop; `benchmarks/kill_loop.py` runs hundreds."""
+"""A few rounds of the kill loop; `labs/kills` runs hundreds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kills import round
-from benchmarks.kills.round import plans, run_round
-from benchmarks.reply_server import reply_server
+from labs.kills import round
+from labs.kills.round import plans, run_round
+from tests.support.reply_server import reply_server
 
 
 @pytest.mark.timeout(240)  # it starts whole engines, on a machine that may be busy
@@ -19,7 +19,7 @@ def test_nothing_that_was_flushed_is_lost_to_kill_9(seeds: tuple[int, ...], tmp_
     with reply_server(10) as url:
         for seed in seeds:
             report = run_round(seed, url, tmp_path / "trace.db")
-            assert not report.failures, f"python benchmarks/kill_loop.py --seed {seed} --rounds 1"
+            assert not report.failures, f"python -m labs.kills --seed {seed} --rounds 1"
             assert report.counts["killed"] == len(plans(seed))
     assert report.counts["attempts in the file"]  # how many, is a matter of how busy the machine is
 

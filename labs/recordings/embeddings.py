@@ -1,6 +1,6 @@
 """How far the embeddings agree with recorded traffic of real providers.
 
-    python benchmarks/recorded_embeddings.py FOLDER          (or CALLBOARD_RECORDED=FOLDER)
+    python -m labs.recordings.embeddings FOLDER          (or CALLBOARD_RECORDED=FOLDER)
 
 The sibling of `recorded_agreement`, for the files ``embeddings_*.jsonl``: each exchange goes through the real
 adapter, its body whole, byte by byte and cut at random. Compared are the number of vectors, their dimensions,
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from adapters import AdapterConfig, AdapterError, create_adapter
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from adapters.embeddings.http import EmbedsOverHttp
-from benchmarks.recorded_agreement import CountingClock, Recording, Tally, fragments, report
 from bus.values.json import JsonObject
+from tests.support.recordings import CountingClock, Recording, fragments
+
+from .agreement import Tally, report
 
 PROTOCOLS = ("openai", "gemini", "voyage", "cohere", "bedrock")
 """By the ends of the files' names; the adapters' types are called the same."""

@@ -1,6 +1,6 @@
 """Drive the adapters against a server that already runs: what it answers, and whether its protocols agree.
 
-    python benchmarks/drive_server.py URL --model NAME [--key KEY] [--protocol chat messages …] [--only tools …]
+    python -m labs.drive_server URL --model NAME [--key KEY] [--protocol chat messages …] [--only tools …]
 
 Every check is one call, or one call whole and once more streamed. It must end in a response or an AdapterError; a
 stream's events must hold the invariants and add up to what the call returns. `ok` beside it what was seen: stop
@@ -21,11 +21,7 @@ import struct
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 
 from adapters import (
     AdapterConfig,

@@ -1,0 +1,1 @@
+"""Fits the rates of the token estimator to recorded requests, and to generated text that tokenizers counted."""
