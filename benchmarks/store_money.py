@@ -23,8 +23,8 @@ from pathlib import Path
 from bus.events.catalogue import LlmCallCompleted, LlmCallStarted
 from bus.events.envelope import Envelope
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from tracestore.repricing import repricing
-from tracestore.sql.call_sums import sum_up
+from tracestore.sql.calls.sums import sum_up
+from tracestore.sqlite.repricing import repricing
 
 from .store import call, envelopes_of
 from .table import Row, against, micros

@@ -18,7 +18,7 @@ from adapters.health import AdapterHealth, ChecksHealth
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
 from tracestore.health import FileFacts, file_facts
-from tracestore.upkeep.condition import StoreCondition
+from tracestore.sqlite.upkeep.condition import StoreCondition
 
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
 from .models.entries import AdapterEntry

@@ -14,14 +14,14 @@ from .event_forms import upcast
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
 from .queries import CallFilter, CallRow
-from .repricing.history import CurrentPrices, RepriceRun
-from .repricing.reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
+from .reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
+from .sql.calls.costs import CostRow
 from .sql.content import SavedSession
-from .sql.costs import CostRow
 from .sql.jobs import StoredJob
+from .sql.repricing.history import CurrentPrices, RepriceRun
 from .sql.sessions import SessionRow
 from .sqlite.database import Durability
-from .store import TraceStore
+from .sqlite.store import TraceStore
 from .writing.actor import Flush, TraceWriter
 from .writing.captured import Capture, Redact
 from .writing.captured import decode as decode_json
@@ -32,18 +32,18 @@ from .writing.writer import WriterCore
 if TYPE_CHECKING:
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
-    from .sql.statistics import ErrorRow, Percentiles, StatisticsRow
+    from .sql.calls.statistics import ErrorRow, Percentiles, StatisticsRow
     from .sqlite.free_sql import SqlResult
-    from .upkeep.pruning import PruneReport
+    from .sqlite.upkeep.pruning import PruneReport
 else:
     __getattr__, __dir__ = later(
         __name__,
         {
             ".sqlite.free_sql": ("SqlResult",),
-            ".upkeep.pruning": ("PruneReport",),
+            ".sqlite.upkeep.pruning": ("PruneReport",),
             ".replay": ("StoredEvents",),
             ".saved_replies": ("SavedReplies",),
-            ".sql.statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
+            ".sql.calls.statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
         },
     )
 

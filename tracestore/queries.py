@@ -16,10 +16,10 @@ from bus.values.cost_sum import CostSum, usage_is_unknown
 from bus.values.messages import RoutingDecision
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
-from .moments import to_us
-from .sql.unknown import usage_unknown
+from .sql.calls.unknown import usage_unknown
 from .sqlite.database import Row
 from .sqlite.insert import SqlValue
+from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
 

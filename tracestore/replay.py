@@ -18,7 +18,7 @@ from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.observable import check_pattern, topic_matches
 
 from .codec import decode_as
-from .store import TraceStore
+from .sqlite.store import TraceStore
 
 PAGE = 500
 

@@ -69,8 +69,8 @@ LAZY = (
 LATE_PARTS = {
     "adapters": ("refusals.classify", "http.adapter", "http.retry", "embeddings", "images", "videos"),
     "tracestore": (
-        *("upkeep.backup", "upkeep.expiry", "upkeep.pruning", "sqlite.free_sql"),
-        *("replay", "saved_replies", "sql.statistics"),
+        *("sqlite.upkeep.backup", "sqlite.upkeep.expiry", "sqlite.upkeep.pruning", "sqlite.free_sql"),
+        *("replay", "saved_replies", "sql.calls.statistics"),
     ),
     "engine": (
         *("cli", "embedding", "health", "type_schema"),

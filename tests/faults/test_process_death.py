@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.virtual_time import Backend, backend
 from tracestore import TraceStore
-from tracestore.runs.lives import PROCESS_LOST
+from tracestore.sqlite.runs import PROCESS_LOST
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import StoreError
 from tracestore import TraceStore
-from tracestore.upkeep import backup
+from tracestore.sqlite.upkeep import backup
 
 from .test_trace_file import integrity
 from .trace_making import Maker

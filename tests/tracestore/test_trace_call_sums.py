@@ -16,8 +16,8 @@ from bus.errors import StoreError
 from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
-from tracestore.sql import costs as cost_queries
-from tracestore.sql.call_sums import sum_up
+from tracestore.sql.calls import costs as cost_queries
+from tracestore.sql.calls.sums import sum_up
 from tracestore.sqlite import trace_file
 
 from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before

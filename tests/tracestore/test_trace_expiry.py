@@ -8,7 +8,7 @@ from bus.events.catalogue import ActorStarted, SessionConfigured, SessionCreated
 from bus.values.content import ImageBlock, TextBlock
 from bus.values.messages import Message
 from tracestore import TraceStore
-from tracestore.upkeep import expiry, pruning
+from tracestore.sqlite.upkeep import expiry, pruning
 
 from .test_trace_content import SETUP, appended, captured, count, everything
 from .trace_making import T0, Maker

@@ -19,8 +19,9 @@ import pytest
 
 from bus.errors import StoreError
 from tracestore import TraceStore
-from tracestore.sqlite import database, files, migrations
+from tracestore.sqlite import database, files
 from tracestore.sqlite.database import Database, Row, Statements
+from tracestore.sqlite.schema import migrations
 
 from .trace_making import Maker
 

@@ -16,7 +16,7 @@ from bus.events.catalogue import ActorStarted, SessionCreated
 from bus.events.envelope import Envelope
 from bus.values.usage import Cost, CostSource
 from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
-from tracestore.upkeep import pruning
+from tracestore.sqlite.upkeep import pruning
 
 from .test_trace_file import integrity
 from .trace_making import T0, Maker

@@ -28,9 +28,9 @@ from tracestore import (
     RepriceSums,
     TraceStore,
 )
-from tracestore.moments import iso_day
-from tracestore.repricing import repricing
-from tracestore.sql.call_sums import sum_up
+from tracestore.sql.calls.sums import sum_up
+from tracestore.sqlite.repricing import repricing
+from tracestore.timestamps import iso_day
 
 from .trace_making import DAY_US, T0, Maker
 

@@ -27,8 +27,8 @@ from tracestore import (
     RepriceSums,
     TraceStore,
 )
-from tracestore.repricing import repricing
-from tracestore.sql.dimensions import iso_day
+from tracestore.sql.calls.dimensions import iso_day
+from tracestore.sqlite.repricing import repricing
 
 from .test_trace_call_sums import assert_in_step
 from .trace_making import DAY_US, T0, Maker

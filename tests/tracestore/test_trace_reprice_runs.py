@@ -10,7 +10,7 @@ import pytest
 
 from bus.errors import StoreError
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from tracestore.repricing import repricing
+from tracestore.sqlite.repricing import repricing
 
 from .test_trace_repricing import FIRST, SECOND, fill
 from .trace_making import Maker
@@ -22,7 +22,7 @@ import asyncio, os, signal, sys
 from pathlib import Path
 from tests.tracestore.test_trace_repricing import SECOND
 from callboard.tracestore import TraceStore
-from callboard.tracestore.repricing import repricing
+from callboard.tracestore.sqlite.repricing import repricing
 
 repricing.CHUNK = 3
 

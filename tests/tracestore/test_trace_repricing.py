@@ -13,7 +13,7 @@ from bus.clock import SYSTEM_CLOCK
 from bus.errors import StoreError
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore
-from tracestore.repricing import repricing
+from tracestore.sqlite.repricing import repricing
 
 from .trace_making import T0, Maker
 

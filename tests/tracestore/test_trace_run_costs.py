@@ -10,8 +10,8 @@ import pytest
 
 from bus.errors import StoreError
 from tracestore import CallFilter, TraceStore
-from tracestore.repricing import repricing
-from tracestore.repricing.run_costs import Difference, difference
+from tracestore.sql.repricing.run_costs import Difference, difference
+from tracestore.sqlite.repricing import repricing
 
 from .test_trace_call_sums import assert_in_step
 from .test_trace_repricing import FIRST, SECOND, fill

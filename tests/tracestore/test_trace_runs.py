@@ -24,9 +24,10 @@ from bus.errors import StoreError
 from bus.events.catalogue import ActorStarted, LlmCallFailed
 from tracestore import TraceStore, WriterCore
 from tracestore.codec import encode_line
-from tracestore.runs.lives import PROCESS_LOST
-from tracestore.sqlite import files, migrations
+from tracestore.sqlite import files
 from tracestore.sqlite.files import run_locks
+from tracestore.sqlite.runs import PROCESS_LOST
+from tracestore.sqlite.schema import migrations
 from tracestore.writing.spill import SpillFile, spill_path
 
 from .test_trace_file import integrity, python

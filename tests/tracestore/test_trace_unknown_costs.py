@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from bus.values.cost_sum import CostSum, usage_is_unknown
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
-from tracestore.moments import iso_day
-from tracestore.sql.call_sums import sum_up
+from tracestore.sql.calls.sums import sum_up
+from tracestore.timestamps import iso_day
 
 from .trace_making import T0, Maker, make_file_before
 
@@ -90,7 +90,7 @@ async def test_a_repricing_says_what_it_could_not_know(store: TraceStore, make: 
 
 async def test_counts_beside_a_repricing_read_few_calls(store: TraceStore, make: Maker) -> None:
     """They have indexes of their own, so a million calls that are known cost nothing."""
-    from tracestore.repricing.counts import _WHICH
+    from tracestore.sql.repricing.counts import _WHICH
 
     await a_faulty_day(store, make)
     for which in _WHICH.values():

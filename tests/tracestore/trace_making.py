@@ -12,7 +12,7 @@ from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope, Event
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from tracestore import TraceStore
-from tracestore.sqlite import migrations
+from tracestore.sqlite.schema import migrations
 
 DAY_US = 86_400_000_000
 T0 = 1_790_000_000_000_000

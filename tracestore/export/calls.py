@@ -23,9 +23,9 @@ from bus.errors import ConfigurationError
 from bus.private_file import private_file
 from bus.values.usage import Cost
 
-from ..moments import iso_moment
 from ..queries import CallFilter, CallRow
-from ..store import TraceStore
+from ..sqlite.store import TraceStore
+from ..timestamps import iso_moment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

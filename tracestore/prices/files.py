@@ -48,7 +48,7 @@ from typing import Any, NoReturn, TypeAlias
 from bus.errors import ConfigurationError
 from bus.values.usage import USAGE_PARTS
 
-from ..moments import to_us
+from ..timestamps import to_us
 from .rows import ANY_TIER, BUCKETS, DAY_SECONDS, PriceAlias, PriceList, PriceRow, tier_name
 
 Node: TypeAlias = "str | list[Node] | dict[str, Node]"

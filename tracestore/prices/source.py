@@ -24,7 +24,7 @@ from typing import TypeAlias
 from bus.errors import ConfigurationError
 from bus.values.json import Json, JsonObject
 
-from ..moments import to_us
+from ..timestamps import to_us
 from .rows import DAY_SECONDS
 from .snapshot import FORMAT, Snapshot, SnapshotModel
 

@@ -22,7 +22,6 @@ from bus.values.messages import Message, SessionSetup
 
 from ..codec import storable_text
 from ..queries import tags_of
-from ..runs.ownership import branch, is_anothers
 from ..sqlite.database import Row, Statements
 from ..sqlite.insert import SqlValue
 from ..writing.captured import (
@@ -36,6 +35,7 @@ from ..writing.captured import (
     message_of,
     setup_of,
 )
+from .session_owner import branch, is_anothers
 
 _log = Log("tracestore.content")
 

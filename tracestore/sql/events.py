@@ -9,9 +9,9 @@ import msgspec
 from bus.events.envelope import Envelope
 
 from ..codec import decode_event
-from ..moments import to_us
 from ..sqlite.database import Row
 from ..sqlite.insert import SqlValue
+from ..timestamps import to_us
 
 
 def events_query(

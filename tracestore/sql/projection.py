@@ -28,13 +28,13 @@ from bus.events.envelope import Envelope
 from bus.values.usage import Cost, TokenUsage
 
 from ..codec import encode_event, storable_text, topic_of
-from ..moments import US_PER_DAY
 from ..prices.rows import MAX_INT64
-from ..repricing.late_costs import add_late_costs
 from ..sqlite.database import Statements
 from ..sqlite.insert import Insert, SqlValue
+from ..timestamps import US_PER_DAY
 from ..writing.captured import CapturedMessage, CapturedSetup
 from .content import store_content
+from .repricing.late_costs import add_late_costs
 
 Values = list[SqlValue]
 

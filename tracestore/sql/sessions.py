@@ -6,8 +6,8 @@ import msgspec
 
 from ..queries import tags_of, with_cost
 from ..sqlite.database import Database
+from .calls.unknown import usage_unknown
 from .content import RESUMABLE, STORED_MESSAGES
-from .unknown import usage_unknown
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):

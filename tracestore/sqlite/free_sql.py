@@ -11,7 +11,7 @@ from bus.errors import StoreError
 
 from .database import Database
 from .insert import SqlValue
-from .migrations import check
+from .schema.migrations import check
 
 
 class SqlResult(msgspec.Struct, frozen=True):

@@ -20,15 +20,15 @@ from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable
-from ..runs.lives import Runs
-from ..runs.numbers import RunNumbers
-from ..sql.call_sums import SUM_UP_AFTER, not_summed_up, sum_up
+from ..sql.calls.sums import SUM_UP_AFTER, not_summed_up, sum_up
 from ..sql.projection import Batch
+from ..sql.run_numbers import RunNumbers
 from .database import Database, Unstorable
-from .migrations import inspect, migrate
+from .runs import Runs
+from .schema.migrations import inspect, migrate
 from .thread import uninterrupted
 
-_log = Log("tracestore.store")
+_log = Log("tracestore.sqlite.store")
 
 _MADE_AT_ONCE = 32
 """Events that are made into rows before others on the event loop have their turn: some 0.2 ms of CPU."""

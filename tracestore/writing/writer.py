@@ -38,7 +38,7 @@ from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable
-from ..store import TraceStore
+from ..sqlite.store import TraceStore
 from .adoption import adopt_leftovers
 from .captured import Capture
 from .journal import Journal

@@ -12,7 +12,7 @@ import msgspec
 
 from bus.values.cost_sum import CostSum
 from tracestore import CallRow, RepriceReport, SessionRow
-from tracestore.moments import iso_moment
+from tracestore.timestamps import iso_moment
 
 from ..look.events import plural, seconds
 from ..reprice.lines import By, Line, lines, total

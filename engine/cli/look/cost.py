@@ -13,7 +13,7 @@ import anyio
 from bus import ConfigurationError
 from bus.values.cost_sum import CostSum
 from tracestore import CostRow, TraceStore
-from tracestore.sql.dimensions import DIMENSIONS
+from tracestore.sql.calls.dimensions import DIMENSIONS
 
 from ..common.filters import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple, TypedDict, TypeVar
 
-from ..moments import iso_day
-from ..queries import CURRENT_NANO
-from ..sqlite.database import Database, Statements
-from ..sqlite.insert import SqlValue
+from ...queries import CURRENT_NANO
+from ...reports import DayReprice, ModelReprice, RepriceSums, SessionReprice
+from ...sql.repricing.run_costs import Difference, current_runs
+from ...timestamps import iso_day
+from ..database import Database, Statements
+from ..insert import SqlValue
 from .pricing import Pricer
-from .reports import DayReprice, ModelReprice, RepriceSums, SessionReprice
-from .run_costs import Difference, current_runs
 
 _S = TypeVar("_S", bound=RepriceSums)
 

@@ -18,12 +18,12 @@ from bus.errors import StoreError
 from bus.log import Log
 from bus.values.usage import Cost
 
-from ..prices.table import PriceTable
-from ..queries import CallFilter, nano_under, usage_of
-from ..sqlite.database import Row, Statements
+from ...prices.table import PriceTable
+from ...queries import CallFilter, nano_under, usage_of
+from ...sqlite.database import Row, Statements
+from ...sqlite.repricing.sums import Group, add_to_sums
+from .prices import table_of
 from .run_costs import add_repriced, current_runs
-from .stored_prices import table_of
-from .sums import Group, add_to_sums
 
 _log = Log("tracestore.late_costs")
 

@@ -13,7 +13,7 @@
    (`late_costs`).
 
 Nothing is ever edited: neither events, nor the costs at call time, nor a cost that a run has given. The SQL
-(`tracestore.repricing.pricing`) follows `PriceTable.explain` case by case; a property test holds the two
+(`tracestore.sqlite.repricing.pricing`) follows `PriceTable.explain` case by case; a property test holds the two
 together to the nano-dollar.
 
 A repricing of *some* calls lies on top of what is current: the other calls keep the cost they had.
@@ -26,15 +26,15 @@ from typing import Literal, TypeAlias, TypeVar
 
 from bus.clock import Clock
 
-from ..prices.table import PriceTable
-from ..queries import CallFilter
-from ..sqlite.database import Database, Statements
-from .counts import Beside, count_beside, with_counts
-from .history import RepriceRun, begin, finish, note_progress
+from ...prices.table import PriceTable
+from ...queries import CallFilter
+from ...reports import RepriceReport
+from ...sql.repricing.counts import Beside, count_beside, with_counts
+from ...sql.repricing.history import RepriceRun, begin, finish, note_progress
+from ...sql.repricing.prices import current_version, save_table
+from ...sql.repricing.run_costs import RepricedGroup, add_repriced
+from ..database import Database, Statements
 from .pricing import Pricer
-from .reports import RepriceReport
-from .run_costs import RepricedGroup, add_repriced
-from .stored_prices import current_version, save_table
 from .sums import TEMPORARY_TABLES, add_to_sums, compared, start_from_base, sums_of
 
 _T = TypeVar("_T")

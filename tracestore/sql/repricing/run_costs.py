@@ -20,9 +20,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from ..sql.call_sums import KEY, REPRICED, added, changes, keys, of_key, repriced_summands, sums
-from ..sqlite.database import Statements
-from ..sqlite.insert import SqlValue
+from ...sqlite.database import Statements
+from ...sqlite.insert import SqlValue
+from ..calls.sums import KEY, REPRICED, added, changes, keys, of_key, repriced_summands, sums
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
 """Day, provider, model; how many calls got a cost, by how much their sum is more than that at call time, in

@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from ..sqlite.database import Database, Row, Statements
+from ..database import Database, Row, Statements
 
 BODIES_AT_ONCE = 500
 

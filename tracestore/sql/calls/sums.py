@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..sqlite.database import Statements
+from ...sqlite.database import Statements
 from .unknown import NEW_INDEXES, usage_unknown
 
 SUM_UP_AFTER = 5_000

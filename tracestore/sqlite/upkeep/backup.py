@@ -16,8 +16,8 @@ import anyio.to_thread
 from bus.errors import StoreError
 from bus.private_file import UnfinishedFile
 
-from ..sqlite.files import is_at_rest, refuse_missing
-from ..sqlite.snapshot import copy_snapshot
+from ..files import is_at_rest, refuse_missing
+from ..snapshot import copy_snapshot
 
 _PAGES_AT_ONCE = 1000
 

@@ -6,10 +6,10 @@ import msgspec
 
 from bus.errors import ConfigurationError, StoreError
 
-from ..prices.rows import PriceAlias, PriceRow
-from ..prices.table import PriceTable
-from ..sqlite.database import Database, Row, Statements
-from ..sqlite.insert import SqlValue
+from ...prices.rows import PriceAlias, PriceRow
+from ...prices.table import PriceTable
+from ...sqlite.database import Database, Row, Statements
+from ...sqlite.insert import SqlValue
 from .run_costs import make_current, runs_of
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)

@@ -6,11 +6,11 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from ..moments import iso_day
-from ..queries import CallFilter
-from ..sql.unknown import usage_unknown
-from ..sqlite.database import Statements
-from .reports import RepriceReport
+from ...queries import CallFilter
+from ...reports import RepriceReport
+from ...sqlite.database import Statements
+from ...timestamps import iso_day
+from ..calls.unknown import usage_unknown
 
 REPRICE_COUNTS = (
     "ALTER TABLE reprice_run ADD COLUMN estimated INTEGER",

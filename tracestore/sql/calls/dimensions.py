@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..moments import iso_day
-from ..sqlite.insert import SqlValue
+from ...sqlite.insert import SqlValue
+from ...timestamps import iso_day
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),

@@ -28,7 +28,7 @@ from typing import Literal
 import anyio
 import msgspec
 
-from ..sqlite.database import Database, Statements
+from ..database import Database, Statements
 from .expiry import CONTENT_OF_SESSIONS, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..moments import US_PER_DAY, to_us
-from ..prices.rows import MAX_INT64
-from ..queries import NOW_NANO, CallFilter, with_cost
+from ...prices.rows import MAX_INT64
+from ...queries import NOW_NANO, CallFilter, with_cost
+from ...sqlite.database import Database
+from ...sqlite.insert import SqlValue
+from ...timestamps import US_PER_DAY, to_us
 from ..repricing.run_costs import current_runs, runs_of
-from ..sqlite.database import Database
-from ..sqlite.insert import SqlValue
-from .call_sums import SUMMED, summands
 from .dimensions import grouping
+from .sums import SUMMED, summands
 from .unknown import usage_unknown
 
 

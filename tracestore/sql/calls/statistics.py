@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ..queries import NOW_NANO, CallFilter, with_cost
-from ..sqlite.database import Database, Row
-from ..sqlite.insert import SqlValue
+from ...queries import NOW_NANO, CallFilter, with_cost
+from ...sqlite.database import Database, Row
+from ...sqlite.insert import SqlValue
 from .dimensions import Grouping, grouping
 from .unknown import usage_unknown
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from ..sql.call_sums import repriced_summands
+from ...sql.calls.sums import repriced_summands
 
 
 def _of_runs_to_come(of: str, call: str, cost: str, sign: str) -> str:

@@ -19,29 +19,30 @@ from bus.clock import SYSTEM_CLOCK, Clock
 from bus.events.envelope import Envelope
 from bus.values.messages import Message
 
-from .moments import to_us
-from .prices.table import PriceTable
-from .queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
-from .repricing import history as reprice_runs
-from .repricing import repricing, stored_prices
-from .repricing.history import CurrentPrices, RepriceRun
-from .repricing.reports import RepriceReport
+from ..prices.table import PriceTable
+from ..queries import CallFilter, CallRow, call_row, calls_after_query, calls_query
+from ..reports import RepriceReport
+from ..sql.calls.costs import CostRow, costs
+from ..sql.content import SavedSession, load_session
+from ..sql.events import envelope, events_query
+from ..sql.jobs import StoredJob, job
+from ..sql.projection import RunSpan
+from ..sql.repricing import history as reprice_runs
+from ..sql.repricing import prices as stored_prices
+from ..sql.repricing.history import CurrentPrices, RepriceRun
+from ..sql.session_owner import claim, owner
+from ..sql.sessions import SessionRow, sessions
+from ..timestamps import to_us
+from .database import Database, Durability, Statements
+from .insert import SqlValue
+from .repricing import repricing
 from .repricing.repricing import OnProgress
-from .runs.ownership import claim, owner
-from .sql.content import SavedSession, load_session
-from .sql.costs import CostRow, costs
-from .sql.events import envelope, events_query
-from .sql.jobs import StoredJob, job
-from .sql.projection import RunSpan
-from .sql.sessions import SessionRow, sessions
-from .sqlite.database import Database, Durability, Statements
-from .sqlite.insert import SqlValue
-from .sqlite.trace_file import TraceFile
+from .trace_file import TraceFile
 from .upkeep.condition import StoreCondition, condition
 
 if TYPE_CHECKING:
-    from .sql.statistics import ErrorRow, StatisticsRow
-    from .sqlite.free_sql import SqlResult
+    from ..sql.calls.statistics import ErrorRow, StatisticsRow
+    from .free_sql import SqlResult
     from .upkeep.pruning import PruneReport
 
 
@@ -264,13 +265,13 @@ class TraceStore:
         """Latency, first token, speed, cache hits and outcomes by the given dimensions, as in `costs`. Raises
         ValueError for another dimension.
         """
-        from .sql.statistics import statistics
+        from ..sql.calls.statistics import statistics
 
         return await statistics(self._database, where or CallFilter(), by)
 
     async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
         """Failed attempts by class and model, the most frequent first."""
-        from .sql.statistics import errors
+        from ..sql.calls.statistics import errors
 
         return await errors(self._database, where or CallFilter())
 
@@ -279,11 +280,11 @@ class TraceStore:
     ) -> SqlResult:
         """What one SQL statement finds; it can only read, for at most `seconds`, at most `limit` rows.
 
-        It runs on a connection of its own, so nobody waits for it. The tables are described in
-        `tracestore.sqlite.migrations`. Raises StoreError for anything else than reading, and when out of time;
-        ValueError for a negative limit or no time at all.
+        It runs on a connection of its own, so nobody waits for it. `tracestore.sqlite.schema.migrations` describes
+        the tables. Raises StoreError for anything else than reading, and when out of time; ValueError for a
+        negative limit or no time at all.
         """
-        from .sqlite.free_sql import select
+        from .free_sql import select
 
         return await select(self.path, statement, parameters, limit=limit, seconds=seconds)
 
@@ -365,7 +366,7 @@ class TraceStore:
         vacuum: bool = False,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        """Delete what is old, in short transactions between which others write; see `tracestore.upkeep.pruning`.
+        """Delete what is old, in short transactions between which others write; see `sqlite.upkeep.pruning`.
 
         Interrupted, it has done a part; again, the rest. before: calls that ended, and events, before that moment.
         max_bytes: then the oldest of the rest, until no more than so many bytes are in use. dry_run: only count;

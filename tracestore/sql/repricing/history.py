@@ -13,11 +13,11 @@ import msgspec
 
 from bus.errors import StoreError
 
-from ..queries import CallFilter
-from ..sqlite.database import Database, Statements
+from ...queries import CallFilter
+from ...sqlite.database import Database, Statements
+from ...sqlite.repricing.sums import add_up_again, change_of, told
 from .counts import Beside
 from .run_costs import Difference, current_runs, difference, make_current
-from .sums import add_up_again, change_of, told
 
 
 class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from bus.values.usage import USAGE_PARTS, UsageSource
 
-from ..prices.rows import BUCKETS, DAY_SECONDS, MAX_INT64, NO_CACHE_RATE, US_PER_SECOND, PriceRow
-from ..prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, Segment, tier_words
-from ..sqlite.database import Row, Statements
-from ..sqlite.insert import SqlValue
+from ...prices.rows import BUCKETS, DAY_SECONDS, MAX_INT64, NO_CACHE_RATE, US_PER_SECOND, PriceRow
+from ...prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, Segment, tier_words
+from ..database import Row, Statements
+from ..insert import SqlValue
 
 _TEMPORARY_TABLES = (
     """

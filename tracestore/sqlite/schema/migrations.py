@@ -24,13 +24,13 @@ from pathlib import Path
 
 from bus.errors import StoreError
 
-from ..repricing.base import REPRICE_BASE
-from ..repricing.counts import REPRICE_COUNTS
-from ..repricing.run_costs import RUN_COSTS
-from ..sql.call_sums import CALL_SUMS, UNKNOWN_SUMS
-from ..sql.content import CONTENT_TABLES
-from ..sql.jobs import JOBS
-from .database import APPLICATION_ID, Database, Statements
+from ...sql.calls.sums import CALL_SUMS, UNKNOWN_SUMS
+from ...sql.content import CONTENT_TABLES
+from ...sql.jobs import JOBS
+from ...sql.repricing.counts import REPRICE_COUNTS
+from ...sql.repricing.run_costs import RUN_COSTS
+from ..database import APPLICATION_ID, Database, Statements
+from .repricing_base import REPRICE_BASE
 
 _M001_INITIAL = (
     """

@@ -29,9 +29,9 @@ from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 from ..prices.table import PriceTable
 from ..queries import tags_of
 from ..sql.projection import Batch, RunSpan
-from ..sqlite.database import Database, Row, Statements
-from ..sqlite.files import RunLock, free_run_lock, run_locks
 from ..writing.spill import is_unwritten
+from .database import Database, Row, Statements
+from .files import RunLock, free_run_lock, run_locks
 
 PROCESS_LOST = "process_lost"
 """The error class of a call whose process died; no adapter raises it, so it is none of `ErrorClass`."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..sql.projection import RunSpan
 from ..sqlite.database import Statements
+from .projection import RunSpan
 
 _KNOWN_RUNS = 256
 

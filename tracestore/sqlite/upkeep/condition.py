@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from ..runs.lives import open_runs
-from ..sqlite.database import Database
-from ..sqlite.files import free_run_lock
-from ..writing.spill import leftovers
+from ...writing.spill import leftovers
+from ..database import Database
+from ..files import free_run_lock
+from ..runs import open_runs
 
 
 class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):

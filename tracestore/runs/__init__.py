@@ -1,1 +1,0 @@
-"""The processes that wrote a trace: which live, which died, who owns a session."""

@@ -1,0 +1,1 @@
+"""What is asked of the calls in a trace: the calls themselves, their sums, and their statistics."""

@@ -1,0 +1,1 @@
+"""The tables, indexes and triggers of a trace file, as numbered steps."""

@@ -1,0 +1,1 @@
+"""Retention, backup, and the condition of a trace file."""

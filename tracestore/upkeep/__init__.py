@@ -1,1 +1,0 @@
-"""Retention, backup, and whether a trace file is well."""
