@@ -10,7 +10,7 @@ from adapters import ToolDefinition, ToolUseBlock
 from bus import SYSTEM_CLOCK, Bus, ToolFinished, ToolProgress, ToolStarted
 from bus.values.json import JsonObject
 from engine import Tool, ToolContext, tool
-from engine.tools import ToolScene, run_tools
+from engine.tools import ToolRoundContext, run_tools
 
 from .table import Row, against, in_turns, micros, run
 
@@ -61,7 +61,7 @@ async def rounds(which: Tool, count: int) -> None:
 
     calls, tools = _calls(which.name), [hinted, told, plain, GIVEN]
     for _ in range(count):
-        made = await run_tools(calls, tools, ToolScene(clock=SYSTEM_CLOCK, tell=tell))
+        made = await run_tools(calls, tools, ToolRoundContext(clock=SYSTEM_CLOCK, tell=tell))
         if any(result.is_error for result in made.results):
             raise RuntimeError(made.results[0].text)
 

@@ -32,9 +32,9 @@ from .generation.view_events import (
 )
 from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_models
 from .models.config import load_registry
+from .models.configured import ConfiguredModel
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
 from .models.habits import ToolSettings
-from .models.offered import ConfiguredModel
 from .models.registry import ModelRegistry
 from .routing.availability import Availability
 from .routing.choice import ModelChoice, Requirements
@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from .functions.sync_object_stream import SyncObjectStream
     from .functions.sync_stream import SyncStreamResult
     from .health import Check, HealthReport
-    from .media.handle import VideoHandle, VideoResult
     from .media.images import ImageOptions, ImageResult
+    from .media.video_handle import VideoHandle, VideoResult
     from .media.videos import VideoOptions
     from .objects.generate import ObjectResult
     from .objects.reply import NoObjectGeneratedError
@@ -94,7 +94,7 @@ else:
             ".functions.sync_object_stream": ("SyncObjectStream",),
             ".functions.sync_stream": ("SyncStreamResult",),
             ".health": ("Check", "HealthReport"),
-            ".media.handle": ("VideoHandle", "VideoResult"),
+            ".media.video_handle": ("VideoHandle", "VideoResult"),
             ".media.images": ("ImageOptions", "ImageResult"),
             ".media.videos": ("VideoOptions",),
             ".tools.function.define": ("tool",),

@@ -249,9 +249,7 @@ class _Embedding:
             assert isinstance(adapter, EmbeddingAdapter)
             return await adapter.embed(request, on_attempt=on_attempt)
 
-        return await PlainCall("embeddings", request_id, scene).run(
-            running.ref, running.limiter, self._order, work
-        )
+        return await PlainCall("embeddings", request_id, scene).run(running.ref, running.slots, self._order, work)
 
 
 def _that_embeds(adapter: ProviderAdapter, named: Named) -> EmbeddingAdapter:

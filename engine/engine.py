@@ -35,8 +35,8 @@ from .home import home_folder
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .models.config import load_registry
+from .models.configured import ConfiguredModel, configured_models
 from .models.entries import AdapterEntry
-from .models.offered import ConfiguredModel, configured_models
 from .models.registering import Provider, entry_of
 from .models.registry import ModelRegistry
 from .models.reloading import difference

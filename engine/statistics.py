@@ -84,7 +84,7 @@ def live_adapter(ref: ActorRef) -> ProviderAdapter | None:
 
 
 def _provider(name: str, running: RunningAdapter) -> ProviderStatistics:
-    slots = running.limiter
+    slots = running.slots
     adapter = live_adapter(running.ref)
     return ProviderStatistics(
         provider=name,

@@ -45,9 +45,9 @@ from bus.streams.events import TurnEvent
 from bus.values.usage import UsageSource
 from bus.values.whole_calls import with_whole_calls
 
-from ..call_settings import settings_of
 from .accumulator import StreamAccumulator, whole_reply_events
 from .events import CallEvents, EventScene
+from .settings import settings_of
 from .slots import CallSlots
 
 CANCEL_GRACE_SECONDS = 5.0
@@ -67,7 +67,7 @@ class CallScene(EventScene, frozen=True, kw_only=True):
     """
 
     adapter: ActorRef
-    limiter: CallSlots
+    slots: CallSlots
     log: StreamLog[TurnEvent]
     warnings: tuple[CallWarning, ...] = ()
     order: int = 0
@@ -149,7 +149,7 @@ class Call(CallEvents):
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
             raise self._cancelled_error()
-        if not self.scene.limiter.try_acquire():
+        if not self.scene.slots.try_acquire():
             await self._queue()
         try:
             sink = self._take_in if self.streamed else None
@@ -157,7 +157,7 @@ class Call(CallEvents):
             handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self.on_attempt)
             response = await self._response(handle)
         finally:
-            self.scene.limiter.release()
+            self.scene.slots.release()
         if not self.streamed and self.scene.filter is not None:
             self._through_filter(self.scene.filter, whole_reply_events(self.request.message_id, response))
         if self._filter_error is not None:
@@ -168,7 +168,7 @@ class Call(CallEvents):
 
     async def _queue(self) -> None:
         with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
-            await self.scene.limiter.acquire(self.scene.order)
+            await self.scene.slots.acquire(self.scene.order)
         if self._waiting.cancelled_caught:
             raise self._cancelled_error()
 

@@ -30,7 +30,7 @@ from bus.values.cost_sum import CostSum, usage_is_unknown
 from bus.values.usage import UsageSource
 from tracestore import PriceTable
 
-from ..call_settings import settings_of
+from .settings import settings_of
 
 
 class WorstCase(msgspec.Struct, frozen=True):

@@ -8,12 +8,12 @@ from adapters import CapabilityError
 from adapters.contract import ProviderAdapter
 from bus import CallboardError, ConfigurationError
 
-from ..call_settings import server_of
 from ..models.published_prices import published_name
 from ..routing.candidates import Named, Option, Route
 from ..runtime.running_adapter import RunningAdapter
 from ..runtime.runtime import Runtime
 from .events import EventScene
+from .settings import server_of
 
 
 def examiner(runtime: Runtime, check: Callable[[ProviderAdapter, Named], object]) -> Callable[[Named], Option]:

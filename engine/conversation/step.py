@@ -28,12 +28,12 @@ from bus.log import Log
 from bus.values.cost_sum import CostSum
 from bus.values.whole_calls import with_whole_calls
 
-from ..call_settings import server_of
 from ..calls.accumulator import whole_reply_events
 from ..calls.call import Call, CallOutcome, CallScene
 from ..calls.events import NOT_KNOWN
+from ..calls.settings import server_of
 from ..models.entries import ModelEntry
-from ..models.habits import first_choice, parallel_calls, shape
+from ..models.habits import first_choice, model_input, parallel_calls
 from ..models.published_prices import published_name
 from ..routing.candidates import (
     NOMINAL_USAGE,
@@ -50,10 +50,10 @@ from ..routing.candidates import (
 from ..routing.capabilities import check
 from ..routing.choice import overridden
 from ..runtime.running_adapter import RunningAdapter
-from .journey import OWN_IDS, Journey
 from .options import TurnOptions, for_requests, merged
 from .reply import Reply
-from .schema_means import answer_as_text, hold_to_schema
+from .schema_mode import answer_as_text, hold_to_schema
+from .turn_context import OWN_IDS, TurnContext
 
 _log = Log("engine.step")
 
@@ -66,23 +66,23 @@ class Step:
     """
 
     def __init__(
-        self, journey: Journey, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
+        self, turn: TurnContext, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
     ) -> None:
         self.calls = 0
         self.costs: list[Cost] = []
         self.usages: list[TokenUsage] = []
         self.cost_sum = CostSum()
         self.partial: Reply | None = None
-        self._journey = journey
+        self._turn = turn
         self._messages = messages
         self._first = first
         self._caused_by = caused_by
-        self._request_id, message_id = journey.first_ids if first else OWN_IDS
-        self._message_id = message_id or journey.runtime.clock.new_id("msg")
+        self._request_id, message_id = turn.first_ids if first else OWN_IDS
+        self._message_id = message_id or turn.runtime.clock.new_id("msg")
         self._call: Call | None = None
         self._cancelled = False
         self._sent: Route | None = None
-        self._first_seq = journey.log.next_seq
+        self._first_seq = turn.log.next_seq
 
     @property
     def call(self) -> Call | None:
@@ -99,50 +99,50 @@ class Step:
 
     async def run(self) -> tuple[Reply, CallOutcome]:
         """The assistant's message. Raises what the last call raised, or why there was none."""
-        journey = self._journey
+        turn = self._turn
         failure: CallboardError | None = None
         while True:
-            options = [self._examine(named) for named in journey.plan.named]
+            options = [self._examine(named) for named in turn.plan.named]
             try:
-                route = choose(journey.plan, options, failed=journey.failed, stay_with=journey.serving)
+                route = choose(turn.plan, options, failed=turn.failed, stay_with=turn.answered_by)
             except CallboardError as refusal:
                 raise failure or refusal from None
-            before, self._sent = journey.log.next_seq, None
+            before, self._sent = turn.log.next_seq, None
             try:
                 message, outcome = await self._attempt(route)
             except AdapterError as error:
-                silent = journey.log.next_seq == before and not error.content
+                silent = turn.log.next_seq == before and not error.content
                 if self._cancelled or not silent or not may_fall_back(error):
                     raise
-                journey.failed.update(failures_after(error, route.option, options))
+                turn.failed.update(failures_after(error, route.option, options))
                 failure = error
             except ConfigurationError as error:
-                journey.failed[route.decision.model] = str(error)
+                turn.failed[route.decision.model] = str(error)
                 failure = failure or error
             else:
-                journey.serving = route.decision.model
+                turn.answered_by = route.decision.model
                 return message, outcome
 
     # -- what is known of a model before a call
 
     def _examine(self, named: Named) -> Option:
-        runtime, entry = self._journey.runtime, named.entry
+        runtime, entry = self._turn.runtime, named.entry
         try:
-            adapter = runtime.adapters.consult(self._journey.registry.adapter_of(entry))
+            adapter = runtime.adapters.consult(self._turn.registry.adapter_of(entry))
         except ConfigurationError as error:
             return Option(named=named, obstacle=error)
         capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-        asked = self._journey.asked
-        shaped = shape(
+        asked = self._turn.asked
+        given = model_input(
             entry.tools,
             entry.prompt_addendum,
             tools=asked.tools,
-            system_prompt=self._journey.state.system_prompt,
+            system_prompt=self._turn.state.system_prompt,
             messages=self._messages,
             choice=asked.tool_choice,
         )
-        shaped = hold_to_schema(
-            shaped,
+        given = hold_to_schema(
+            given,
             asked.output_schema,
             asked.schema_mode,
             capabilities,
@@ -151,7 +151,7 @@ class Step:
             and (asked.reasoning_effort or entry.defaults.effort) not in (None, "none"),
         )
         estimate = adapter.estimate_input_tokens(
-            self._messages, shaped.tools, shaped.system_prompt, model=entry.wire_name
+            self._messages, given.tools, given.system_prompt, model=entry.wire_name
         )
         limit = asked.max_output_tokens or default_max_output(
             entry, capabilities, listed=named.listed, prompt_tokens=estimate
@@ -159,7 +159,7 @@ class Step:
         warnings: tuple[CallWarning, ...] = ()
         obstacle: CapabilityError | None = None
         try:
-            warnings = shaped.warnings + check(
+            warnings = given.warnings + check(
                 asked,
                 capabilities,
                 model=named.model,
@@ -173,17 +173,17 @@ class Step:
         return Option(
             named=named,
             capabilities=capabilities,
-            shape=shaped,
+            input=given,
             estimated_tokens=estimate,
             warnings=warnings,
             obstacle=obstacle,
             standing=runtime.availability.standing(entry.adapter, named.model, runtime.clock.now_us()),
-            nominal_cost=self._nominal_cost(named) if self._journey.plan.cheapest else None,
+            nominal_cost=self._nominal_cost(named) if self._turn.plan.cheapest else None,
         )
 
     def _nominal_cost(self, named: Named) -> int | None:
-        runtime = self._journey.runtime
-        priced_as = published_name(self._journey.registry.adapters[named.entry.adapter], named.entry)
+        runtime = self._turn.runtime
+        priced_as = published_name(self._turn.registry.adapters[named.entry.adapter], named.entry)
         now_us = runtime.clock.now_us()
         return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
 
@@ -191,7 +191,7 @@ class Step:
 
     async def _attempt(self, route: Route) -> tuple[Reply, CallOutcome]:
         request = self._request(route)
-        chain = self._journey.runtime.middleware
+        chain = self._turn.runtime.middleware
         if chain:
             outcome = await chain.around(request, partial(self._send_for, request, route))
             if self._sent is None:  # answered without a call: the ids of who answered mean nothing here
@@ -200,79 +200,79 @@ class Step:
         else:
             outcome = await self._send(request, route)
         outcome = _settled(outcome)
-        if self._journey.log.next_seq == self._first_seq:  # nothing has been streamed
-            self._journey.log.extend(whole_reply_events(self._message_id, outcome.response))
+        if self._turn.log.next_seq == self._first_seq:  # nothing has been streamed
+            self._turn.log.extend(whole_reply_events(self._message_id, outcome.response))
         return self._assemble(request, self._sent or route, outcome), outcome
 
     async def _send_for(self, original: CanonicalRequest, route: Route, request: CanonicalRequest) -> CallOutcome:
         """Make the call that middleware asks for in the place of the original one."""
-        if self._journey.log.next_seq != self._first_seq:
+        if self._turn.log.next_seq != self._first_seq:
             raise CallboardError("a part of the reply has been delivered, so middleware can't ask for another one")
         if request.model != original.model:
             route = self._route_to(request.model)
             request = carried_over(original, request, self._request(route))
         if self._sent is not None:
-            request = msgspec.structs.replace(request, request_id=self._journey.runtime.clock.new_id("req"))
+            request = msgspec.structs.replace(request, request_id=self._turn.runtime.clock.new_id("req"))
         return await self._send(request, route)
 
     def _route_to(self, model: str) -> Route:
-        plan = expand(self._journey.registry, model, ())
+        plan = expand(self._turn.registry, model, ())
         return choose(plan, [self._examine(named) for named in plan.named], failed={}, stay_with=None)
 
     async def _send(self, request: CanonicalRequest, route: Route) -> CallOutcome:
         self._sent, self.partial = route, None
-        running = await self._journey.adapters.ready(route.decision, request.request_id)
+        running = await self._turn.adapters.ready(route.decision, request.request_id)
         scene = self._scene(request, route, running)
-        call = self._call = Call(request, scene, self._journey.streamed)
+        call = self._call = Call(request, scene, self._turn.streamed)
         self._caused_by = request.request_id
         self.calls += 1
         for warning in route.option.warnings:
             _log.warning(str(warning.code), request_id=request.request_id, what=warning.message)
         if self._cancelled:
             call.cancel()
-        self._journey.hold_time(True)
+        self._turn.hold_time(True)
         try:
             outcome = await call.run()
         except AdapterError as error:
             self._keep(request, route, error)
             raise
         finally:
-            self._journey.hold_time(False)
+            self._turn.hold_time(False)
             self._call = None
             self.costs += call.costs
             self.usages += call.usages
             self.cost_sum += call.sum
-        if route.option.shape is not None and route.option.shape.forced is not None:
+        if route.option.input is not None and route.option.input.forced is not None:
             outcome = CallOutcome(response=answer_as_text(outcome.response), cost=outcome.cost)
         if outcome.response.warnings:
-            refused = self._journey.state.refused_reasoning
+            refused = self._turn.state.refused_reasoning
             refused.note(route.decision.provider, request.messages, outcome.response.warnings)
         return outcome
 
     def _request(self, route: Route) -> CanonicalRequest:
-        journey, options, named = self._journey, self._journey.options, route.option.named
-        capabilities, entry, shaped = route.option.capabilities, named.entry, route.option.shape
+        turn, options, named = self._turn, self._turn.options, route.option.named
+        capabilities, entry, given = route.option.capabilities, named.entry, route.option.input
         assert capabilities is not None  # an option without them is never taken
-        assert shaped is not None
-        choice = shaped.forced  # of the caller's, forcing again after the first reply would never end
+        assert given is not None
+        choice = given.forced  # of the caller's, forcing again after the first reply would never end
         if self._first and choice is None:
             choice = first_choice(
                 entry.tools,
                 options.get("tool_choice"),
-                tools=shaped.tools,
+                tools=given.tools,
                 messages=self._messages,
                 capabilities=capabilities,
             )
         limit = options.get("max_output_tokens")
         asked = for_requests(merged(_options_of(entry, capabilities), options))
-        asked["output_schema"] = shaped.schema
+        asked["output_schema"] = given.schema
         asked["tool_choice"] = choice
         asked["parallel_tool_calls"] = parallel_calls(
-            entry.tools, options.get("parallel_tool_calls"), tools=shaped.tools, capabilities=capabilities
+            entry.tools, options.get("parallel_tool_calls"), tools=given.tools, capabilities=capabilities
         )
         return CanonicalRequest(
-            request_id=(not self.calls and self._request_id) or journey.runtime.clock.new_id("req"),
-            messages=journey.state.refused_reasoning.without(route.decision.provider, self._messages),
+            request_id=(not self.calls and self._request_id) or turn.runtime.clock.new_id("req"),
+            messages=turn.state.refused_reasoning.without(route.decision.provider, self._messages),
             model=route.decision.model,
             capabilities=capabilities,
             max_output_tokens=limit
@@ -280,33 +280,33 @@ class Step:
                 entry, capabilities, listed=named.listed, prompt_tokens=route.option.estimated_tokens or 0
             ),
             default_output_limit=limit is None and not asks_for_length(entry),
-            tools=shaped.tools,
-            system_prompt=shaped.system_prompt,
+            tools=given.tools,
+            system_prompt=given.system_prompt,
             stop_sequences=tuple(options.get("stop_sequences", ())),
             message_id=self._message_id,
-            session_id=journey.state.id,
+            session_id=turn.state.id,
             timeout_seconds=options.get("call_timeout_seconds"),
-            stream=journey.streamed,
+            stream=turn.streamed,
             **asked,
         )
 
     def _scene(self, request: CanonicalRequest, route: Route, running: RunningAdapter) -> CallScene:
-        journey, runtime = self._journey, self._journey.runtime
+        turn, runtime = self._turn, self._turn.runtime
         return CallScene(
             bus=runtime.bus,
             clock=runtime.clock,
             adapter=running.ref,
-            limiter=running.limiter,
+            slots=running.slots,
             prices=lambda: runtime.prices,
             routing=route.decision,
-            log=journey.log,
-            session_id=journey.state.id or None,
-            turn_id=journey.turn_id,
+            log=turn.log,
+            session_id=turn.state.id or None,
+            turn_id=turn.turn_id,
             caused_by=self._caused_by,
-            tags=journey.state.tags or None,
-            order=journey.order,
-            deadline=journey.deadline,
-            drain_seconds=journey.options.get("drain_for_usage", running.entry.config.drain_for_usage) or 0.0,
+            tags=turn.state.tags or None,
+            order=turn.order,
+            deadline=turn.deadline,
+            drain_seconds=turn.options.get("drain_for_usage", running.entry.config.drain_for_usage) or 0.0,
             estimated_input_tokens=route.option.estimated_tokens,
             warnings=route.option.warnings,
             filter=runtime.middleware.filter(request) if runtime.middleware else None,

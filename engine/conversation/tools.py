@@ -12,8 +12,8 @@ from bus.streams.events import TurnEvent
 from bus.values.whole_calls import ended_well
 
 from ..runtime.runtime import Runtime
-from ..tools import Answer, ToolRound, ToolScene, answers_to, open_calls
-from ..tools.scene import not_executed
+from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
+from ..tools.rounds import not_executed
 from .results import StepResult
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class TurnTools:
     ) -> ToolRound:
         from ..tools import run_tools  # many turns have no tools
 
-        scene = ToolScene(
+        shared = ToolRoundContext(
             clock=self._runtime.clock,
             tell=self._tell,
             messages=history,
@@ -121,7 +121,7 @@ class TurnTools:
             cut_off=cut_off,
             approved=approved,
         )
-        made = await run_tools(calls, self._state.tools, scene, interrupted=keep)
+        made = await run_tools(calls, self._state.tools, shared, interrupted=keep)
         keep(made.results)
         return made
 

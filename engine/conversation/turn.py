@@ -47,15 +47,15 @@ from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
+from .cancellation import TurnScope
+from .context_window import ADVICE, shortened
 from .history import TurnHistory
-from .journey import OWN_IDS, FirstIds, Journey, asked_of
 from .options import DEFAULTS, TurnOptions, merged
 from .reply import Reply, as_reply
 from .results import StepResult
-from .scope import TurnScope
-from .shortening import ADVICE, shortened
 from .step import Step
 from .tools import TurnTools
+from .turn_context import OWN_IDS, FirstIds, TurnContext, asked_of
 
 MAX_WAITING_TURNS = 16
 """How many turns may wait for one session, besides the one that runs."""
@@ -220,7 +220,7 @@ class Turn:
         began = SessionTurnStarted(model=model, trace_parent=self._trace_parent)
         runtime.bus.publish(began, session_id=state.id or None, turn_id=self.id)
         self._history.begin(self.new)
-        journey = self._journey()
+        turn = self._context()
         tools = TurnTools(runtime, state, self._options, self.id, self.log, self._keep_results)
         try:
             if self._answers is not None:
@@ -228,15 +228,15 @@ class Turn:
                 if made.waiting:
                     self.status = "awaiting_tools"
                     return as_reply(last_reply(state.messages))
-            return await self._converse(journey, tools)
+            return await self._converse(turn, tools)
         finally:
-            journey.adapters.end()
+            turn.adapters.end()
 
-    async def _converse(self, journey: Journey, tools: TurnTools) -> Reply:
+    async def _converse(self, turn: TurnContext, tools: TurnTools) -> Reply:
         pauses = 0
         caused_by: str | None = None
         while True:
-            message, outcome = await self._reply(journey, first=not self.steps, caused_by=caused_by)
+            message, outcome = await self._reply(turn, first=not self.steps, caused_by=caused_by)
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
@@ -283,21 +283,21 @@ class Turn:
 
     # -- one reply
 
-    async def _reply(self, journey: Journey, *, first: bool, caused_by: str | None) -> tuple[Reply, CallOutcome]:
+    async def _reply(self, turn: TurnContext, *, first: bool, caused_by: str | None) -> tuple[Reply, CallOutcome]:
         policy = self._options.get("context")
         if policy is None:
             try:
-                message, outcome = await self._call(journey, self.messages, first=first, caused_by=caused_by)
+                message, outcome = await self._call(turn, self.messages, first=first, caused_by=caused_by)
             except (PromptTooLongError, ContextOverflowError) as error:
                 error.add_note(ADVICE)
                 raise
         else:
             message, outcome = await shortened(
                 policy,
-                journey,
+                turn,
                 history=self.messages,
                 ask=self._ask,
-                call=lambda sent: self._call(journey, sent, first=first, caused_by=caused_by),
+                call=lambda sent: self._call(turn, sent, first=first, caused_by=caused_by),
             )
         return message, outcome
 
@@ -337,9 +337,9 @@ class Turn:
         return message.text
 
     async def _call(
-        self, journey: Journey, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
+        self, turn: TurnContext, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
     ) -> tuple[Reply, CallOutcome]:
-        step = self._step = Step(journey, messages, first=first, caused_by=caused_by)
+        step = self._step = Step(turn, messages, first=first, caused_by=caused_by)
         try:
             return await step.run()
         finally:
@@ -353,13 +353,13 @@ class Turn:
             if self._scope.cancelled:  # even if the call came to its end just then
                 self._scope.cut()
 
-    def _journey(self) -> Journey:
+    def _context(self) -> TurnContext:
         """Where this turn may go. Raises ConfigurationError."""
         runtime, state, options = self._runtime, self._state, self._options
         plan = expand(runtime.registry, self._model or state.model, options.get("fallback"))
         asked = asked_of(state, options, plan, self._history.pending)
         check_tool_choice(asked)
-        return Journey(
+        return TurnContext(
             runtime=runtime,
             state=state,
             options=options,

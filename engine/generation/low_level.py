@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from adapters import CanonicalRequest, CanonicalResponse
 
-from ..conversation.journey import FirstIds
 from ..conversation.options import said_by
 from ..conversation.turn import Turn, own
+from ..conversation.turn_context import FirstIds
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Tool

@@ -21,7 +21,7 @@ from ..calls.slots import arrival
 from ..routing.candidates import Named, Route, expand
 from ..runtime.borrowed_adapters import BorrowedAdapters
 from ..runtime.runtime import Runtime
-from .asking import ImageInput, Models, image_block
+from .inputs import ImageInput, Models, image_block
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ async def make_images(
             return await adapter.make_images(request, on_attempt=on_attempt)
 
         scene = scene_of(runtime, route, running, caused_by, options.tags)
-        made, cost = await PlainCall("image", request_id, scene).run(running.ref, running.limiter, order, work)
+        made, cost = await PlainCall("image", request_id, scene).run(running.ref, running.slots, order, work)
         return ImageResult(
             images=made.images,
             operation=made.operation,

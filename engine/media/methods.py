@@ -13,9 +13,9 @@ from ..runtime.runtime import Runtime
 if TYPE_CHECKING:
     from adapters.videos import PollPolicy
 
-    from .asking import ImageInput, Models
-    from .handle import VideoHandle
     from .images import ImageArguments, ImageResult
+    from .inputs import ImageInput, Models
+    from .video_handle import VideoHandle
     from .videos import VideoArguments
 
 

@@ -27,9 +27,9 @@ from ..models.published_prices import published_name
 from ..routing.candidates import Named, Route, expand
 from ..runtime.borrowed_adapters import BorrowedAdapters
 from ..runtime.runtime import Runtime
-from .asking import ImageInput, Models, image_block
-from .bill import JobAsReply, Watch
-from .handle import VideoHandle, stored_job
+from .inputs import ImageInput, Models, image_block
+from .job_call import JobAsReply, JobOrigin
+from .video_handle import VideoHandle, stored_job
 
 GRACE_SECONDS = 10.0
 """Whoever is cancelled while a job is being created waits so long for its id, so that it isn't lost."""
@@ -120,9 +120,9 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
             runtime.bus.publish(event, request_id=request_id, tags=scene.tags)
 
         call = PlainCall("video_create", request_id, scene, grace=GRACE_SECONDS, on_answer=tell)
-        created, _ = await call.run(running.ref, running.limiter, order, work)
-        watch = _watch(route, request_id, scene, options.polling)
-        return _known(runtime, VideoHandle(runtime, created.job, watch))
+        created, _ = await call.run(running.ref, running.slots, order, work)
+        origin = _origin_of(route, request_id, scene, options.polling)
+        return _known(runtime, VideoHandle(runtime, created.job, origin))
 
     try:
         with runtime.in_flight.call():
@@ -131,9 +131,9 @@ async def create_video(runtime: Runtime, prompt: str, model: Models, options: Vi
         borrowed.end()
 
 
-def _watch(route: Route, request_id: str, scene: EventScene, polling: PollPolicy) -> Watch:
+def _origin_of(route: Route, request_id: str, scene: EventScene, polling: PollPolicy) -> JobOrigin:
     """What the handle of a job must know that was created just now."""
-    return Watch(
+    return JobOrigin(
         decision=route.decision,
         wire_model=route.option.named.entry.wire_name,
         created_by=request_id,
@@ -178,7 +178,7 @@ async def resume_video(
     decision = RoutingDecision(
         requested=model, model=named.model, provider=entry.adapter, resolved_by=named.resolved_by, candidates=()
     )
-    watch = Watch(
+    origin = JobOrigin(
         decision=decision,
         wire_model=entry.wire_name,
         created_by=stored.created_by,
@@ -192,7 +192,7 @@ async def resume_video(
         status="queued",
         terms=terms,
     )
-    handle = _known(runtime, VideoHandle(runtime, job, watch))
+    handle = _known(runtime, VideoHandle(runtime, job, origin))
     await handle.refresh()
     return handle
 

@@ -36,7 +36,7 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
 NO_TOOL_SETTINGS = ToolSettings()
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ModelInput(msgspec.Struct, frozen=True):
     """What of a turn is sent to one model.
 
     schema: what the model itself is held to. forced: the call that stands for a reply after a schema.
@@ -55,7 +55,7 @@ def over(upper: S, lower: S) -> S:
     return msgspec.structs.replace(lower, **said)
 
 
-def shape(
+def model_input(
     settings: ToolSettings,
     addendum: str | None,
     *,
@@ -63,7 +63,7 @@ def shape(
     system_prompt: str | None,
     messages: Sequence[Message],
     choice: ToolChoice | None,
-) -> Shape:
+) -> ModelInput:
     """The tools and the system text that a model gets. choice: of the caller; its tool is never left out."""
     given = tuple(tools)
     warnings: tuple[CallWarning, ...] = ()
@@ -74,7 +74,7 @@ def shape(
             msgspec.structs.replace(tool, strict=settings.strict) if tool.strict is None else tool
             for tool in given
         )
-    return Shape(given, joined(system_prompt, addendum), warnings)
+    return ModelInput(given, joined(system_prompt, addendum), warnings)
 
 
 def joined(system_prompt: str | None, addendum: str | None) -> str | None:

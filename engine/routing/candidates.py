@@ -37,7 +37,7 @@ from bus import (
 from bus.errors import CancelledError, OutcomeUnknownError
 
 from ..models.entries import ModelEntry
-from ..models.habits import Shape
+from ..models.habits import ModelInput
 from ..models.registry import ModelRegistry
 from .availability import READY, Standing
 from .choice import Model, ModelChoice, Requirements, in_words
@@ -84,13 +84,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may serve, and what is known of it before anything is sent.
 
-    shape: what of the turn it would be sent. obstacle: why it can't serve this request. nominal_cost: in nano-USD;
+    input: what of the turn it would be sent. obstacle: why it can't serve this request. nominal_cost: in nano-USD;
     None: not known, or not asked.
     """
 
     named: Named
     capabilities: AdapterCapabilities | None = None
-    shape: Shape | None = None
+    input: ModelInput | None = None
     estimated_tokens: int | None = None
     warnings: tuple[CallWarning, ...] = ()
     obstacle: CallboardError | None = None

@@ -25,10 +25,10 @@ async def come_up(ref: ActorRef) -> None:
 class RunningAdapter:
     """A provider's actor, the bounds of its calls, and the number of turns that use it."""
 
-    def __init__(self, entry: AdapterEntry, ref: ActorRef, limiter: CallSlots) -> None:
+    def __init__(self, entry: AdapterEntry, ref: ActorRef, slots: CallSlots) -> None:
         self.entry = entry
         self.ref = ref
-        self.limiter = limiter
+        self.slots = slots
         self._users = 0
         self._idle: anyio.Event | None = None  # there while somebody waits for it
 

@@ -15,7 +15,7 @@ from .mcp.tools import mcp_tools
 from .open_calls import Answer, answers_to, last_reply, open_calls
 from .repair import InvalidToolCallError, RepairToolCall
 from .results import ToolError
-from .scene import ToolRound, ToolScene
+from .rounds import ToolRound, ToolRoundContext
 
 if TYPE_CHECKING:
     from .function.define import tool
@@ -41,7 +41,7 @@ __all__ = [
     "ToolError",
     "ToolHandler",
     "ToolRound",
-    "ToolScene",
+    "ToolRoundContext",
     "answers_to",
     "last_reply",
     "mcp_tools",

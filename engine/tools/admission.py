@@ -18,7 +18,7 @@ from .function.parameters import is_async
 from .function.threads import run_in_thread
 from .function.tool import Tool
 from .repair import InvalidToolCallError
-from .scene import ToolScene
+from .rounds import ToolRoundContext
 
 _log = Log("engine.tools")
 
@@ -36,29 +36,31 @@ class Waits(Exception):
     """A call that is left open."""
 
 
-async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], scene: ToolScene) -> Ready:
+async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], shared: ToolRoundContext) -> Ready:
     """The arguments, checked, converted and approved. Raises Refused, Waits."""
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
         raise Refused(f"There is no tool named {call.name!r}. " + (f"The tools are: {names}." if names else ""))
-    if call.incomplete and (scene.cut_off or call.raw_arguments is None):
+    if call.incomplete and (shared.cut_off or call.raw_arguments is None):
         raise Refused("The call's arguments are incomplete; it was not executed.")
     if tool.handler is None:
         if call.incomplete:
             raise Refused(f"{_fault(call)}; call the tool again.")
         raise Waits
-    arguments, ready = await _readied(call, tool, tool.handler, scene)
-    if call.id not in scene.approved:
-        await _require_approval(call, tool, arguments, scene)
+    arguments, ready = await _readied(call, tool, tool.handler, shared)
+    if call.id not in shared.approved:
+        await _require_approval(call, tool, arguments, shared)
     return ready
 
 
-async def _readied(call: ToolUseBlock, tool: Tool, handler: Handler, scene: ToolScene) -> tuple[JsonObject, Ready]:
+async def _readied(
+    call: ToolUseBlock, tool: Tool, handler: Handler, shared: ToolRoundContext
+) -> tuple[JsonObject, Ready]:
     """The arguments as JSON and converted, perhaps repaired. Raises Refused."""
     try:
         return call.input, _read(call, handler)
     except InvalidToolCallError as error:
-        repaired = await _repaired(call, tool, error, scene)
+        repaired = await _repaired(call, tool, error, shared)
         if repaired is None:
             raise Refused(f"{error}; call the tool again with arguments that follow its schema.") from error
     mended = msgspec.structs.replace(call, input=repaired, raw_arguments=None, incomplete=False)
@@ -84,32 +86,34 @@ def _fault(call: ToolUseBlock) -> str:
 
 
 async def _repaired(
-    call: ToolUseBlock, tool: Tool, error: InvalidToolCallError, scene: ToolScene
+    call: ToolUseBlock, tool: Tool, error: InvalidToolCallError, shared: ToolRoundContext
 ) -> JsonObject | None:
-    if scene.repair is None:
+    if shared.repair is None:
         return None
     try:
-        return await _asked(scene.repair, call, error, tool)
+        return await _asked(shared.repair, call, error, tool)
     except Exception as failure:
         _log.warning("repair_failed", failure, tool=call.name, error=type(failure).__name__)
         return None
 
 
-async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObject, scene: ToolScene) -> None:
+async def _require_approval(
+    call: ToolUseBlock, tool: Tool, arguments: JsonObject, shared: ToolRoundContext
+) -> None:
     """Raises Refused, Waits unless the call may run."""
-    if tool.needs_approval is False or (tool.needs_approval is None and scene.approve is None):
+    if tool.needs_approval is False or (tool.needs_approval is None and shared.approve is None):
         return
     request = ApprovalRequest(
         call=call,
         definition=tool.definition,
         arguments=arguments,
-        messages=scene.messages,
-        session_id=scene.session_id,
-        turn_id=scene.turn_id,
+        messages=shared.messages,
+        session_id=shared.session_id,
+        turn_id=shared.turn_id,
     )
-    async with scene.asking:  # whoever is asked, perhaps a person at a terminal, is asked one thing at a time
+    async with shared.asking:  # whoever is asked, perhaps a person at a terminal, is asked one thing at a time
         try:
-            approval = await _approval(request, tool, scene)
+            approval = await _approval(request, tool, shared)
         except Exception as error:
             _log.warning("approval_failed", error, tool=call.name, error=type(error).__name__)
             raise Refused("The call was not executed: asking for its approval failed.") from error
@@ -127,11 +131,11 @@ async def _require_approval(call: ToolUseBlock, tool: Tool, arguments: JsonObjec
             raise Refused("The call was not executed: it was neither approved nor denied.")
 
 
-async def _approval(request: ApprovalRequest, tool: Tool, scene: ToolScene) -> object:
+async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundContext) -> object:
     needed = tool.needs_approval
     if callable(needed) and not await _asked(needed, request):
         return Approved()
-    return Pending() if scene.approve is None else await _asked(scene.approve, request)
+    return Pending() if shared.approve is None else await _asked(shared.approve, request)
 
 
 async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:

@@ -29,7 +29,7 @@ from .function.handler import Handler, Ready
 from .function.threads import run_in_thread
 from .function.tool import Tool
 from .results import ToolError, as_content
-from .scene import ToolRound, ToolScene, not_executed
+from .rounds import ToolRound, ToolRoundContext, not_executed
 
 _log = Log("engine.tools")
 
@@ -48,7 +48,7 @@ Results: TypeAlias = tuple[ToolResultBlock, ...]
 async def run_tools(
     calls: Sequence[ToolUseBlock],
     tools: Sequence[Tool],
-    scene: ToolScene,
+    shared: ToolRoundContext,
     *,
     interrupted: Callable[[Results], object] | None = None,
 ) -> ToolRound:
@@ -61,11 +61,11 @@ async def run_tools(
     results: dict[str, ToolResultBlock] = {}
     try:
         if len(calls) == 1:  # the usual round needs no tasks
-            await _answer(calls[0], by_name, scene, results)
+            await _answer(calls[0], by_name, shared, results)
         else:
             async with anyio.create_task_group() as group:
                 for call in calls:
-                    group.start_soon(_answer, call, by_name, scene, results)
+                    group.start_soon(_answer, call, by_name, shared, results)
     except anyio.get_cancelled_exc_class():
         if interrupted is not None:
             interrupted(tuple(results.get(call.id) or not_executed(call) for call in calls))
@@ -77,30 +77,30 @@ async def run_tools(
 
 
 async def _answer(
-    call: ToolUseBlock, tools: dict[str, Tool], scene: ToolScene, results: dict[str, ToolResultBlock]
+    call: ToolUseBlock, tools: dict[str, Tool], shared: ToolRoundContext, results: dict[str, ToolResultBlock]
 ) -> None:
     """Add the call's result, unless it is left open. Its start and its end are told, also if it isn't run."""
     tool = tools.get(call.name)
     refusal: str | None = None
     ready: Ready | None = None
     try:
-        ready = await admit(call, tool, tools, scene)
+        ready = await admit(call, tool, tools, shared)
     except Waits:
         return
     except Refused as refused:
         refusal = str(refused)
-    scene.tell(ToolStarted(tool_use_id=call.id, tool_name=call.name))
-    started = scene.clock.monotonic_ns()
+    shared.tell(ToolStarted(tool_use_id=call.id, tool_name=call.name))
+    started = shared.clock.monotonic_ns()
     result = ToolResultBlock(call.id, INTERRUPTED, is_error=True)
     try:
         if refusal is not None or tool is None or ready is None:
             result = ToolResultBlock(call.id, refusal or "", is_error=True)
         else:
-            result = await _run(call, tool, ready, scene)
+            result = await _run(call, tool, ready, shared)
     finally:
         results[call.id] = result
-        latency = (scene.clock.monotonic_ns() - started) // 1_000_000
-        scene.tell(
+        latency = (shared.clock.monotonic_ns() - started) // 1_000_000
+        shared.tell(
             ToolFinished(tool_use_id=call.id, tool_name=call.name, is_error=result.is_error, latency_ms=latency)
         )
 
@@ -108,11 +108,11 @@ async def _answer(
 # -- running it
 
 
-async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, scene: ToolScene) -> ToolResultBlock:
+async def _run(call: ToolUseBlock, tool: Tool, ready: Ready, shared: ToolRoundContext) -> ToolResultBlock:
     assert tool.handler is not None
-    seconds = scene.timeout_seconds if tool.timeout_seconds is None else tool.timeout_seconds
+    seconds = shared.timeout_seconds if tool.timeout_seconds is None else tool.timeout_seconds
     controller = AbortController() if tool.handler.injected else None
-    context = None if controller is None else _context(call, controller, scene)
+    context = None if controller is None else _context(call, controller, shared)
     why = "the turn was cancelled"
     done = False
     try:
@@ -146,15 +146,15 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _context(call: ToolUseBlock, controller: AbortController, scene: ToolScene) -> ToolContext:
+def _context(call: ToolUseBlock, controller: AbortController, shared: ToolRoundContext) -> ToolContext:
     return ToolContext(
         tool_call_id=call.id,
         tool_name=call.name,
-        messages=scene.messages,
-        session_id=scene.session_id,
-        turn_id=scene.turn_id,
+        messages=shared.messages,
+        session_id=shared.session_id,
+        turn_id=shared.turn_id,
         abort_signal=controller.signal,
-        report=scene.tell,
+        report=shared.tell,
     )
 
 

@@ -81,7 +81,7 @@ LATE_PARTS = {
             "functions.sync_host",
             "functions.sync_stream",
         ),
-        *("media.handle", "media.images", "media.videos"),
+        *("media.video_handle", "media.images", "media.videos"),
         *("middleware.budget", "middleware.caching", "middleware.logging", "middleware.rate_limit"),
         *("tools.function.define", "tools.function.threads", "tools.running"),
     ),

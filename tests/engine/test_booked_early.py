@@ -142,8 +142,8 @@ async def test_a_call_that_is_cancelled_before_it_is_sent_costs_nothing() -> Non
         async with anyio.create_task_group() as group:
             group.start_soon(first.send, "Hi")
             await anyio.sleep(1)
-            limiter = engine._runtime.adapters["s"].limiter
-            while limiter.try_acquire():
+            slots = engine._runtime.adapters["s"].slots
+            while slots.try_acquire():
                 pass
             group.start_soon(waits)
             await anyio.sleep(1)

@@ -19,7 +19,7 @@ from adapters import (
     ToolUseBlock,
 )
 from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool, ToolSettings
-from engine.models.habits import Shape, shape
+from engine.models.habits import ModelInput, model_input
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 
@@ -128,9 +128,9 @@ async def test_an_adapters_usual_output_is_asked_for_as_far_as_the_model_goes() 
     assert (await asked(Say("x"), adapter=usual, model=own))[0].max_output_tokens == 100
 
 
-def shaped(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> Shape:
+def given_to(tools: list[str], settings: ToolSettings, *messages: Message, named: str | None = None) -> ModelInput:
     choice = ToolChoice("named", named) if named else None
-    return shape(
+    return model_input(
         settings,
         None,
         tools=[ToolDefinition(name) for name in tools],
@@ -143,7 +143,7 @@ def shaped(tools: list[str], settings: ToolSettings, *messages: Message, named: 
 def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then_the_first() -> None:
     """In the order in which they were given; what was left out is named."""
     used = Message(Role.ASSISTANT, (ToolUseBlock("tu_1", "f", {}),))
-    made = shaped(list("abcdef"), ToolSettings(max=4, core=("e",)), used, named="d")
+    made = given_to(list("abcdef"), ToolSettings(max=4, core=("e",)), used, named="d")
     assert [tool.name for tool in made.tools] == ["a", "d", "e", "f"]
     (warning,) = made.warnings
     assert (warning.code, warning.message) == ("tools_left_out", "6 tools for a limit of 4; left out: b, c")
@@ -152,7 +152,7 @@ def test_what_stays_of_many_tools_is_the_chosen_then_the_core_then_the_used_then
 def test_strictness_is_for_tools_that_do_not_say() -> None:
     """A tool's own word is never overruled."""
     tools = [ToolDefinition("a"), ToolDefinition("b", strict=False)]
-    made = shape(ToolSettings(strict=True), None, tools=tools, system_prompt=None, messages=(), choice=None)
+    made = model_input(ToolSettings(strict=True), None, tools=tools, system_prompt=None, messages=(), choice=None)
     assert [tool.strict for tool in made.tools] == [True, False]
 
 
@@ -163,7 +163,7 @@ def test_strictness_is_for_tools_that_do_not_say() -> None:
 )
 def test_a_filter_keeps_the_limit_the_core_and_the_order(names: list[str], core: list[str], limit: int) -> None:
     """Whatever tools there are, and never fewer than may be."""
-    made = shaped(names, ToolSettings(max=limit, core=tuple(core)))
+    made = given_to(names, ToolSettings(max=limit, core=tuple(core)))
     kept = [tool.name for tool in made.tools]
     assert len(kept) == min(limit, len(names))
     assert kept == [name for name in names if name in kept]

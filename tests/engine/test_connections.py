@@ -236,4 +236,4 @@ async def test_many_calls_cancelled_at_random_points_leave_nothing_open() -> Non
         server.script = whole
         async with engine.session("s:m").stream("Hello") as turn:
             assert (await turn.message()).text == "word "
-        assert engine._runtime.adapters.running["s"].limiter.used == 0
+        assert engine._runtime.adapters.running["s"].slots.used == 0

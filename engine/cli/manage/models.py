@@ -14,7 +14,7 @@ from engine import ConfiguredModel, ModelInfo, ModelRegistry, get_model_info, li
 from engine.home import home_folder
 from engine.models.catalogue import CAPABILITIES, capability_name, default_catalogue
 from engine.models.config import load_registry
-from engine.models.offered import configured_models
+from engine.models.configured import configured_models
 from engine.models.published_prices import published_name
 from engine.routing.availability import AvailabilityTable
 from engine.runtime.adapter_pool import make_spare

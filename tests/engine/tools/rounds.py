@@ -10,7 +10,7 @@ from bus import ToolFinished, ToolProgress, ToolStarted
 from bus.clock import SYSTEM_CLOCK
 from bus.values.json import JsonObject
 from engine import Tool
-from engine.tools import ToolRound, ToolScene, run_tools
+from engine.tools import ToolRound, ToolRoundContext, run_tools
 
 Told = list[ToolStarted | ToolProgress | ToolFinished]
 
@@ -21,10 +21,10 @@ def call(
     return ToolUseBlock(tool_use_id, name, arguments or {}, **more)
 
 
-def scene(told: Told | None = None, **more: Any) -> ToolScene:
+def scene(told: Told | None = None, **more: Any) -> ToolRoundContext:
     """told: gets the events."""
     events: Told = [] if told is None else told
-    return ToolScene(clock=SYSTEM_CLOCK, tell=events.append, **more)
+    return ToolRoundContext(clock=SYSTEM_CLOCK, tell=events.append, **more)
 
 
 async def run(

@@ -53,10 +53,10 @@ def configured_models(
     registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
 ) -> list[ConfiguredModel]:
     """All of them: first those that are listed, in their order; then each adapter's others, the best first."""
-    return list(_Offer(registry, consult, availability, prices, clock).models())
+    return list(_ModelList(registry, consult, availability, prices, clock).models())
 
 
-class _Offer:
+class _ModelList:
     def __init__(
         self,
         registry: ModelRegistry,

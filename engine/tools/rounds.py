@@ -17,7 +17,7 @@ from .repair import RepairToolCall
 Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
-class ToolScene(msgspec.Struct, frozen=True, kw_only=True):
+class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where a round takes place.
 
     clock: of how long tools take. tell: gets the events. messages: the conversation, with the message that made

@@ -9,7 +9,7 @@ from adapters import CanonicalRequest
 from adapters.actor import AdapterActor
 from bus.call_settings import CallSettings
 
-from .runtime.running_adapter import RunningAdapter
+from ..runtime.running_adapter import RunningAdapter
 
 _PORTS = {"http": 80, "https": 443}
 

@@ -26,7 +26,7 @@ from adapters.schemas.sanitizer import instruction
 from bus.values.json import JsonObject
 from bus.values.warning_codes import WarningCode
 
-from ..models.habits import Shape, joined
+from ..models.habits import ModelInput, joined
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
 """``native``: by the model itself, or not at all. ``auto``: by what it has instead."""
@@ -35,33 +35,33 @@ ANSWER_TOOL = "answer"
 
 
 def hold_to_schema(
-    shape: Shape,
+    given: ModelInput,
     schema: JsonObject | None,
     mode: SchemaMode,
     capabilities: AdapterCapabilities,
     *,
     choice: ToolChoice | None,
     reasons: bool,
-) -> Shape:
+) -> ModelInput:
     """What is sent to a model so that its reply follows the schema. choice: of the caller's tools."""
     if schema is None or mode == "native" or capabilities.supports_structured_output:
-        return msgspec.structs.replace(shape, schema=schema) if schema is not None else shape
-    if _can_be_forced(capabilities) and not shape.tools and choice is None and not reasons:
+        return msgspec.structs.replace(given, schema=schema) if schema is not None else given
+    if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:
         tool = ToolDefinition(ANSWER_TOOL, "Give the answer.", schema)
         return msgspec.structs.replace(
-            shape,
+            given,
             tools=(tool,),
             forced=ToolChoice("named", ANSWER_TOOL),
             warnings=(
-                *shape.warnings,
+                *given.warnings,
                 _warning(WarningCode.SCHEMA_AS_TOOL, "it was asked for as a tool's arguments"),
             ),
         )
     return msgspec.structs.replace(
-        shape,
-        system_prompt=joined(shape.system_prompt, instruction(schema, with_tools=bool(shape.tools))),
+        given,
+        system_prompt=joined(given.system_prompt, instruction(schema, with_tools=bool(given.tools))),
         warnings=(
-            *shape.warnings,
+            *given.warnings,
             _warning(WarningCode.SCHEMA_AS_INSTRUCTION, "it was told the schema in the system text"),
         ),
     )

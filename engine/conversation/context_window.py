@@ -11,7 +11,7 @@ from bus import ContextOverflowError, PromptTooLongError
 from ..routing.candidates import default_max_output
 from ..routing.choice import overridden
 from .context import ContextPolicy, Conversation
-from .journey import Journey
+from .turn_context import TurnContext
 
 T = TypeVar("T")
 
@@ -27,16 +27,16 @@ ADVICE = (
 
 async def shortened(
     policy: ContextPolicy,
-    journey: Journey,
+    turn: TurnContext,
     *,
     history: Sequence[Message],
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
     """What `call` returns for what the policy lets be sent; if that is too long, the policy is asked again."""
-    state, failure = journey.state, None
-    limit, estimate = measure_of(journey)
-    failed = dict(journey.failed)
+    state, failure = turn.state, None
+    limit, estimate = measure_of(turn)
+    failed = dict(turn.failed)
     for _ in range(MAX_TRIES):
         conversation = Conversation(
             messages=tuple(history),
@@ -55,26 +55,26 @@ async def shortened(
             if error.content:
                 raise
             failure = error
-            journey.failed = dict(failed)  # a model for which it was too long gets another chance
+            turn.failed = dict(failed)  # a model for which it was too long gets another chance
     assert failure is not None
     failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
     raise failure
 
 
-def measure_of(journey: Journey) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
+def measure_of(turn: TurnContext) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
     """How many tokens a prompt may have, if that is known, and what some messages would come to.
 
     Of the model that has answered in this turn, else of the first one.
     """
-    named = next((each for each in journey.plan.named if each.model == journey.serving), journey.plan.named[0])
+    named = next((each for each in turn.plan.named if each.model == turn.answered_by), turn.plan.named[0])
     entry = named.entry
-    adapter = journey.runtime.adapters.consult(journey.registry.adapter_of(entry))
+    adapter = turn.runtime.adapters.consult(turn.registry.adapter_of(entry))
     capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-    output = journey.asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
+    output = turn.asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
     window = capabilities.max_context_tokens
 
     def estimate(messages: Sequence[Message]) -> int:
-        prompt = journey.state.system_prompt
-        return adapter.estimate_input_tokens(messages, journey.asked.tools, prompt, model=entry.wire_name)
+        prompt = turn.state.system_prompt
+        return adapter.estimate_input_tokens(messages, turn.asked.tools, prompt, model=entry.wire_name)
 
     return (window - min(output, window // 2) if named.listed else None), estimate

@@ -36,12 +36,12 @@ class FirstIds(NamedTuple):
 OWN_IDS = FirstIds("", "")
 
 
-class Journey(msgspec.Struct, eq=False, kw_only=True):
+class TurnContext(msgspec.Struct, eq=False, kw_only=True):
     """What the steps of one turn share. registry: as it was when the turn began.
 
     adapters: until the turn's end. first_ids: of the first call. order, deadline: of the turn, for its calls.
     hold_time: told when a call begins and ends keeping the time.
-    failed: models that are out of question for this turn, and why. serving: the model that has answered.
+    failed: models that are out of question for this turn, and why. answered_by: the model that has answered.
     """
 
     runtime: Runtime
@@ -59,7 +59,7 @@ class Journey(msgspec.Struct, eq=False, kw_only=True):
     hold_time: Callable[[bool], None]
     adapters: BorrowedAdapters
     failed: dict[str, str] = {}
-    serving: str | None = None
+    answered_by: str | None = None
 
 
 def asked_of(state: SessionState, options: TurnOptions, plan: Plan, said: Sequence[Message]) -> Asked:

@@ -29,7 +29,7 @@ from bus.log import Log
 from tracestore import StoredJob
 
 from ..runtime.runtime import Runtime
-from .bill import Bill, Watch
+from .job_call import JobCall, JobOrigin
 
 T = TypeVar("T")
 
@@ -54,18 +54,18 @@ class VideoHandle:
     (`job.*`) are published then, the end once; a completed job's cost is counted once, too.
     """
 
-    def __init__(self, runtime: Runtime, job: VideoJob, watch: Watch) -> None:
+    def __init__(self, runtime: Runtime, job: VideoJob, origin: JobOrigin) -> None:
         self._runtime = runtime
         self._job = job
-        self._watch = watch
+        self._origin = origin
         self._cost: Cost | None = None
         self._told = False
         self._cancelling = False  # a job that is no longer to be found is then one that we have deleted
         self._looking = anyio.Lock()
         self._waiting = 0
         self._listeners: list[OnProgress] = []
-        self._bill = Bill(runtime, watch)
-        self._bill.begin()
+        self._call = JobCall(runtime, origin)
+        self._call.begin()
 
     @property
     def id(self) -> str:
@@ -75,7 +75,7 @@ class VideoHandle:
     @property
     def model(self) -> str:
         """The model that makes it, as models.yaml or the caller names it; `resume_video` wants it, too."""
-        return self._watch.decision.model
+        return self._origin.decision.model
 
     @property
     def job(self) -> VideoJob:
@@ -146,7 +146,7 @@ class VideoHandle:
             await wait_for_video(
                 self._retrieve,
                 self._job,
-                policy=self._watch.polling,
+                policy=self._origin.polling,
                 random=self._runtime.clock.random,
                 on_look=self._see,
             )
@@ -157,7 +157,7 @@ class VideoHandle:
                 raise
 
     async def _retrieve(self) -> VideoJob:
-        terms, model = self._job.terms, self._watch.wire_model
+        terms, model = self._job.terms, self._origin.wire_model
 
         async def look(adapter: VideoAdapter) -> VideoJob:
             return await adapter.retrieve_video(self.id, model=model, terms=terms)
@@ -196,14 +196,14 @@ class VideoHandle:
         self._told = job.status != "completed"
         if self._told:
             self._fail(job)
-            await self._bill.secured()
+            await self._call.secured()
             return
         counted = await self._counted_before()
         self._told = True
         if counted is not None:
             self._cost = counted
             return
-        self._cost = self._bill.completed_by(job)
+        self._cost = self._call.completed_by(job)
         told = JobCompleted(
             job_id=job.id,
             kind="video",
@@ -213,7 +213,7 @@ class VideoHandle:
             expires_at=job.expires_at,
         )
         self._publish(told)
-        await self._bill.secured()
+        await self._call.secured()
 
     async def _counted_before(self) -> Cost | None:
         """What another process, or an earlier handle, has counted."""
@@ -225,7 +225,7 @@ class VideoHandle:
 
     def _fail(self, job: VideoJob) -> None:
         error = self._error()
-        self._bill.failed_by(error)
+        self._call.failed_by(error)
         told = JobFailed(
             job_id=job.id,
             kind="video",
@@ -309,7 +309,7 @@ class VideoHandle:
             return False
 
         async def end(adapter: VideoAdapter) -> bool:
-            return await adapter.delete_video(self.id, model=self._watch.wire_model)
+            return await adapter.delete_video(self.id, model=self._origin.wire_model)
 
         self._cancelling = True
         try:
@@ -346,7 +346,7 @@ class VideoHandle:
             return await work(adapter)
 
         with self._runtime.in_flight.call():
-            running = await self._runtime.adapters.acquire(self._watch.decision.provider)
+            running = await self._runtime.adapters.acquire(self._origin.decision.provider)
             try:
                 handle = start_work(running.ref, self._runtime.clock.new_id("req"), on_it)
                 try:
@@ -357,7 +357,7 @@ class VideoHandle:
                 running.release()
 
     def _publish(self, event: JobProgress | JobCompleted | JobFailed) -> None:
-        self._runtime.bus.publish(event, request_id=self._watch.created_by, tags=self._watch.tags)
+        self._runtime.bus.publish(event, request_id=self._origin.created_by, tags=self._origin.tags)
 
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:

@@ -14,7 +14,7 @@ from ..calls.events import CallEvents, EventScene
 from ..runtime.runtime import Runtime
 
 
-class Watch(msgspec.Struct, frozen=True, kw_only=True):
+class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a job besides itself. created_by: the request that created it, if that is known."""
 
     decision: RoutingDecision
@@ -25,20 +25,20 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     polling: PollPolicy = PollPolicy()
 
 
-class Bill(CallEvents):
+class JobCall(CallEvents):
     """What a job came to, as a call: it starts and ends when that is known, and has lasted since `begin`."""
 
     operation = "video"
 
-    def __init__(self, runtime: Runtime, watch: Watch) -> None:
+    def __init__(self, runtime: Runtime, origin: JobOrigin) -> None:
         scene = EventScene(
             bus=runtime.bus,
             clock=runtime.clock,
             prices=lambda: runtime.prices,
-            routing=watch.decision,
-            caused_by=watch.created_by,
-            tags=watch.tags,
-            priced_as=watch.priced_as,
+            routing=origin.decision,
+            caused_by=origin.created_by,
+            tags=origin.tags,
+            priced_as=origin.priced_as,
             settle=runtime.middleware.settling,
             secure=runtime.host.secure,
         )
