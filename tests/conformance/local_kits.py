@@ -10,7 +10,7 @@ from adapters.providers.local import LocalAdapter
 from adapters.transport.transport import Transport
 from bus.clock import Clock
 
-from .wires import AnthropicWire, ChatWire, ResponsesWire, Wire
+from ..support.wires import AnthropicWire, ChatWire, ResponsesWire, Wire
 
 
 class Serverless(LocalAdapter):

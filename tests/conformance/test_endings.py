@@ -20,9 +20,9 @@ from tracestore import PriceRow, PriceTable
 
 from ..support.fake_http import HANG, FakeReply, Step
 from ..support.virtual_time import Backend, backend
+from ..support.wires import WIRES, Wire
 from .endings import ENDINGS, ending
 from .test_objects_over_wires import asking
-from .wires import WIRES, Wire
 
 pytestmark = pytest.mark.anyio
 

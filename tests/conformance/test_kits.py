@@ -17,9 +17,9 @@ from bus.clock import Clock
 from examples.adding_a_provider.kit import ParleyKit
 from examples.adding_a_provider.parley import ParleyAdapter
 
+from ..support.wires import KITS, QUIRKY, ChatWire
 from .local_kits import LOCAL
 from .scripted_kit import SCRIPTED
-from .wires import KITS, QUIRKY, ChatWire
 
 
 def passes(kit: Kit, check: Check, backend: str) -> None:

@@ -25,7 +25,7 @@ from ..definition_of_done.rows import row
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
 from ..support.virtual_time import Backend, backend
-from .wires import WIRES, Wire
+from ..support.wires import WIRES, Wire
 
 pytestmark = pytest.mark.anyio
 

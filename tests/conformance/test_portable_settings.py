@@ -17,7 +17,7 @@ from adapters.requests.settings import PORTABLE
 from bus.values.json import JsonObject
 
 from ..support.fake_http import request
-from .wires import QUIRKY, WIRES, Wire
+from ..support.wires import QUIRKY, WIRES, Wire
 
 EVERYWHERE = (*WIRES, *QUIRKY)
 SETTINGS: dict[str, object] = {

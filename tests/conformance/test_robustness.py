@@ -19,7 +19,7 @@ from bus.values.usage import StopReason
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock, run_virtual
-from .wires import WIRES, Wire
+from ..support.wires import WIRES, Wire
 
 each = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
 

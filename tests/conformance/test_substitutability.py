@@ -21,7 +21,7 @@ from bus.values.messages import Message
 from ..support.fake_http import HANG, FakeReply, FakeTransport
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock
-from .wires import CALLING_WIRES, WIRES, AnthropicWire, Wire
+from ..support.wires import CALLING_WIRES, WIRES, AnthropicWire, Wire
 
 pytestmark = pytest.mark.anyio
 

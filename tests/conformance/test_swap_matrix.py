@@ -39,7 +39,7 @@ from engine.tools.running import INTERRUPTED
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.scripted import adapter_type
 from ..support.virtual_time import FakeClock, run_virtual
-from .wires import WIRES, Wire
+from ..support.wires import WIRES, Wire
 
 SYSTEM = "You are in a swap."
 TOOLS = tuple(

@@ -1,6 +1,6 @@
 """The three providers of the definition of done, and an engine with one of them behind a network that is a script.
 
-What they reply is hand-written, after their real traffic (`tests.conformance.protocols`); real replies come from
+What they reply is hand-written, after their real traffic (`tests.support.wires`); real replies come from
 `recorded`.
 """
 
@@ -18,12 +18,12 @@ import pytest
 from adapters.transport.transport import HttpReply, HttpRequest
 from callboard import Engine, Json, JsonObject, ModelRegistry, TokenUsage
 
-from ..conformance.protocols.anthropic import AnthropicWire
-from ..conformance.protocols.gemini import GeminiWire
-from ..conformance.protocols.responses import ResponsesWire
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.virtual_time import FakeClock
+from ..support.wires.anthropic import AnthropicWire
+from ..support.wires.gemini import GeminiWire
+from ..support.wires.responses import ResponsesWire
+from ..support.wires.wire import Wire
 
 OPENAI, ANTHROPIC, GEMINI = ResponsesWire(), AnthropicWire(), GeminiWire()
 WIRES: tuple[Wire, ...] = (OPENAI, ANTHROPIC, GEMINI)

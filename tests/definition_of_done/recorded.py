@@ -17,10 +17,10 @@ from jsonschema import Draft202012Validator
 
 from callboard import AdapterError, Json, JsonObject, Message, Tool, ToolError
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply
 from ..support.recordings import FOLDER, THRESHOLD, fragments, read_cases
 from ..support.recordings import needs_recordings as recorded
+from ..support.wires.wire import Wire
 from .conversations import Call, Conversation, NotPlain, Result, Text, read
 
 __all__ = ["Exchange", "Loop", "exchanges", "loops", "most_agree", "recorded"]

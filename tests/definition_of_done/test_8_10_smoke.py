@@ -34,9 +34,9 @@ from callboard import (
     tool,
 )
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.virtual_time import FakeClock
+from ..support.wires.wire import Wire
 from .providers import WIRES, each_provider
 from .recorded import Exchange, exchanges, loops, recorded
 from .rows import PROVIDERS, row

@@ -12,10 +12,10 @@ import pytest
 
 from callboard import ConfigurationError, Engine, GenerateResult, ModelRegistry, generate, set_default_engine
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeTransport
 from ..support.provider_server import ProviderServer, provider_server
 from ..support.virtual_time import FakeClock
+from ..support.wires.wire import Wire
 from .providers import MODELS, WIRES, each_provider
 from .rows import PROVIDERS, row
 

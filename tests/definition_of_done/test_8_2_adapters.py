@@ -19,7 +19,7 @@ from callboard import (
     ViewEvent,
 )
 
-from ..conformance.protocols.wire import Wire
+from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, asking, counted, each_provider, holds
 from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row

@@ -22,7 +22,7 @@ from callboard import (
     ToolDefinition,
 )
 
-from ..conformance.protocols.wire import Wire
+from ..support.wires.wire import Wire
 from .conversations import Call, Result, read
 from .providers import ANTHROPIC, asking, each_provider, holds
 from .recorded import Exchange, exchanges, most_agree, recorded

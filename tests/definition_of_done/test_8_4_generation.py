@@ -29,8 +29,8 @@ from callboard import (
     stream,
 )
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply
+from ..support.wires.wire import Wire
 from .providers import asking, each_provider
 from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row

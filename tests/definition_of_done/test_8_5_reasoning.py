@@ -7,8 +7,8 @@ import pytest
 
 from callboard import JsonObject, ThinkingBlock, generate, stream
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply
+from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, GEMINI, OPENAI, asking, each_provider
 from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row

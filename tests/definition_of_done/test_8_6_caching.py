@@ -24,8 +24,8 @@ from callboard import (
 )
 
 from ..adapters.anthropic.test_prompt_caching import PrefixCache
-from ..conformance.protocols.wire import Wire
 from ..support.virtual_time import FakeClock
+from ..support.wires.wire import Wire
 from .providers import ANTHROPIC, GEMINI, MODELS, OPENAI, asking, each_provider
 from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row

@@ -20,7 +20,7 @@ from callboard import (
     generate,
 )
 
-from ..conformance.protocols.wire import Wire
+from ..support.wires.wire import Wire
 from .conversations import read
 from .providers import OPENAI, Asked, asking, each_provider, holds
 from .recorded import Loop, loops, most_agree, recorded

@@ -27,8 +27,8 @@ from callboard import (
     stream,
 )
 
-from ..conformance.protocols.wire import Wire
 from ..support.fake_http import FakeReply, failing
+from ..support.wires.wire import Wire
 from .providers import asking, each_provider
 from .rows import row
 

@@ -26,8 +26,8 @@ from callboard import (
     stream,
 )
 
-from ..conformance.protocols.wire import Wire
 from ..support.virtual_time import FakeClock
+from ..support.wires.wire import Wire
 from .providers import MODELS, WIRES, asking, counted, holds
 from .recorded import Exchange, exchanges, most_agree, recorded
 from .rows import row

@@ -1,18 +1,18 @@
 """How each protocol says the same things: the conformance kits of our own adapters.
 
-A provider joins by a subclass of Wire in `protocols` and an entry in WIRES; every check of `adapters.conformance`,
+A provider joins by a subclass of Wire in this folder and an entry in WIRES; every check of `adapters.conformance`,
 and every test here, then runs with it.
 """
 
 from __future__ import annotations
 
-from .protocols.anthropic import AnthropicWire
-from .protocols.chat import ChatWire
-from .protocols.gemini import GeminiWire
-from .protocols.ollama import OllamaWire
-from .protocols.responses import ResponsesWire
-from .protocols.tgi import TGIWire, WordyTGIWire
-from .protocols.wire import Wire
+from .anthropic import AnthropicWire
+from .chat import ChatWire
+from .gemini import GeminiWire
+from .ollama import OllamaWire
+from .responses import ResponsesWire
+from .tgi import TGIWire, WordyTGIWire
+from .wire import Wire
 
 __all__ = ["CALLING_WIRES", "KITS", "QUIRKY", "WIRES", "AnthropicWire", "ChatWire", "ResponsesWire", "Wire"]
 

@@ -10,8 +10,8 @@ from adapters import GeminiAdapter
 from adapters.conformance import CALLS, halves
 from bus.values.json import Json, JsonObject
 
-from ...support.judges import contents_faults
-from ...support.wire_history import history_faults
+from ..judges import contents_faults
+from ..wire_history import history_faults
 from .wire import Wire
 
 

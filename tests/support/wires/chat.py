@@ -10,8 +10,8 @@ from adapters import OpenAICompatibleAdapter
 from adapters.conformance import CALLS, arguments, halves
 from bus.values.json import Json, JsonObject
 
-from ...support.judges import chat_faults
-from ...support.wire_history import history_faults
+from ..judges import chat_faults
+from ..wire_history import history_faults
 from .wire import Wire, openai_error
 
 

@@ -11,7 +11,7 @@ from adapters.conformance import CALLS, halves
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage
 
-from ...support.judges import ollama_faults
+from ..judges import ollama_faults
 from .wire import Wire
 
 

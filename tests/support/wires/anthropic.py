@@ -10,8 +10,8 @@ from adapters import AnthropicAdapter
 from adapters.conformance import CALLS, arguments, halves
 from bus.values.json import Json, JsonObject
 
-from ...support.judges import messages_faults
-from ...support.wire_history import history_faults
+from ..judges import messages_faults
+from ..wire_history import history_faults
 from .wire import Wire
 
 
