@@ -19,7 +19,8 @@ from .functions.default import default_engine, set_default_engine
 from .functions.functions import generate, generate_sync, stream, stream_sync
 from .generation.asking import TimeoutConfig
 from .generation.progress import UsageSoFar
-from .generation.streaming import StreamResult, ViewReader
+from .generation.reading import ViewReader
+from .generation.streaming import StreamResult, TurnStream
 from .generation.view_events import (
     Finish,
     ProviderEvent,
@@ -39,7 +40,7 @@ from .models.registry import ModelRegistry
 from .routing.availability import Availability
 from .routing.choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts
-from .sessions.session import Session, TurnStream
+from .sessions.session import Session
 from .sessions.whole import SessionInfo
 from .statistics import EngineStatistics
 from .tools import (

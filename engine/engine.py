@@ -30,7 +30,8 @@ from .conversation.results import GenerateResult
 from .generation.asking import Arguments, new_turn
 from .generation.generating import generate_on
 from .generation.low_level import complete, turn_of
-from .generation.streaming import OnUsage, StreamResult
+from .generation.reading import OnUsage
+from .generation.streaming import StreamResult
 from .home import home_folder
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike

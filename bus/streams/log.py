@@ -311,6 +311,21 @@ class StreamReader(Generic[T]):
         self.seq = self._seqs[index]
         return self._batch[index]
 
+    async def take(self) -> Sequence[T | StreamReset[T]]:
+        """The events that have come together, up to one batch of them.
+
+        Returns:
+            At least one event, which is waited for; nothing when the log is closed and read to its end.
+        """
+        if self._index >= len(self._batch):
+            try:
+                await self._refill()
+            except StopAsyncIteration:
+                return ()
+        taken = self._batch[self._index :] if self._index else self._batch
+        self._index, self.seq = len(self._batch), self._seqs[-1]
+        return taken
+
     async def _refill(self) -> None:
         """Get the next batch, or raise StopAsyncIteration. Nothing is taken before the last await."""
         log = self._log

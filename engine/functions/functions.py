@@ -10,7 +10,8 @@ from adapters import ContentBlock
 from ..conversation.results import GenerateResult
 from ..engine import Engine
 from ..generation.asking import Arguments
-from ..generation.streaming import OnUsage, StreamResult
+from ..generation.reading import OnUsage
+from ..generation.streaming import StreamResult
 from ..routing.choice import Model
 from .default import default_engine
 

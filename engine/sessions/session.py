@@ -7,21 +7,17 @@ cancelling the task that awaits `send`, or leaving `async with session.stream(..
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from types import MappingProxyType, TracebackType
-from typing import Self, Unpack
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Unpack
 
-import anyio
-
-from adapters import ContentBlock, Message, MessageComplete, TextBlock, TextDelta, ToolUseBlock
-from adapters.replies.whole import spelled_out
-from bus import CallboardError, SessionRenamed, StreamReader, StreamReset, TaskHandle
-from bus.streams.events import TurnEvent
+from adapters import ContentBlock, Message, ToolUseBlock
+from bus import SessionRenamed
 
 from ..conversation.options import TurnOptions, options_among
 from ..conversation.reply import Reply
 from ..conversation.turn import Turn, own
+from ..generation.streaming import TurnStream
 from ..routing.candidates import expand
 from ..routing.choice import Model
 from ..runtime.runtime import Runtime
@@ -151,8 +147,8 @@ class Session:
     ) -> TurnStream:
         """One turn, streamed: `async with session.stream("…") as turn: async for event in turn: …`.
 
-        It begins when it is entered. The arguments are as in `send`. The exceptions of `send` are raised on
-        entering and by iterating.
+        It begins when it is entered, or first asked for anything. The arguments are as in `send`. The exceptions
+        of `send` are raised on entering and by iterating.
         """
         turn = self._new_turn(content, model, streamed=True, options=options)
         return TurnStream(self._runtime, turn)
@@ -275,113 +271,3 @@ class Session:
             streamed=streamed,
             answers=dict(answers),
         )
-
-
-class TurnStream:
-    """A turn as it happens: an async context manager, and an async iterator of its events.
-
-    Leaving early cancels the turn, unless it was detached; then the session runs it to its end. A reader that
-    comes back after the stream was folded gets one StreamReset in place of the events it missed. A reader that has
-    read nothing yet gets the messages, their text in one piece. An exception of the turn is raised when its events
-    have been read.
-
-    Raises:
-        CallboardError: The stream is read before it is entered.
-    """
-
-    def __init__(self, runtime: Runtime, turn: Turn) -> None:
-        self._runtime = runtime
-        self._turn = turn
-        self._task: TaskHandle[Reply] | None = None
-        self._reader: StreamReader[TurnEvent] | None = None
-        self._detached = False
-
-    @property
-    def stream_id(self) -> str:
-        """The id that `Engine.attach` takes, for further readers of the same turn."""
-        return self._turn.id
-
-    async def __aenter__(self) -> Self:
-        self._task = await self._runtime.host.start_turn(self._turn)
-        self._reader = self._turn.log.reader(unfold=spelled_out)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        task = self._task
-        self._runtime.host.require_loop()
-        if self._reader is not None:
-            self._reader.close()
-        if task is None or self._detached:
-            return
-        if not task.done:
-            self._turn.cancel()
-        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
-            with contextlib.suppress(CallboardError):  # who iterated has seen it; who left early doesn't want it
-                await task.wait()
-
-    def __aiter__(self) -> AsyncIterator[TurnEvent | StreamReset[TurnEvent]]:
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[TurnEvent | StreamReset[TurnEvent]]:
-        async for event in self._started_reader():
-            yield event
-        assert self._task is not None
-        await self._task.wait()
-
-    @property
-    def text_stream(self) -> AsyncIterator[str]:
-        """Only the text, piece by piece."""
-        return self._text()
-
-    async def _text(self) -> AsyncIterator[str]:
-        given = 0
-        async for event in self:
-            piece = ""
-            if isinstance(event, TextDelta):
-                piece = event.text
-            elif isinstance(event, StreamReset):  # this reader was so slow that the log was folded meanwhile
-                piece = _text_of(event.snapshot)[given:]
-            if piece:
-                given += len(piece)
-                yield piece
-
-    async def message(self) -> Reply:
-        """The assistant's last message, once the turn is over. An exception of the turn is raised here."""
-        self._started_reader()
-        assert self._task is not None
-        return await self._task.wait()
-
-    async def cancel(self) -> bool:
-        """Cancel the turn; its events still end properly.
-
-        Returns:
-            False if the turn is over.
-        """
-        return self._turn.cancel()
-
-    def detach(self) -> None:
-        """Let the session own the turn: leaving this context no longer cancels it."""
-        self._detached = True
-
-    def _started_reader(self) -> StreamReader[TurnEvent]:
-        if self._reader is None:
-            raise CallboardError("enter the stream first: async with session.stream(...) as turn")
-        self._runtime.host.require_loop()
-        return self._reader
-
-
-def _text_of(events: Sequence[TurnEvent]) -> str:
-    """All text of a folded stream: whole messages, and the deltas of one that is still open."""
-    texts: dict[str, str] = {}
-    for event in events:
-        match event:
-            case TextDelta():
-                texts[event.message_id] = texts.get(event.message_id, "") + event.text
-            case MessageComplete():
-                blocks = (block.text for block in event.final_content if isinstance(block, TextBlock))
-                texts[event.message_id] = "".join(blocks)
-            case _:
-                pass
-    return "".join(texts.values())

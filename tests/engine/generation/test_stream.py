@@ -25,7 +25,7 @@ from engine import (
     stream,
 )
 from engine.calls.call import CallOutcome
-from engine.generation.streaming import DELTAS_PER_ESTIMATE
+from engine.generation.reading import DELTAS_PER_ESTIMATE
 from tests.support.scripted import Say
 from tracestore import PriceTable
 

@@ -1,0 +1,122 @@
+"""A turn that is streamed: started by whoever needs it first, and cancelled when nobody needs it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import anyio
+
+from adapters import CanonicalResponse, TokenUsage
+from bus import CallboardError, TaskHandle, WrongLoop
+
+from ..conversation.reply import Reply
+from ..conversation.results import GenerateResult
+from ..conversation.turn import NOTHING, Turn
+from ..runtime.runtime import Runtime
+from .generating import result_of
+from .progress import Progress, UsageSoFar
+from .view_events import Finish, StreamFailed
+
+
+class StreamedTurn:
+    """A turn, its task once it has begun, and whether it may outlive its stream.
+
+    Args:
+        runtime: The engine's shared parts.
+        turn: The turn to run.
+    """
+
+    def __init__(self, runtime: Runtime, turn: Turn) -> None:
+        self.turn = turn
+        self.owned = True
+        """Whether leaving the stream cancels the turn."""
+        self._runtime = runtime
+        self._closed = False
+        self._progress: Progress | None = None
+        self._task: TaskHandle[Reply] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = anyio.Lock()
+
+    async def start(self) -> TaskHandle[Reply]:
+        """The task of the turn, which begins now if it hasn't begun.
+
+        Raises:
+            WrongLoop: The turn was begun on another event loop.
+            CallboardError: The stream was closed before it began.
+        """
+        if self._task is not None:
+            self.require_loop()
+            return self._task
+        async with self._starting:
+            if self._task is None:
+                if self._closed:
+                    raise CallboardError("this stream was closed before it began; ask for another one")
+                self._loop = asyncio.get_running_loop()
+                self._task = await self._runtime.host.start_turn(self.turn)
+                self._progress = Progress(self.turn)
+                if self._closed:  # meanwhile
+                    self.turn.cancel()
+        return self._task
+
+    def require_loop(self) -> None:
+        """Check that the turn, if it has begun, was begun on the event loop that runs here.
+
+        Raises:
+            WrongLoop: It was begun on another one.
+        """
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise WrongLoop("this stream belongs to another event loop; read it where it was begun")
+
+    async def reply(self) -> Reply:
+        """The last message, when the turn is over. An exception of the turn is raised here."""
+        return await (await self.start()).wait()
+
+    async def result(self) -> GenerateResult:
+        """The result of the turn, when it is over. An exception of the turn is raised here."""
+        await self.reply()
+        return result_of(self.turn)
+
+    @property
+    def partial_response(self) -> CanonicalResponse | None:
+        """The last message as far as it has come; None before it has begun."""
+        return self._progress.response if self._progress is not None else None
+
+    @property
+    def usage(self) -> UsageSoFar:
+        """The tokens that were used until now, and their cost."""
+        return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING)
+
+    def ending(self) -> Finish | StreamFailed:
+        """The last event of the view. The last event of a turn comes when its task is done."""
+        assert self._task is not None
+        try:
+            self._task.result()
+        except Exception as error:
+            return StreamFailed(error)
+        result = result_of(self.turn)
+        return Finish(
+            stop_reason=result.stop_reason,
+            usage=result.total_usage,
+            cost=result.total_cost,
+            response=result.response,
+            status=result.status,
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait for its end. Another event loop than its own gets WrongLoop."""
+        self.require_loop()
+        self._closed = True
+        if self._task is None:
+            return
+        self.turn.cancel()
+        with anyio.CancelScope(shield=True):  # bounded: a cancelled turn ends within its grace
+            with contextlib.suppress(Exception):  # who iterated has seen it, who leaves early doesn't want it
+                await self._task.wait()
+
+    def abandon(self) -> None:
+        """Cancel the turn, as nobody can wait for it any more. Any thread may call this."""
+        running = self._task is not None and not self._task.done
+        if self.owned and running and self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are over
+                self._loop.call_soon_threadsafe(self.turn.cancel)
