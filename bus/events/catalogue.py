@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from ..call_settings import CallSettings
+from ..values.call_settings import CallSettings
 from ..values.messages import Message, RoutingDecision, SessionSetup
 from ..values.usage import Cost, StopReason, TokenUsage
 from .envelope import Event

@@ -39,9 +39,9 @@ from bus import (
     LlmCallFailed,
     StreamLog,
 )
-from bus.call_settings import CallSettings
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
+from bus.values.call_settings import CallSettings
 from bus.values.usage import UsageSource
 from bus.values.whole_calls import with_whole_calls
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from adapters import CanonicalRequest
 from adapters.actor import AdapterActor
-from bus.call_settings import CallSettings
+from bus.values.call_settings import CallSettings
 
 from ..runtime.running_adapter import RunningAdapter
 

@@ -14,9 +14,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from bus.call_settings import CallSettings
 from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope
+from bus.values.call_settings import CallSettings
 from bus.values.content import (
     AudioBlock,
     DocumentBlock,
