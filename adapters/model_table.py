@@ -12,10 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
+
+from bus.package_data import package_data
 
 from .contract import AdapterCapabilities
 
@@ -85,18 +86,23 @@ class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_
 class ModelTable(Generic[Row]):
     """The table beside a module of a provider, read at its first use.
 
-    kind: of the file, ``ModelFile[...]``. Any use raises msgspec.ValidationError or ValueError if the file is
-    wrong.
+    Any use raises msgspec.ValidationError or ValueError if the file is wrong.
     """
 
-    def __init__(self, module_file: str, kind: type[ModelFile[Row]]) -> None:
-        self.path = Path(module_file).with_name(FILE_NAME)
+    def __init__(self, module: str, kind: type[ModelFile[Row]]) -> None:
+        """Name the file, and read nothing.
+
+        Args:
+            module: The ``__name__`` of a module in the file's folder.
+            kind: The type of the file, ``ModelFile[...]``.
+        """
+        self._module = module
         self._kind = kind
 
     @cached_property
     def file(self) -> ModelFile[Row]:
         """All that is in it."""
-        return msgspec.json.decode(self.path.read_bytes(), type=self._kind)
+        return msgspec.json.decode(package_data(self._module, FILE_NAME), type=self._kind)
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -109,7 +115,7 @@ class ModelTable(Generic[Row]):
         for row in self.rows:
             for name in (row.id, *row.also):
                 if names.setdefault(name, row) is not row:
-                    raise ValueError(f"{self.path}: two models are called {name!r}")
+                    raise ValueError(f"{self._module}: two models are called {name!r}")
         return names
 
     @cached_property
@@ -118,7 +124,7 @@ class ModelTable(Generic[Row]):
         for row in self.rows:
             for alias in row.aliases:
                 if alias in self._names or aliases.setdefault(alias, row) is not row:
-                    raise ValueError(f"{self.path}: two models are called {alias!r}")
+                    raise ValueError(f"{self._module}: two models are called {alias!r}")
         return aliases
 
     @cached_property

@@ -35,7 +35,14 @@ def written(folder: Path, *models: dict[str, object], like: tuple[tuple[str, str
     rows = [{"display_name": "A toy", "context_window": None, "max_output": None, **model} for model in models]
     file = {"date": "2026-11-22", "source": "made up", "models": rows, "like": like}
     (folder / FILE_NAME).write_bytes(msgspec.json.encode(file))
-    return ModelTable(str(folder / "data.py"), ModelFile[Toy])
+    module = f"toys_of_{folder.name}"
+    (folder / f"{module}.py").touch()
+    return ModelTable(module, ModelFile[Toy])
+
+
+@pytest.fixture(autouse=True)
+def modules_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 # -- the shipped ones

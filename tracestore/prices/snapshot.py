@@ -15,6 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from bus.errors import ConfigurationError
+from bus.package_data import package_data
 
 from .rows import ANY_TIER, PriceAlias, PriceList, PriceRow
 
@@ -89,7 +90,7 @@ _FREE = [
 @cache
 def shipped_snapshot() -> Snapshot:
     """The snapshot that comes with Callboard."""
-    return read(SHIPPED)
+    return decode(package_data(__name__, "snapshots/prices.json"), str(SHIPPED))
 
 
 def read(path: Path) -> Snapshot:

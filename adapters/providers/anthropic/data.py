@@ -35,7 +35,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
         return bool(self.thinking)
 
 
-TABLE = ModelTable(__file__, ModelFile[Model])
+TABLE = ModelTable(__name__, ModelFile[Model])
 
 BUDGETS: Mapping[str, int] = {
     "minimal": 1_024,
@@ -82,7 +82,7 @@ def _by_version() -> Mapping[str, Mapping[tuple[int, int], Model]]:
     for row in TABLE.rows:
         parsed = _parse(row.id)
         if parsed is None:
-            raise ValueError(f"{TABLE.path}: {row.id} has no version in its name")
+            raise ValueError(f"models.json: {row.id} has no version in its name")
         rows.setdefault(parsed[0], {})[parsed[1]] = row
     return rows
 

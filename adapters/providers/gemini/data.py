@@ -34,7 +34,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
         return bool(self.levels) or self.budget is not None
 
 
-TABLE = ModelTable(__file__, ModelFile[Model])
+TABLE = ModelTable(__name__, ModelFile[Model])
 
 UNLISTED = Model(
     id="", display_name="", context_window=None, max_output=None, levels=("low", "medium", "high"), modern=True

@@ -30,7 +30,7 @@ class Model(ModelRow, frozen=True, kw_only=True):
         return bool(self.efforts)
 
 
-TABLE = ModelTable(__file__, ModelFile[Model])
+TABLE = ModelTable(__name__, ModelFile[Model])
 
 
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
+from bus.package_data import package_data
 from tracestore import PriceTable, RepriceReport
 
 from ..common.money import exact, percent, places, rounded
@@ -72,7 +72,7 @@ def page(report: RepriceReport, table: PriceTable, origin: Origin) -> str:
 
 
 def _document(title: str, body: str) -> str:
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    style = package_data(__name__, "page.css").decode()
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escaped(title)}</title>\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
