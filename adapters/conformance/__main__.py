@@ -1,4 +1,4 @@
-"""``python -m adapters.conformance my_package.kit:MY_KIT``: run all checks of a kit and print how they went."""
+"""Run all checks of a kit: ``python -m callboard.adapters.conformance my_package.kit:MY_KIT``."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ def find_kit(place: str) -> Kit:
         raise ValueError(f"{place} can't be imported: {error}") from error
     kit = found() if isinstance(found, type) and issubclass(found, Kit) else found
     if not isinstance(kit, Kit):
-        raise ValueError(f"{place} is no adapters.conformance.Kit but {type(kit).__name__}")
+        raise ValueError(f"{place} is no callboard.adapters.conformance.Kit but {type(kit).__name__}")
     return kit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 if nothing failed, 1 if a check did, 2 if there is no such kit."""
-    parser = argparse.ArgumentParser("python -m adapters.conformance", description="Check an adapter by its kit.")
+    parser = argparse.ArgumentParser(
+        "python -m callboard.adapters.conformance", description="Check an adapter by its kit."
+    )
     parser.add_argument("kit", help="package.module:NAME of the kit")
     parser.add_argument("-k", metavar="WORD", default="", help="only checks whose name holds this")
     parser.add_argument(
