@@ -10,16 +10,7 @@ import anyio.lowlevel
 import pytest
 import sniffio
 
-from bus import (
-    Actor,
-    ActorStopped,
-    AuthError,
-    ChildSpec,
-    DeadlineExceeded,
-    MailboxFull,
-    TaskCancelled,
-    TaskHandle,
-)
+from bus import Actor, ActorStopped, AuthError, ChildSpec, DeadlineExceeded, MailboxFull, TaskCancelled, TaskHandle
 from bus.actors.task import LeakedCancellation, describe, origin, stack_of
 from tests.bus.supervised import Boom, Obedient, World
 from tests.support.virtual_time import run_virtual

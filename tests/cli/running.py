@@ -13,10 +13,9 @@ from pathlib import Path
 
 import anyio
 
-from adapters import ServerError
+from callboard import PriceTable, ServerError
 from tests.engine.engines import running
 from tests.support.scripted import Say
-from tracestore import PriceTable
 
 from .forking import Command, Forking
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus import Cost
-from bus.values.usage import CostSource
+from bus import Cost, CostSource
 from engine.cli.common.harmless import harmless
 from engine.cli.common.money import cost_text, difference, percent, usd
 from engine.cli.common.screen import Flow

@@ -7,8 +7,7 @@ from typing import Any
 
 import anyio
 
-from adapters import AdapterConfig, AttemptObserver, CanonicalRequest, Message
-from adapters.contract import AttemptStarted
+from adapters import AdapterConfig, AttemptObserver, AttemptStarted, CanonicalRequest, Message
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from adapters.images import ImageCapabilities, ImageRequest, ImageResponse
 from adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from bus.errors import CancelledError
-from engine.abort import AbortController
+from callboard import AbortController, CancelledError
 
 from ..support.virtual_time import Backend, backend
 

@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from adapters.registry import MODEL_TABLES, model_table
-from bus import CallboardError
-from bus.clock import Clock
+from bus import CallboardError, Clock
 from engine import ModelInfo, get_latest_model, get_model_info, list_models
 from engine.models.catalogue import Catalogue
 from tracestore import PriceRow, PriceTable

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters import RetryPolicy
-from bus import ConfigurationError
-from engine import ModelDefaults, ToolSettings
-from engine.models.config import load_registry, read_models_yaml, registry_from_env
+from callboard import ConfigurationError, ModelDefaults, RetryPolicy, ToolSettings, load_registry
+from engine.models.config import read_models_yaml, registry_from_env
 from engine.routing.candidates import expand
 
 SEED_EXAMPLE = """

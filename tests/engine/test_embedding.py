@@ -14,21 +14,20 @@ import pytest
 from adapters import (
     AdapterConfig,
     AdapterError,
+    AttemptFailed,
+    AttemptFirstEvent,
     AttemptObserver,
+    AttemptStarted,
     CapabilityError,
     ContextOverflowError,
     ServerError,
     TokenUsage,
 )
-from adapters.contract import AttemptFailed, AttemptFirstEvent, AttemptStarted
-from adapters.embeddings import (
-    EmbeddingCapabilities,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    PartialEmbeddingError,
-)
+from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
 from bus import (
+    SYSTEM_CLOCK,
     AuthError,
+    Clock,
     ConfigurationError,
     LlmCallCompleted,
     LlmCallFailed,
@@ -36,7 +35,6 @@ from bus import (
     Lossless,
     Subscription,
 )
-from bus.clock import SYSTEM_CLOCK, Clock
 from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry
 from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand

@@ -7,13 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract import RetryPolicy
-from adapters.http.retry import retry_delay
+from adapters import RetryPolicy, retry_delay
 from adapters.refusals.classify import COMMON_CODES, ErrorBody, build_error
-from bus import errors
+from bus import AdapterError, CallboardError, LlmCallFailed, RateLimitError, errors
 from bus.error_table import ERROR_TABLE, Counts, ErrorRow
-from bus.errors import AdapterError, CallboardError, RateLimitError
-from bus.events.catalogue import LlmCallFailed
 from engine.routing.availability import blame
 
 from ..definition_of_done.rows import row

@@ -13,8 +13,7 @@ import anyio
 import pytest
 
 from adapters import AdapterConfig, AuthError
-from bus import WrongLoop
-from bus.values.json import Json
+from bus import Json, WrongLoop
 from engine import AdapterEntry, Check, Engine, HealthReport, ModelEntry, ModelRegistry, load_registry
 from engine.health import check_store
 from tests.support.provider_server import ProviderServer, provider_server

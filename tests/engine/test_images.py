@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
-from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless
-from bus.errors import OutcomeUnknownError
+from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.provider_server import refusing_url

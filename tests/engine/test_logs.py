@@ -10,11 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from adapters import ServerError
 from bus.log import ROOT
-from engine import AbortController, tool
-from engine.calls.events import CallEnd, CallInfo
-from engine.middleware import Middleware
+from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
 from tests.engine.tools.rounds import result_of
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend

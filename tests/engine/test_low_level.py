@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from adapters import CanonicalRequest, Message, StopReason, ToolDefinition
-from bus import LlmCallCompleted, NotFoundError
-from bus.events.catalogue import LlmCallStarted
+from bus import LlmCallCompleted, LlmCallStarted, NotFoundError
 from tests.support.scripted import Say
 
 from .engines import running, topics

@@ -10,8 +10,7 @@ from decimal import Decimal
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AttemptObserver, ServerError, TokenUsage
-from adapters.contract import AttemptStarted
+from adapters import AdapterConfig, AttemptObserver, AttemptStarted, ServerError, TokenUsage
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
 from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
 from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bus import ConfigurationError
-from engine import ModelRegistry
+from callboard import ConfigurationError, ModelRegistry
 from engine.models.config import read_models_yaml, registry_from_env
 from engine.routing.candidates import expand
 

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from adapters import RateLimitError
-from engine import ConfiguredModel, Engine
+from callboard import ConfiguredModel, Engine, PriceRow, PriceTable, RateLimitError
 from engine.models.config import read_models_yaml, registry_from_env
 from tests.support.scripted import Say
-from tracestore import PriceRow, PriceTable
 
 from .engines import running
 

@@ -7,12 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import StoreError
-from engine import Engine
+from callboard import CallFilter, Engine, PriceRow, PriceTable, StoreError, TraceStore
 from engine.pricing import watch as price_watch
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
 
 from .engines import running, topics
 

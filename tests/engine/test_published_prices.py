@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters import AdapterConfig
-from bus.values.json import JsonObject
+from callboard import AdapterConfig, AdapterEntry, JsonObject, ModelEntry
 from engine.models.published_prices import published_name
-from engine.models.registry import AdapterEntry, ModelEntry
 
 
 @pytest.mark.parametrize(

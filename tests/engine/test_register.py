@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters import AdapterConfig, OpenAIAdapter
 from adapters.providers import scripted
-from bus import ConfigurationError
-from engine import Engine, ModelRegistry
+from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
 from engine.models.registering import entry_of
 from tests.support.scripted import Say
 

@@ -42,19 +42,10 @@ from bus import (
     Lossless,
     NoModelAvailable,
     PromptTooLongError,
+    RoutingDecision,
     Subscription,
 )
-from bus.values.messages import RoutingDecision
-from engine import (
-    AdapterEntry,
-    Engine,
-    ModelChoice,
-    ModelDefaults,
-    ModelEntry,
-    ModelRegistry,
-    Requirements,
-    Tool,
-)
+from engine import AdapterEntry, Engine, ModelChoice, ModelDefaults, ModelEntry, ModelRegistry, Requirements, Tool
 from engine.routing.capabilities import Asked, check
 from engine.routing.choice import in_words
 from tests.support.scripted import CAPABILITIES, Say, adapter_type, scripted_type

@@ -9,20 +9,13 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import (
-    AdapterConfig,
-    CallWarning,
-    CanonicalRequest,
-    MessageStart,
-    ToolDefinition,
-)
+from adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
 from adapters.http.wire_call import WireCall
 from adapters.providers import scripted
 from bus import AuthError, CallboardError, StoreError, TurnComplete, TurnStatus
-from engine import Engine, ModelChoice, ModelRegistry, Tool
+from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry, Tool
 from engine.middleware import Budget
 from engine.models.registering import entry_of
-from engine.models.registry import AdapterEntry, ModelEntry
 from engine.routing.choice import Model
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
 from tests.support.scripted import Say, adapter_type

@@ -6,8 +6,7 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import AuthError, ServerError
-from engine import Engine, Limits
+from callboard import AuthError, Engine, Limits, ServerError
 from tests.support.scripted import Say
 
 from .engines import registry, running

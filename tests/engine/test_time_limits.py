@@ -16,8 +16,7 @@ from adapters import (
     ToolDefinition,
     UsageSource,
 )
-from bus import LlmCallCompleted, LlmCallFailed, Subscription
-from bus.streams.events import TurnComplete
+from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
 from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Timeouts, Tool
 from engine.calls.call import CANCEL_GRACE_SECONDS
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type

@@ -20,8 +20,7 @@ from adapters import (
     OpenAICompatibleAdapter,
 )
 from adapters.http.adapter import HttpAdapter
-from bus import AuthError
-from bus.values.json import Json
+from bus import AuthError, Json
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, NoObjectGeneratedError
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type

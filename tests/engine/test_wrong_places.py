@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from bus import CallboardError, WrongLoop
-from bus.errors import CancelledError
-from engine import Engine, Session
+from callboard import CallboardError, CancelledError, Engine, Session, WrongLoop
 from tests.support.virtual_time import Backend, backend
 
 from .slow_engines import WAYS, an_engine, drained

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine
+from callboard import Engine, TraceStore
 from tests.engine.engines import registry
 from tests.support.virtual_time import Backend, backend
-from tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 

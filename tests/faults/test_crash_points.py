@@ -12,8 +12,7 @@ import anyio
 import pytest
 
 from adapters import AdapterError
-from bus import CallboardError, Envelope, StoreError
-from bus.streams.events import StepFinish, StreamEvent
+from bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
 from engine import Engine
 from tests.engine.engines import registry, running, topics
 from tests.support.invariants import check_stream

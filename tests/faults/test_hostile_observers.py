@@ -10,8 +10,7 @@ from typing import TypeAlias
 import anyio
 import pytest
 
-from bus import DropOldest, Event, Lossless
-from engine import Engine
+from callboard import DropOldest, Engine, Event, Lossless
 from tests.engine.engines import running
 from tests.support.scripted import Say
 

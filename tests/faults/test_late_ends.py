@@ -22,9 +22,7 @@ from adapters import (
 )
 from adapters.http.stream import HttpStream
 from adapters.requests.history import NOT_EXECUTED
-from bus import Lossless, StreamReset
-from bus.streams.events import TurnComplete
-from bus.values.json import Json
+from bus import Json, Lossless, StreamReset, TurnComplete
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
 from tests.engine.engines import running
 from tests.support.scripted import Say, ScriptedAdapter

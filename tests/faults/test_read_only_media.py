@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bus import StoreError, StoreUnavailable
-from engine import Engine
+from callboard import Engine, PriceTable, StoreError, StoreUnavailable, TraceStore
 from engine.health import check_store
 from tests.engine.engines import registry
 from tests.support.disks import Medium, medium
 from tests.support.scripted import Say
 from tests.support.virtual_time import Backend, backend
 from tests.tracestore.trace_making import Maker
-from tracestore import PriceTable, TraceStore
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,7 @@ import asyncio
 import anyio
 import pytest
 
-from bus import ActorStopped, AdapterError, CancelledError
-from engine import Session
+from callboard import ActorStopped, AdapterError, CancelledError, Session
 from tests.engine.engines import running
 from tests.support.scripted import Say
 

@@ -16,10 +16,7 @@ import pytest
 from adapters import AdapterConfig, CanonicalRequest, ContextOverflowError, NetworkError, create_adapter
 from adapters.http.adapter import HttpAdapter
 from adapters.replies.assembler import Assembler
-from bus import OverloadedError, ServerError, TextBlock
-from bus.values.content import ThinkingBlock, ToolUseBlock
-from bus.values.messages import Message
-from bus.values.usage import TokenUsage
+from bus import Message, OverloadedError, ServerError, TextBlock, ThinkingBlock, TokenUsage, ToolUseBlock
 from labs.faults import checks
 from labs.faults.plan import FAULTS, PROTOCOLS, STEADY, fault_of, make_plan, mark, turn_of
 from labs.faults.replies import make_reply

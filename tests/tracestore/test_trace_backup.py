@@ -8,8 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import StoreError
-from tracestore import TraceStore
+from callboard import StoreError, TraceStore
 from tracestore.sqlite.upkeep import backup
 
 from .test_trace_file import integrity

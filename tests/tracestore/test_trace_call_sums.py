@@ -12,9 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from bus import Cost, CostSource, Envelope, StoreError, TokenUsage, UsageSource
 from tracestore import CallFilter, CostRow, PriceRow, PriceTable, TraceStore
 from tracestore.sql.calls import costs as cost_queries
 from tracestore.sql.calls.sums import sum_up

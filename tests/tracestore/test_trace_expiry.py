@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.events.catalogue import ActorStarted, SessionConfigured, SessionCreated
-from bus.values.content import ImageBlock, TextBlock
-from bus.values.messages import Message
-from tracestore import TraceStore
+from callboard import ActorStarted, ImageBlock, Message, SessionConfigured, SessionCreated, TextBlock, TraceStore
 from tracestore.sqlite.upkeep import expiry, pruning
 
 from .test_trace_content import SETUP, appended, captured, count, everything

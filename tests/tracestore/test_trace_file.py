@@ -17,8 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import StoreError
-from tracestore import TraceStore
+from callboard import StoreError, TraceStore
 from tracestore.sqlite import database, files
 from tracestore.sqlite.database import Database, Row, Statements
 from tracestore.sqlite.schema import migrations

@@ -9,8 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus import StoreError
-from tracestore import TraceStore
+from callboard import StoreError, TraceStore
 from tracestore.health import file_facts
 from tracestore.sqlite import database
 

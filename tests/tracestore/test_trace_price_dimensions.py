@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError
-from bus.values.usage import Cost, CostSource, TokenUsage
+from bus import ConfigurationError, Cost, CostSource, TokenUsage
 from tracestore import PriceAlias, PriceRow, PriceTable, TraceStore
 from tracestore.prices import snapshot as price_snapshot
 from tracestore.prices.home import SNAPSHOT_NAME, price_table

@@ -9,9 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bus.errors import ConfigurationError
-from bus.values.usage import CostSource, TokenUsage
-from tracestore import PriceRow, PriceTable
+from callboard import ConfigurationError, CostSource, PriceRow, PriceTable, TokenUsage
 
 YEAR_2025 = 1_735_689_600_000_000
 YEAR_2026 = 1_767_225_600_000_000

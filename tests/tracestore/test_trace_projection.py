@@ -13,10 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.events.catalogue import SessionCreated, SessionTurnStarted
-from bus.events.envelope import Envelope
-from bus.values.usage import TokenUsage
-from tracestore import CallFilter, TraceStore
+from callboard import CallFilter, Envelope, SessionCreated, SessionTurnStarted, TokenUsage, TraceStore
 from tracestore.sql.projection import Batch, RunSpan
 from tracestore.sqlite.database import Row
 from tracestore.sqlite.insert import Insert, SqlValue

@@ -11,10 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, SessionCreated
-from bus.events.envelope import Envelope
-from bus.values.usage import Cost, CostSource
+from bus import ActorStarted, Cost, CostSource, Envelope, SessionCreated, StoreError
 from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
 from tracestore.sqlite.upkeep import pruning
 

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import StoreError
-from bus.values.usage import Cost, CostSource, TokenUsage
+from bus import Cost, CostSource, StoreError, TokenUsage
 from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
 from tracestore.queries import calls_query
 from tracestore.sql.jobs import JOB_QUERY

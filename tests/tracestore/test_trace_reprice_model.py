@@ -16,18 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.clock import SystemClock
-from bus.errors import StoreError
-from bus.values.usage import Cost, CostSource, TokenUsage
-from tracestore import (
-    CallFilter,
-    CostRow,
-    PriceRow,
-    PriceTable,
-    RepriceReport,
-    RepriceSums,
-    TraceStore,
-)
+from bus import Cost, CostSource, StoreError, SystemClock, TokenUsage
+from tracestore import CallFilter, CostRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sqlite.repricing import repricing
 from tracestore.timestamps import iso_day

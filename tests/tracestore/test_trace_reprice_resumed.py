@@ -15,18 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.errors import StoreError
-from bus.events.envelope import Envelope
-from bus.values.usage import Cost, CostSource, TokenUsage
-from tracestore import (
-    CallFilter,
-    CallRow,
-    PriceRow,
-    PriceTable,
-    RepriceReport,
-    RepriceSums,
-    TraceStore,
-)
+from bus import Cost, CostSource, Envelope, StoreError, TokenUsage
+from tracestore import CallFilter, CallRow, PriceRow, PriceTable, RepriceReport, RepriceSums, TraceStore
 from tracestore.sql.calls.dimensions import iso_day
 from tracestore.sqlite.repricing import repricing
 

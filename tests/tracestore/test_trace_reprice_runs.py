@@ -8,8 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from bus.errors import StoreError
-from tracestore import CallFilter, PriceRow, PriceTable, TraceStore
+from callboard import CallFilter, PriceRow, PriceTable, StoreError, TraceStore
 from tracestore.sqlite.repricing import repricing
 
 from .test_trace_repricing import FIRST, SECOND, fill

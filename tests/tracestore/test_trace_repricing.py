@@ -9,9 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.clock import SYSTEM_CLOCK
-from bus.errors import StoreError
-from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
+from bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore
 from tracestore.sqlite.repricing import repricing
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bus.errors import StoreError
-from tracestore import CallFilter, TraceStore
+from callboard import CallFilter, StoreError, TraceStore
 from tracestore.sql.repricing.run_costs import Difference, difference
 from tracestore.sqlite.repricing import repricing
 

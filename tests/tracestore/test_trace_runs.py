@@ -19,10 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bus.bus import Bus
-from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, LlmCallFailed
-from tracestore import TraceStore, WriterCore
+from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
 from tracestore.codec import encode_line
 from tracestore.sqlite import files
 from tracestore.sqlite.files import run_locks

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bus.events.catalogue import ActorStarted
-from bus.events.envelope import Envelope
-from tracestore import WriterOptions
-from tracestore.writing.state import StoreState, after_failure, retry_delay
+from callboard import ActorStarted, Envelope, StoreState, WriterOptions
+from tracestore.writing.state import after_failure, retry_delay
 from tracestore.writing.waiting import Waiting
 
 

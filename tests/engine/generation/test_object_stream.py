@@ -10,11 +10,9 @@ import anyio
 import pytest
 
 from adapters import AdapterCapabilities, NetworkError, StopReason
-from bus.errors import CancelledError
-from bus.values.json import Json
+from bus import CancelledError, Json
+from engine import NoObjectGeneratedError, ObjectStream
 from engine.middleware import Cache
-from engine.objects.reply import NoObjectGeneratedError
-from engine.objects.stream import ObjectStream
 from tests.support.scripted import CAPABILITIES, Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, Person, ended, running

@@ -9,11 +9,8 @@ import msgspec
 import pytest
 
 from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
-from bus import CallboardError, CapabilityError, RequestTimeoutError
-from bus.values.json import Json, JsonObject
-from engine import Tool
-from engine.objects.reply import NoObjectGeneratedError
-from engine.type_schema import SchemaError
+from bus import CallboardError, CapabilityError, Json, JsonObject, RequestTimeoutError
+from engine import NoObjectGeneratedError, SchemaError, Tool
 from tests.support.scripted import Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, THINKS, Person, Place, ended, running

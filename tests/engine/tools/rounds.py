@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from adapters import ToolResultBlock, ToolUseBlock
-from bus import ToolFinished, ToolProgress, ToolStarted
-from bus.clock import SYSTEM_CLOCK
-from bus.values.json import JsonObject
+from bus import SYSTEM_CLOCK, JsonObject, ToolFinished, ToolProgress, ToolStarted
 from engine import Tool
 from engine.tools import ToolRound, ToolRoundContext, run_tools
 

@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from adapters import ToolAnnotations
-from engine import ApprovalRequest, Approved, Denied, Pending, tool
+from callboard import ApprovalRequest, Approved, Denied, Pending, ToolAnnotations, tool
 from engine.tools import Approval
 
 from .rounds import Told, call, run

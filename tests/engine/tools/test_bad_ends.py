@@ -16,8 +16,7 @@ from adapters import (
     ToolUseBlock,
 )
 from adapters.requests.history import NOT_EXECUTED
-from bus import Cost, CostSource
-from bus.values.usage import TokenUsage
+from bus import Cost, CostSource, TokenUsage
 from bus.values.whole_calls import ended_well, with_whole_calls
 from engine import Tool, tool
 from engine.calls.call import CallOutcome

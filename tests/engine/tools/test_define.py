@@ -14,9 +14,8 @@ import pydantic
 import pytest
 
 from adapters import Message, ToolAnnotations
-from bus.values.json import JsonObject
-from engine import AbortSignal, FunctionTool, ToolContext, ToolDefinitionError, tool
-from engine.type_schema import SchemaError
+from bus import JsonObject
+from engine import AbortSignal, FunctionTool, SchemaError, ToolContext, ToolDefinitionError, tool
 
 NO_JSON: Any = object()
 
