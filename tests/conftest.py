@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from .support.virtual_time import Backend, FakeClock, backend
+from .support.virtual_time import FakeClock, runs_on
 
 # The same examples in every run, and no example fails for the machine's being busy.
 hypothesis.settings.register_profile("callboard", derandomize=True, deadline=None, database=None)
@@ -43,9 +43,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(params=["virtual-asyncio", "virtual-trio"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
+anyio_backend = runs_on("virtual-asyncio", "virtual-trio")
 
 
 @pytest.fixture

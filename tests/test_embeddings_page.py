@@ -19,16 +19,13 @@ from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs
 from tests.book.snippets import DOCS, codes, definitions
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 PAGE = DOCS / "embeddings.md"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -16,13 +16,11 @@ from callboard import Engine, PriceTable, ViewEvent, run_sync, set_default_engin
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
+from tests.support.virtual_time import runs_on
 
 ROOT = Path(__file__).parents[1]
 
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+anyio_backend = runs_on("asyncio")
 
 
 def defined() -> dict[str, Any]:

@@ -22,17 +22,14 @@ from callboard import (
 )
 from examples.video import create, fetch, wait_for
 from tests.support.media_server import MediaServer, media_server, png
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 PAGE = Path(__file__).parents[1] / "docs" / "media.md"
 SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -13,13 +13,10 @@ from callboard import Engine, PriceTable, set_default_engine
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import registry
 from tests.support.scripted import Say
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from callboard import (
 )
 from tests.support.recordings import FOLDER, PROTOCOLS, fragments, make_adapter, needs_recordings, read_cases
 from tests.support.scripted import adapter_type
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
@@ -37,10 +38,7 @@ SCHEMAS = {
 }
 """Where the recorded requests have their schema."""
 
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+anyio_backend = runs_on("asyncio")
 
 
 def schema_of(case: Mapping[str, Any]) -> JsonObject | None:

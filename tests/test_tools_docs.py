@@ -14,16 +14,13 @@ from examples.tools import Folder, assist
 from tests.book.snippets import DOCS, definitions
 from tests.engine.engines import running
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
 SERVER = Path(__file__).parent / "engine" / "tools" / "mcp_server.py"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

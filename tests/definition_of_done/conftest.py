@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
+from ..support.virtual_time import runs_on
 
-from ..support.virtual_time import Backend, backend
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
+anyio_backend = runs_on("virtual-asyncio")

@@ -13,6 +13,7 @@ import pytest
 from callboard import CapabilityError, Engine, ImageBlock, Message, generate_object
 from engine.cli.demo.model import demo_registry
 from engine.cli.demo.script import TOOL_TEXT, WEATHER
+from tests.support.virtual_time import runs_on
 
 from ..adapters.local.conftest import model  # noqa: F401 (a fixture; it skips where there is no local model)
 from .rows import row
@@ -24,10 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.local]
 
 SHORT = {"temperature": 0.0, "max_output_tokens": 48}
 
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    return "asyncio"
+anyio_backend = runs_on("asyncio", scope="module")
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,9 @@ import pytest
 
 from callboard import AbortController, CancelledError
 
-from ..support.virtual_time import Backend, backend
+from ..support.virtual_time import runs_on
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def test_the_first_reason_stays() -> None:

@@ -14,18 +14,14 @@ from bus import AdmissionError, Envelope, StoreError
 from engine import Engine, Limits, Tool
 from engine.runtime.admission import Admission
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import StoreState, TraceStore, WriterStatistics
 from tracestore.sqlite.trace_file import made_at_once
 
 from .engines import registry
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 class SlowStore(TraceStore):

@@ -23,7 +23,7 @@ from bus import (
 )
 from engine import Engine, Limits, Session, Tool
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend, run_virtual
+from tests.support.virtual_time import run_virtual, runs_on
 
 from .engines import registry
 
@@ -40,10 +40,7 @@ A_CALL = [
     "message.complete",
 ]
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def folding(*replies: Say) -> Engine:

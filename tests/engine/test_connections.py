@@ -14,15 +14,10 @@ from adapters.actor import AdapterActor
 from bus import CallboardError, TextDelta
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session
 
-from ..support.virtual_time import Backend, backend
+from ..support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> Backend:
-    return backend(request.param)
-
+anyio_backend = runs_on("asyncio", "uvloop")
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORD = b'data: {"choices":[{"index":0,"delta":{"content":"word "}}]}\n\n'

@@ -17,7 +17,7 @@ from adapters import ToolDefinition, ToolResultBlock
 from bus import CancelledError, ConfigurationError, StoreError, WrongLoop
 from engine import Engine, Limits, Tool
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import CallFilter, PriceTable, TraceStore
 
 from .engines import registry, running, topics
@@ -34,10 +34,7 @@ prices:
     output: "10"
 """
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def prices(folder: Path, label: str, rate: str) -> PriceTable:

@@ -18,7 +18,7 @@ from engine import AdapterEntry, Check, Engine, HealthReport, ModelEntry, ModelR
 from engine.health import check_store
 from tests.support.provider_server import ProviderServer, provider_server
 from tests.support.scripted import Say, ScriptedAdapter
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import TraceStore, WriterStatistics
 
 from .engines import registry, running
@@ -27,10 +27,7 @@ pytestmark = pytest.mark.anyio
 
 KEY = "sk-a-key-that-nobody-may-see"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 class Checked(ScriptedAdapter):

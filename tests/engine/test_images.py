@@ -14,7 +14,7 @@ from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
@@ -31,10 +31,7 @@ PRICES = PriceTable(
 )  # fmt: skip
 GPT, FLASH = "openai:gpt-image-2", "gemini:gemini-2.5-flash-image"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from bus.log import ROOT
 from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
 from tests.engine.tools.rounds import result_of
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 from .engines import running
 from .tools.rounds import call, run
@@ -62,10 +62,7 @@ async def main():
 asyncio.run(main())
 """
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def raises(*_: object) -> str:

@@ -10,7 +10,7 @@ import pytest
 from callboard import CallFilter, Engine, PriceRow, PriceTable, StoreError, TraceStore
 from engine.pricing import watch as price_watch
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 from .engines import running, topics
 
@@ -21,11 +21,8 @@ DEAR = PriceTable.from_rows([PriceRow(model="s:*", input=9_000_000, output=90_00
 OF_OTHERS = PriceTable.from_rows([PriceRow(model="other:*", input=1)], "of others")
 PAID = {"cheap": 10 * 1000 + 5 * 10_000, "dear": 9 * (10 * 1000 + 5 * 10_000)}
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    """A real loop: the store works in threads, and virtual time would run ahead of them."""
-    return backend("asyncio")
+# A real loop: the store works in threads, and virtual time would run ahead of them
+anyio_backend = runs_on("asyncio")
 
 
 async def price_of_a_new_call(engine: Engine) -> int | None:

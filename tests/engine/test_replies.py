@@ -11,7 +11,7 @@ from adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
 from bus.values.json import Json
 from engine import Engine, Reply, Tool
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
 
 from .engines import registry
@@ -22,10 +22,7 @@ ASKING = Say("Who?", calls=[("ask", {})])
 PASSIVE = Tool(ToolDefinition("ask"))
 DEAR = PriceTable([PriceRow(model="s:*", input=7_000_000, output=7_000_000)])
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def on(*replies: Say) -> Engine:

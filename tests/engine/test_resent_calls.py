@@ -11,7 +11,7 @@ from adapters import AdapterConfig, AdapterError
 from bus import LlmCallCompleted, LlmCallFailed, Lossless
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from tests.support.scripted_server import Connection, serving
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
@@ -20,10 +20,7 @@ REPLY = (
     b'"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}'
 )
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.mark.parametrize("comes_back", [True, False])

@@ -34,7 +34,7 @@ from engine.routing.choice import Model
 from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
 from tracestore import Capture, PriceTable, Redact, TraceStore
 from tracestore.writing.captured import bodies_of_setup, setup_of
@@ -48,10 +48,7 @@ CHECKOUT = Path(__file__).parents[2]
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
 WEATHER = ToolDefinition("weather", "Tells it.")
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

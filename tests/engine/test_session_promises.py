@@ -19,17 +19,12 @@ from engine.models.registering import entry_of
 from engine.routing.choice import Model
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
 from tests.support.scripted import Say, adapter_type
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
-
+anyio_backend = runs_on("asyncio")
 
 READ = Tool(ToolDefinition("read"), lambda arguments: "text")
 

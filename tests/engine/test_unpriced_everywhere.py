@@ -26,7 +26,7 @@ from engine.cli import main
 from tests.support.reply_models import registry as real_registry
 from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
 
 from .engines import running
@@ -37,10 +37,7 @@ OTHERS = PriceTable([PriceRow(model="known:m", input=1_000_000, output=2_000_000
 OTHERS_LATER = PriceTable([PriceRow(model="known:m", input=2_000_000, output=2_000_000)], label="others, later")
 KNOWN_NANO = 10 * 1000 + 5 * 2000
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from bus.errors import CancelledError, ContentFilterError, NotFoundError, Outcom
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, VideoHandle
 from tests.support.media_server import MediaServer, media_server
 from tests.support.provider_server import refusing_url
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
 
 pytestmark = pytest.mark.anyio
@@ -43,10 +43,7 @@ PRICES = PriceTable(
 )
 SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

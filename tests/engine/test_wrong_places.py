@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from callboard import CallboardError, CancelledError, Engine, Session, WrongLoop
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 from .slow_engines import WAYS, an_engine, drained
 
@@ -32,10 +32,7 @@ OTHERS: dict[str, Callable[[Engine], Awaitable[object]]] = {
 }
 EVERY_WAY = {**WAYS, **OTHERS}
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 async def elsewhere(use: Callable[[], Any]) -> BaseException | None:

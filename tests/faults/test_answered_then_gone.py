@@ -11,7 +11,7 @@ import pytest
 
 from callboard import Engine, TraceStore
 from tests.engine.engines import registry
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
 
@@ -48,10 +48,7 @@ async def main(path, how, ending):
 asyncio.run(main(*sys.argv[1:]))
 """
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def ended(path: Path, how: str, ending: str) -> None:

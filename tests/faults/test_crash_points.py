@@ -17,17 +17,13 @@ from engine import Engine
 from tests.engine.engines import registry, running, topics
 from tests.support.invariants import check_stream
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
 
 from .toy_engines import check_ends
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

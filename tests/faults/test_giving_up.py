@@ -18,7 +18,7 @@ from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEve
 from engine import Engine, Session
 from tests.engine.engines import registry, running
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, FakeClock, backend
+from tests.support.virtual_time import FakeClock, runs_on
 from tracestore import TraceStore
 
 from .toy_engines import check_ends
@@ -28,10 +28,7 @@ pytestmark = pytest.mark.anyio
 CHECKOUT = Path(__file__).parents[2]
 VITAL = ("trace writer", "availability", "session manager")
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 async def crash_until_the_end(engine: Engine, actor: str) -> None:
@@ -160,7 +157,7 @@ from callboard import Engine
 from tests.engine.engines import registry
 from tests.faults.test_giving_up import crash_until_the_end
 from tests.support.scripted import Say
-from tests.support.virtual_time import FakeClock
+from tests.support.virtual_time import FakeClock, runs_on
 
 logging.basicConfig(stream=sys.stdout)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
 from tracestore.sqlite.runs import PROCESS_LOST
 
@@ -60,10 +60,7 @@ async def main():
 asyncio.run(main())
 """
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def program(path: Path, ending: str) -> subprocess.Popen[str]:

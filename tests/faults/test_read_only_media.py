@@ -13,15 +13,11 @@ from engine.health import check_store
 from tests.engine.engines import registry
 from tests.support.disks import Medium, medium
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

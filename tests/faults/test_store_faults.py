@@ -19,7 +19,7 @@ from engine import Engine
 from tests.engine.engines import registry
 from tests.support.disks import attempt_mount
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import PriceTable, TraceStore, WriterOptions
 from tracestore.sqlite import files
 
@@ -31,10 +31,7 @@ TINY_MEMORY = WriterOptions(
     first_retry=0.01, longest_retry=0.05, spill_after=2, batch_seconds=0.0, memory_events=40
 )
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 class Rig:

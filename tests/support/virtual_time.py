@@ -1,4 +1,8 @@
-"""Time for the tests: the conformance kit's own."""
+"""Time for the tests: the conformance kit's own; and where the tests of a folder or a module run."""
+
+from __future__ import annotations
+
+import pytest
 
 from adapters.conformance.virtual_time import (
     BACKENDS,
@@ -9,4 +13,14 @@ from adapters.conformance.virtual_time import (
     run_virtual,
 )
 
-__all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "run_virtual"]
+__all__ = ["BACKENDS", "Backend", "FakeClock", "VirtualLoop", "backend", "run_virtual", "runs_on"]
+
+
+def runs_on(*names: str, scope: str = "function") -> object:
+    """The fixture `anyio_backend` of a folder or a module: its async tests run on each of these backends."""
+
+    @pytest.fixture(scope=scope, params=names if len(names) > 1 else None)  # type: ignore[call-overload]
+    def anyio_backend(request: pytest.FixtureRequest) -> Backend:
+        return backend(getattr(request, "param", names[0]))
+
+    return anyio_backend

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
 
 from .trace_making import Maker
 
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

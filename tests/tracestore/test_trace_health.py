@@ -13,14 +13,10 @@ from callboard import StoreError, TraceStore
 from tracestore.health import file_facts
 from tracestore.sqlite import database
 
-from ..support.virtual_time import Backend, backend
+from ..support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from bus.events.catalogue import (
 from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.values.messages import Message
 from bus.values.usage import TokenUsage
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tests.tracestore.test_trace_writer import DISK_FULL, Rig
 from tests.tracestore.trace_making import Maker
 from tracestore import TraceStore, WriterOptions, codec
@@ -31,11 +31,7 @@ from tracestore.writing.captured import CapturedMessage
 from tracestore.writing.spill import SpillFile, journal_paths, leftovers, read_leftover, spill_path
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 def copied(rig: Rig) -> list[int]:

@@ -23,12 +23,9 @@ from cassettes.record import CONVERSATIONS, FOLDER, replaying_adapter
 from engine import StreamAccumulator
 from engine.calls.accumulator import whole_reply_events
 
-from ...support.virtual_time import Backend, backend
+from ...support.virtual_time import runs_on
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("virtual-asyncio")
+anyio_backend = runs_on("virtual-asyncio")
 
 
 def accumulated(events: Sequence[StreamEvent]) -> StreamAccumulator:

@@ -20,7 +20,7 @@ from adapters import CancelledError, ServerError, ToolDefinition
 from bus import CallboardError, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.scripted import Say
-from tests.support.virtual_time import Backend, backend
+from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
 
 from ..engines import registry
@@ -49,10 +49,7 @@ def engine(*replies):
 plain = engine(*[Say("Hel", "lo")] * 9)
 """
 
-
-@pytest.fixture
-def anyio_backend() -> Backend:
-    return backend("asyncio")
+anyio_backend = runs_on("asyncio")
 
 
 @pytest.fixture
