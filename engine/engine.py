@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 import anyio.to_thread
 
-from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
-from adapters.replies.whole import spelled_out
 from bus import (
     SYSTEM_CLOCK,
     Bus,
@@ -19,19 +17,10 @@ from bus import (
     ConfigReloaded,
     ShutdownReport,
     StreamChannel,
-    StreamReader,
 )
-from bus.streams.events import TurnEvent
-from tracestore import CallFilter, Capture, PriceTable, Redact, RepriceReport, RepriceRun, TraceStore
+from tracestore import Capture, PriceTable, Redact, TraceStore
 
-from .conversation.context import ContextPolicy
-from .conversation.options import TurnOptions
-from .conversation.results import GenerateResult
-from .generation.asking import Arguments, new_turn
-from .generation.generating import generate_on
-from .generation.low_level import complete, turn_of
-from .generation.reading import OnUsage
-from .generation.streaming import StreamResult
+from .generation.methods import GenerationMethods
 from .home import home_folder
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
@@ -40,29 +29,23 @@ from .models.configured import ConfiguredModel, configured_models
 from .models.entries import AdapterEntry
 from .models.registering import Provider, entry_of
 from .models.registry import ModelRegistry
-from .models.reloading import difference
 from .objects.methods import ObjectMethods
+from .pricing.methods import PricingMethods
 from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
-from .routing.candidates import expand
-from .routing.choice import Model, Requirements
-from .runtime.adapter_pool import make_spare
 from .runtime.life import EngineHost
 from .runtime.limits import Limits, Timeouts
+from .runtime.reloading import take_over
 from .runtime.runtime import Runtime
-from .sessions.resuming import require_capture, resumed
-from .sessions.session import Session
-from .sessions.state import SessionState
-from .sessions.whole import SessionInfo, deleted, imported, listed, state_of
+from .sessions.methods import SessionMethods
+from .sessions.resuming import require_capture
 from .statistics import EngineStatistics, collect
-from .tools import Approve, Tool
 
 if TYPE_CHECKING:
-    from .embedding import EmbeddingArguments, EmbeddingResult
     from .health import HealthReport
 
 
-class Engine(ObjectMethods, MediaMethods):
+class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, PricingMethods):
     """Sessions and calls over the configured models: `async with Engine(...) as engine`.
 
     Or let the first turn start it, and `aclose()` it. It is for one event loop, of asyncio or uvloop: from any
@@ -199,169 +182,6 @@ class Engine(ObjectMethods, MediaMethods):
         self._runtime.registry = self.registry.with_adapter(entry)
         self._registered.append(entry)
 
-    # -- sessions
-
-    def session(
-        self,
-        model: Model,
-        *,
-        system_prompt: str | None = None,
-        tools: Sequence[Tool] = (),
-        session_id: str | None = None,
-        tags: dict[str, str] | None = None,
-        fallback: Sequence[str] | None = None,
-        requires: Requirements | None = None,
-        approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-        name: str | None = None,
-    ) -> Session:
-        """A new session.
-
-        Args:
-            model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
-            system_prompt: The system prompt of its turns.
-            tools: The tools of its turns.
-            session_id: An id in place of a new one.
-            tags: The tags of its calls, for the trace; never sent.
-            fallback: The models to try when the first one fails; None leaves it to models.yaml.
-            requires: The abilities that the model must have, besides those that the requests show.
-            approve: A function that decides about each call of a tool before it runs.
-            context: The policy for a history that has grown too long, see `engine.conversation.context`; None
-                always sends all of it.
-            name: A name for people.
-
-        Raises:
-            ConfigurationError: A name is unknown, or two tools have one name.
-            CallboardError: A session of that id is open.
-        """
-        expand(self.registry, model, fallback)
-        state = SessionState(
-            session_id or self.clock.new_id("ses"),
-            model,
-            system_prompt,
-            tools,
-            tags or {},
-            options={"fallback": fallback, "approve": approve, "context": context},
-            requires=requires,
-            name=name,
-        )
-        return self._open(state)
-
-    def _open(self, state: SessionState) -> Session:
-        self._runtime.sessions.open(state)
-        return Session(self._runtime, state)
-
-    async def resume(
-        self,
-        session_id: str,
-        *,
-        tools: Sequence[Tool] | None = None,
-        model: Model | None = None,
-        system_prompt: str | None = None,
-        fallback: Sequence[str] | None = None,
-        approve: Approve | None = None,
-        context: ContextPolicy | None = None,
-    ) -> Session:
-        """A stored session, with its history as it was. The session may be one of another process, or of one that
-        was killed.
-
-        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
-        so with its next turn, which raises SessionTakenOver.
-
-        Args:
-            session_id: The id of the session.
-            tools: The tools with the code that runs them, which is not stored. None takes the stored definitions,
-                as passive tools.
-            model: A model in place of the stored one.
-            system_prompt: A system prompt in place of the stored one.
-            fallback: Fallback models in place of the stored ones.
-            approve: As in `session`.
-            context: As in `session`.
-
-        Raises:
-            CallboardError: The session is open, is not stored, or is not stored as a whole.
-            ConfigurationError: The session's model is not known here.
-            StoreError: The trace can't be read.
-        """
-        await (await self._host.living()).settle()
-        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context}
-        state = await resumed(self._runtime, session_id, tools, model, system_prompt, options)
-        session = self._open(state)
-        if model is not None:
-            self._runtime.sessions.change_model(state, model)
-        return session
-
-    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
-        """The sessions that are open here, and sessions of the trace, the latest first.
-
-        Args:
-            limit: The largest number of sessions of the trace; None is all of them.
-
-        Raises:
-            StoreError: The trace can't be read.
-        """
-        return await listed(self._runtime, limit)
-
-    async def delete_session(self, session_id: str) -> bool:
-        """Forget a session: the open one, and its stored messages.
-
-        Its calls stay in the trace, and so does their cost. A Session that is still held begins anew with its next
-        turn.
-
-        Returns:
-            False if there was no such session.
-
-        Raises:
-            SessionBusy: A turn of the session runs.
-            StoreError: The trace can't be written.
-        """
-        return await deleted(self._runtime, session_id)
-
-    async def import_session(
-        self,
-        document: bytes | str,
-        *,
-        session_id: str | None = None,
-        tools: Sequence[Tool] | None = None,
-        model: Model | None = None,
-    ) -> Session:
-        """A session from a document that `Session.export` has written, with its history and settings. The document
-        may come from another engine.
-
-        Args:
-            document: The document.
-            session_id: An id in place of the exported one.
-            tools: Tools in place of the exported ones; without them its tools are passive.
-            model: A model in place of the exported one.
-
-        Raises:
-            CallboardError: The document is no exported session, or a session of that id is open.
-            ConfigurationError: The session's model is not known here.
-        """
-        await self.start()
-        state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
-        session = self._open(state)
-        self._runtime.sessions.announce(state)
-        return session
-
-    def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
-        """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
-
-        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
-        earlier events gets a StreamReset instead.
-
-        Args:
-            stream_id: The id of the stream.
-            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
-
-        Raises:
-            UnknownStream: The turn has been over for too long.
-            ValueError: `from_seq` is beyond the end.
-            WrongLoop: The engine belongs to another event loop.
-        """
-        self._host.require_loop()
-        return self.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)
-
     async def reload(self, models: ModelRegistry | Path | None = None) -> ConfigReloaded:
         """Take over a new configuration.
 
@@ -380,191 +200,14 @@ class Engine(ObjectMethods, MediaMethods):
         """
         await self.start()
         source = self._models if models is None else models
-        if isinstance(source, ModelRegistry):
-            fresh = source
-        else:
-            fresh = await anyio.to_thread.run_sync(load_registry, source)
+        fresh = source
+        if not isinstance(fresh, ModelRegistry):
+            fresh = await anyio.to_thread.run_sync(load_registry, fresh)
         for entry in self._registered:
             fresh = fresh.with_adapter(entry)
-        change = difference(self.registry, fresh)
-        for name in (*change.adapters_added, *change.adapters_changed):
-            if fresh.adapters[name].missing_key is None:
-                make_spare(fresh.adapters[name], self.clock)
-        self._runtime.registry, self._models = fresh.succeeding(self.registry), source
-        await self._runtime.adapters.replace((*change.adapters_changed, *change.adapters_removed))
-        now_us = self.clock.now_us()
-        for moved in self.availability.reloaded(change.adapters_changed, change.adapters_removed, now_us):
-            self.bus.publish(moved)
-        self.bus.publish(change)
+        change = await take_over(self._runtime, fresh)
+        self._models = source
         return change
-
-    async def complete(
-        self, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
-    ) -> CanonicalResponse:
-        """One reply to a request, without a session. It is routed, traced and priced, and no tools are run.
-
-        It raises the exceptions of `Session.send`.
-
-        Args:
-            request: The request. It keeps its ids, unless they are empty.
-            tags: The tags of the call, for the trace; never sent.
-        """
-        return await complete(self._runtime, request, tags=tags)
-
-    # -- without a session
-
-    async def generate(
-        self,
-        model: Model | None = None,
-        prompt: str | Sequence[ContentBlock] | None = None,
-        **arguments: Unpack[Arguments],
-    ) -> GenerateResult:
-        """See `engine.generate`."""
-        return await generate_on(self._runtime, model, prompt, **arguments)
-
-    @overload
-    def stream(
-        self,
-        model: CanonicalRequest,
-        /,
-        *,
-        tags: Mapping[str, str] | None = None,
-        on_usage: OnUsage | None = None,
-    ) -> StreamResult: ...
-
-    @overload
-    def stream(
-        self,
-        model: Model | None = None,
-        prompt: str | Sequence[ContentBlock] | None = None,
-        *,
-        on_usage: OnUsage | None = None,
-        **arguments: Unpack[Arguments],
-    ) -> StreamResult: ...
-
-    def stream(
-        self,
-        model: CanonicalRequest | Model | None = None,
-        prompt: str | Sequence[ContentBlock] | None = None,
-        *,
-        on_usage: OnUsage | None = None,
-        **arguments: Unpack[Arguments],
-    ) -> StreamResult:
-        """See `engine.stream`. For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are
-        run.
-
-        Raises:
-            TypeError: An argument is given that a request can't have besides it.
-        """
-        if isinstance(model, CanonicalRequest):
-            if prompt is not None or arguments.keys() - {"tags"}:
-                raise TypeError(
-                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
-                )
-            turn = turn_of(self._runtime, model, tags=arguments.get("tags"), streamed=True)
-        else:
-            turn = new_turn(self._runtime, model, prompt, streamed=True, **arguments)
-        return StreamResult(self._runtime, turn, on_usage=on_usage)
-
-    # -- embeddings
-
-    async def embed(
-        self,
-        texts: Sequence[str] | str,
-        *,
-        model: str | Sequence[str] | None = None,
-        **options: Unpack[EmbeddingArguments],
-    ) -> EmbeddingResult:
-        """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
-        them at once.
-
-        Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
-        Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
-
-        Args:
-            texts: The texts, or one text.
-            model: Any of a model's names, or several names of one and the same model; None is the configured
-                default.
-            options: The fields of `EmbeddingOptions`.
-
-        Raises:
-            PartialEmbeddingError: Some texts could not be embedded; the exception has the vectors of the others.
-            AdapterError: No text could be embedded.
-            ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
-            AdmissionError: The trace writer is too far behind.
-        """
-        from .embedding import EmbeddingOptions, embed
-
-        return await embed(self._runtime, texts, model, EmbeddingOptions(**options))
-
-    # -- money
-
-    @property
-    def prices(self) -> PriceTable:
-        """The price table of new calls. A call has the price of the moment in which its attempt starts."""
-        return self._runtime.pricing.prices
-
-    async def use_prices(self, prices: PriceTable | Path | str, *, alone: bool = False) -> PriceTable:
-        """Price new calls by another table from now on.
-
-        The costs of earlier calls stay as they are; `reprice` changes them. Other engines keep their tables.
-
-        Args:
-            prices: A table, a price file, or the version of a table that the trace knows. Its rows go before those
-                of the published prices.
-            alone: Whether to use these prices without the published ones; then a model that they don't list is
-                unpriced.
-
-        Returns:
-            The table in force.
-
-        Raises:
-            ConfigurationError: The file is bad.
-            StoreError: The version is unknown.
-        """
-        return await self._runtime.pricing.use_prices(prices, alone=alone)
-
-    async def reprice(
-        self,
-        version: str | PriceTable,
-        *,
-        where: CallFilter | None = None,
-        dry_run: bool = False,
-        as_model: str | None = None,
-        for_new_calls: bool = False,
-    ) -> RepriceReport:
-        """Price the stored calls by another price table. The report has their costs.
-
-        Unless `dry_run` is set, the new costs are kept, and live messages show them afterwards. New calls go on at
-        the prices of this engine's own table.
-
-        Args:
-            version: A table, or the version of one that the trace knows.
-            where: A filter for the calls to price.
-            dry_run: Whether to report only, and to keep the stored costs.
-            as_model: A ``provider:name``; the calls are priced as if every call had gone there. Such costs are
-                never kept.
-            for_new_calls: Whether to price new calls of this engine by that table too, as `use_prices` does.
-                `undo_reprice` takes that back as well, if no other table was chosen since.
-
-        Raises:
-            StoreError: The version is unknown, or the trace can't be used.
-            CallboardError: The engine keeps no trace.
-        """
-        return await self._runtime.pricing.reprice(
-            version, where=where, dry_run=dry_run, as_model=as_model, for_new_calls=for_new_calls
-        )
-
-    async def undo_reprice(self) -> RepriceRun:
-        """Take the latest repricing back, also in live messages.
-
-        If it was done here with `for_new_calls`, new calls have their former prices again.
-
-        Raises:
-            StoreError: There is no repricing to take back.
-            CallboardError: The engine keeps no trace.
-        """
-        return await self._runtime.pricing.undo_reprice()
 
     # -- the life of the engine
 

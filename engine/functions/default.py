@@ -1,6 +1,7 @@
 """The engine of those who name none: one for each event loop, made when it is first needed.
 
-Nobody closes it: its root task is a task of the loop, and ends in order when `asyncio.run` cancels what is left.
+Nobody closes it. Its root task is a task of the loop, and ends in order when `asyncio.run` cancels the tasks that
+are left.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ _of_loops: dict[asyncio.AbstractEventLoop, Engine] = {}
 
 
 def default_engine() -> Engine:
-    """The engine that `generate` and the like use without `engine=`.
+    """The engine that `generate` and the like use without ``engine=``: the one of `set_default_engine`, else the
+    running loop's own, like `Engine.from_env()`.
 
-    That of `set_default_engine`, else the running loop's own, like `Engine.from_env()`. Raises CallboardError
-    where no event loop runs, ConfigurationError.
+    Raises:
+        CallboardError: No event loop runs here.
+        ConfigurationError: The configuration is wrong.
     """
     if _chosen is not None:
         return _chosen
@@ -39,9 +42,10 @@ def default_engine() -> Engine:
 
 
 def set_default_engine(engine: Engine | None) -> None:
-    """Use this engine where none is named, in the whole process; None goes back to one for each loop.
+    """Use an engine where none is named, in the whole process. Who sets it closes it.
 
-    Who sets it closes it.
+    Args:
+        engine: The engine; None goes back to one for each loop.
     """
     global _chosen
     _chosen = engine

@@ -28,14 +28,21 @@ async def generate(
 ) -> GenerateResult:
     """Ask a model, run the tools that it calls, and return when it has answered.
 
-    model: any of its names, several in order, a `ModelChoice`, or None for the configured default. prompt: text or
-    content blocks; or else `messages=[...]`, the whole conversation. arguments: the fields of `Arguments`
-    (system_prompt, tools, tags, provider, timeout) and of `TurnOptions` (max_output_tokens, max_tool_rounds,
-    signal and so on). engine: None is `default_engine()`.
+    Cancelling the task that waits here cancels the call. An exception has what had arrived (`content`, `usage`)
+    and what had been done (`.turn`, with its `steps`, `cost` and `messages`).
 
-    Cancelling the task that waits here cancels the call. Raises AdapterError, with what had arrived (`content`,
-    `usage`) and what had been done (`.turn`: its `steps`, `cost`, `messages`); ConfigurationError;
-    CallboardError or TypeError for arguments that don't go together.
+    Args:
+        model: Any of a model's names, several names in order, a `ModelChoice`, or None for the configured default.
+        prompt: Text or content blocks. A whole conversation is given as ``messages=[...]`` instead.
+        engine: The engine to use; None is `default_engine()`.
+        arguments: The fields of `Arguments` (system_prompt, tools, tags, provider, timeout) and of `TurnOptions`
+            (max_output_tokens, max_tool_rounds, signal and so on).
+
+    Raises:
+        AdapterError: A call failed; it has many classes.
+        ConfigurationError: The configuration, the model or an option is wrong.
+        CallboardError: The arguments don't go together.
+        TypeError: There is no such argument, or it is of a wrong kind.
     """
     return await (engine or default_engine()).generate(model, prompt, **arguments)
 
@@ -50,9 +57,16 @@ def stream(
 ) -> StreamResult:
     """Like `generate`, but the reply is given as it comes; see `StreamResult`. Nothing is sent before it is read.
 
-    The arguments, and what is raised by reading, are those of `generate`; arguments that don't go together are a
-    CallboardError or TypeError at once. on_usage: is called with what was used so far, while the result is
-    iterated: every few deltas, and after every step.
+    The exceptions of `generate` are raised by reading. Arguments that don't go together raise CallboardError or
+    TypeError at once.
+
+    Args:
+        model: As in `generate`.
+        prompt: As in `generate`.
+        engine: As in `generate`.
+        on_usage: A function that is told what was used so far while the result is iterated: every few deltas, and
+            after every step.
+        arguments: As in `generate`.
     """
     return (engine or default_engine()).stream(model, prompt, on_usage=on_usage, **arguments)
 
@@ -64,13 +78,20 @@ def generate_sync(
     engine: Engine | None = None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
-    """`generate` for code without an event loop; Ctrl-C cancels the call.
+    """`generate` for code without an event loop. Ctrl-C cancels the call.
 
     The work is done in one thread for the whole process, on whose loop async tools run as well. Its engine is
-    closed when the program ends. In a thread with a running event loop it works, with a RuntimeWarning, because it
-    holds that loop up. engine: one that is used by the sync functions only. The other arguments as of `generate`.
-    Raises what `generate` raises; WrongLoop for an engine of another loop, and in an async tool, where it would
-    wait for itself.
+    closed when the program ends. In a thread with a running event loop the function works, with a RuntimeWarning,
+    because it holds that loop up. The exceptions of `generate` are raised here, too.
+
+    Args:
+        model: As in `generate`.
+        prompt: As in `generate`.
+        engine: An engine that is used by the sync functions only; None is `default_engine()` of their thread.
+        arguments: As in `generate`.
+
+    Raises:
+        WrongLoop: The engine belongs to another loop, or an async tool calls this and would wait for itself.
     """
     from .sync_host import sync_host
 
@@ -90,7 +111,7 @@ def stream_sync(
     on_usage: OnUsage | None = None,
     **arguments: Unpack[Arguments],
 ) -> SyncStreamResult:
-    """`stream` for code without an event loop; see `generate_sync`, and `SyncStreamResult`. on_usage: is called in
+    """`stream` for code without an event loop; see `generate_sync` and `SyncStreamResult`. `on_usage` is called in
     the sync thread.
     """
     from .sync_host import sync_host

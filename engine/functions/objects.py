@@ -1,7 +1,7 @@
 """`generate_object` and `stream_object`, with their sync twins: see `functions`.
 
 Each is written three times for type checkers: for a type, whose instance comes back; for a JSON Schema, with which
-plain JSON does; and for hints that are no classes (``list[Person] | None``), of which checkers know nothing.
+plain JSON comes back; and for hints that are no classes (``list[Person] | None``), of which checkers know nothing.
 """
 
 from __future__ import annotations
@@ -66,14 +66,21 @@ async def generate_object(
 ) -> ObjectResult[Any]:
     """Ask a model for data: `result.output` is an instance of the schema's type, or plain JSON for a JSON Schema.
 
-    schema: a dataclass, TypedDict, msgspec Struct, pydantic or attrs class, a hint such as ``list[Person]``, or a
-    JSON Schema as a dict. A model that takes schemas is held to it by its provider; another is made to call a tool
-    whose arguments are the object, or told the schema (`result.warnings` says so). The reply is checked here in
-    any case.
+    A model that takes schemas is held to the schema by its provider. Another is made to call a tool whose
+    arguments are the object, or is told the schema, and `result.warnings` says so. The reply is checked here in
+    any case. The exceptions of `generate` are raised here, too.
 
-    model, prompt, engine, arguments: as for `generate`, and max_reasks, repair (see `ObjectArguments`). Raises
-    NoObjectGeneratedError if the reply is no such object, which has been paid for all the same; SchemaError for
-    what is no schema; and what `generate` raises.
+    Args:
+        model: As in `generate`.
+        prompt: As in `generate`.
+        schema: A dataclass, TypedDict, msgspec Struct, pydantic or attrs class, a hint such as ``list[Person]``,
+            or a JSON Schema as a dict.
+        engine: As in `generate`.
+        arguments: The fields of `ObjectArguments`.
+
+    Raises:
+        NoObjectGeneratedError: The reply is no such object. It has been paid for all the same.
+        SchemaError: The schema is none, or the type has none.
     """
     return await (engine or default_engine()).generate_object(model, prompt, schema=schema, **arguments)
 
@@ -119,7 +126,7 @@ def stream_object(
     engine: Engine | None = None,
     **arguments: Unpack[ObjectArguments],
 ) -> ObjectStream[Any]:
-    """Like `generate_object`, but what there is of the object is given as it grows; see `ObjectStream`."""
+    """Like `generate_object`, but the object is given as it grows; see `ObjectStream`."""
     return (engine or default_engine()).stream_object(model, prompt, schema=schema, **arguments)
 
 

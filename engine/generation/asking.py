@@ -1,4 +1,4 @@
-"""What callers of the functions say, checked and made into a turn. Pure but for the turn's id."""
+"""The arguments of the functions, checked and made into a turn. Pure but for the turn's id."""
 
 from __future__ import annotations
 
@@ -21,27 +21,33 @@ from ..tools import Tool
 
 
 class TimeoutConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds. total: from asking to the end, with all steps and tools. per_step: of each call of the model."""
+    """Time limits of a call, in seconds; None is the engine's."""
 
     total: float | None = None
+    """From asking to the end, with all steps and tools."""
     per_step: float | None = None
+    """For each call of the model."""
 
 
 class Arguments(TurnOptions, total=False):
-    """What `generate`, `stream` and the like take besides model and prompt; the rest are fields of `TurnOptions`.
-
-    messages: a whole conversation instead of a prompt. tools: the active ones are run, at most `max_tool_rounds`
-    times; with a passive one the calls are returned. tags: for the trace, never sent. provider: whose model is
-    meant, where the name alone could be of several; also reaches models that are not listed. timeout: seconds in
-    total, or a `TimeoutConfig`.
+    """The arguments of `generate`, `stream` and the like besides model and prompt. All options of a turn are among
+    them, see `TurnOptions`.
     """
 
     messages: Sequence[Message] | None
+    """A whole conversation in place of a prompt."""
     system_prompt: str | None
+    """The system prompt."""
     tools: Sequence[Tool]
+    """The tools. Active ones are run, at most `max_tool_rounds` times. With a passive one, which has no function,
+    the calls are returned."""
     tags: Mapping[str, str] | None
+    """The tags of the calls, for the trace; never sent."""
     provider: str | None
+    """The provider whose model is meant, where the name alone could be of several. It also reaches models that are
+    not listed."""
     timeout: float | TimeoutConfig | None
+    """Seconds in total, or a `TimeoutConfig`."""
 
 
 _OWN = frozenset(Arguments.__annotations__) - frozenset(TurnOptions.__annotations__)
@@ -66,7 +72,12 @@ def new_turn(
     streamed: bool,
     **arguments: Unpack[Arguments],
 ) -> Turn:
-    """The one turn of a conversation of its own. Raises CallboardError, TypeError: what is wrong, what to do."""
+    """The one turn of a conversation of its own.
+
+    Raises:
+        CallboardError: The arguments don't go together; the text says what to do.
+        TypeError: An argument doesn't exist, or is of a wrong kind.
+    """
     _check_kinds(model, prompt, arguments)
     options = options_of(arguments)
     messages = conversation(model, prompt, arguments.get("messages"))
@@ -82,7 +93,7 @@ def new_turn(
 
 
 def _check_kinds(model: object, prompt: object, arguments: Arguments) -> None:
-    """Mistakes that are made easily, and would be met much later. Raises TypeError."""
+    """Raise TypeError for mistakes that are made easily, and would be met much later."""
     if isinstance(model, CanonicalRequest):
         raise TypeError("a CanonicalRequest is for engine.complete() and engine.stream()")
     if model is not None and not isinstance(model, str | Sequence | ModelChoice):
@@ -110,7 +121,11 @@ def _kind(value: object) -> str:
 def conversation(
     model: Model | None, prompt: str | Sequence[ContentBlock] | None, messages: Sequence[Message] | None
 ) -> tuple[Message, ...]:
-    """What is said. Raises CallboardError unless it is either a prompt or messages."""
+    """The messages to send.
+
+    Raises:
+        CallboardError: There is neither a prompt nor a message, or there are both.
+    """
     if prompt is not None and messages is not None:
         raise CallboardError(
             "both prompt and messages are given: say only one; a prompt that follows messages is "
@@ -131,7 +146,11 @@ def conversation(
 
 
 def options_of(arguments: Arguments) -> TurnOptions:
-    """The options among the arguments. Raises TypeError for a name that there isn't, with advice."""
+    """The options among the arguments.
+
+    Raises:
+        TypeError: There is no such argument; the text has advice.
+    """
     given = cast("Mapping[str, Any]", arguments)
     options = options_among(given, others=_OWN, advice=_ADVICE)
     timeout = given.get("timeout")
@@ -143,7 +162,12 @@ def options_of(arguments: Arguments) -> TurnOptions:
 
 
 def of_provider(registry: ModelRegistry, model: Model | None, provider: str | None) -> Model | None:
-    """The model that is meant, where its provider is said apart. Raises ConfigurationError."""
+    """The model that is meant, where its provider is given apart.
+
+    Raises:
+        ConfigurationError: There is no such provider, or no model.
+        CallboardError: A `ModelChoice` is given, which says itself among which models it chooses.
+    """
     if provider is None:
         return model
     if isinstance(model, ModelChoice):

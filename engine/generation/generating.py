@@ -1,4 +1,4 @@
-"""`generate`: a conversation in one call, tools and all."""
+"""`generate`: a conversation in one call, its tool rounds included."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def generate_on(
     prompt: str | Sequence[ContentBlock] | None,
     **arguments: Unpack[Arguments],
 ) -> GenerateResult:
-    """See `Engine.generate`."""
+    """The result of a conversation; see the function `generate`."""
     turn = new_turn(runtime, model, prompt, streamed=False, **arguments)
     await own(turn, await runtime.host.start_turn(turn))
     return result_of(turn)
 
 
 def result_of(turn: Turn) -> GenerateResult:
-    """What a turn has brought that came to its end without an error."""
+    """The result of a turn that came to its end without an error."""
     return GenerateResult(
         steps=tuple(turn.steps),
         messages=turn.messages,

@@ -1,4 +1,4 @@
-"""A `CanonicalRequest` as it is: routed, traced and priced, one reply, and no tools are run."""
+"""One reply to a `CanonicalRequest` as it is: routed, traced and priced. No tools are run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..tools import Tool
 def turn_of(
     runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None, streamed: bool
 ) -> Turn:
-    """The one turn of a conversation without a session that asks just this."""
+    """The one turn of a conversation without a session that asks just what the request asks."""
     state = SessionState(
         "", request.model, request.system_prompt, [Tool(tool) for tool in request.tools], dict(tags or {})
     )
@@ -36,7 +36,7 @@ def turn_of(
 async def complete(
     runtime: Runtime, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
 ) -> CanonicalResponse:
-    """See `Engine.complete`."""
+    """One reply to a request; see `Engine.complete`."""
     turn = turn_of(runtime, request, tags=tags, streamed=False)
     await own(turn, await runtime.host.start_turn(turn))
     return turn.steps[-1].response

@@ -1,4 +1,4 @@
-"""What has arrived of a turn, and what that has used, at any moment and whoever reads it."""
+"""The part of a turn that has arrived, and the tokens that it has used, at any moment and whoever reads it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ..conversation.turn import Turn
 
 
 class UsageSoFar(msgspec.Struct, frozen=True):
-    """What all calls of a turn have used until now.
-
-    usage: of the calls that are over, the failed ones included, and of the one under way what it would be booked
-    at if it ended now: what the provider has reported, and an estimate of what else has come. cost: of that;
-    unknown as soon as one call's is.
+    """The tokens that all calls of a turn have used until now, and their cost.
 
     While nothing is reported, all input counts as read afresh: what came from a cache is only known then.
     """
 
     usage: TokenUsage
+    """The tokens of the calls that are over, the failed ones included, and of the call under way. That call counts
+    with what would be booked if it ended now: the counts that the provider has reported, and an estimate of the
+    rest."""
     cost: Cost
+    """The cost of those tokens; unknown as soon as the cost of one call is."""
 
     @property
     def estimated(self) -> bool:
@@ -35,7 +35,11 @@ class UsageSoFar(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Looks at a turn's log when it is asked, and at each event once. turn: one whose log is open."""
+    """Looks at a turn's log when it is asked, and at each event once.
+
+    Args:
+        turn: A turn whose log is open.
+    """
 
     def __init__(self, turn: Turn) -> None:
         self._turn = turn
@@ -55,7 +59,7 @@ class Progress:
 
     @property
     def usage(self) -> UsageSoFar:
-        """Of the calls that are over, and of the one under way what it would be booked at if it ended now."""
+        """The usage of the calls that are over, and of the one under way as if it ended now."""
         turn, call = self._turn, self._turn.call
         usages, costs = [*turn.usages], [*turn.costs]
         if call is not None:

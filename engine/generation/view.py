@@ -1,8 +1,14 @@
 """From a turn's events to the view that `stream()` gives: a state machine without I/O.
 
-What it must know is where the reader stands in the current message, because a log that was folded meanwhile gives
-a `StreamReset`: all that has happened, in fewer and larger pieces. Of that only what the reader hasn't had yet is
-passed on, so that a reader sees one row of events whether it was quick or slow, early or late.
+The state is the reader's place in the current message:
+
+* between messages: nothing is open, and the last message has its end;
+* in a message, between segments: a block has ended, and the next has not begun;
+* in a segment: text, reasoning or a tool call is open, and the pieces that were given are kept.
+
+The place must be known because a log that was folded meanwhile gives a `StreamReset`: all that has happened, in
+fewer and larger pieces. Only the part that the reader hasn't had is passed on, so that a reader sees one row of
+events whether it was quick or slow, early or late.
 """
 
 from __future__ import annotations
@@ -48,9 +54,11 @@ _NO_BLOCK = -1
 
 
 class TurnView:
-    """`process(event)` for each event of a turn, from its first; the events that they are in the view.
+    """Makes of each event of a turn, from its first, the events of the view.
 
-    ending: says how it ended, when it has; without it, the view says what the events alone tell.
+    Args:
+        ending: A function that says how the turn ended, once it has. Without it, the view says as much as the
+            events alone tell.
     """
 
     def __init__(self, ending: Ending | None = None) -> None:
@@ -67,6 +75,7 @@ class TurnView:
         self._between = 0  # events so far that are of no message
 
     def process(self, event: TurnEvent | StreamReset[TurnEvent]) -> Sequence[ViewEvent]:
+        """The events of the view for one event of the turn; none for one that adds nothing."""
         match event:
             case TextDelta():
                 if self._open is TextDelta and event.content_block_index == self._block:
@@ -152,7 +161,7 @@ class TurnView:
     # -- catching up
 
     def _missing(self, snapshot: Sequence[TurnEvent]) -> Iterator[TurnEvent]:
-        """Of all that has happened, what this view hasn't had. It is processed while it is given."""
+        """The part of all that has happened that this view hasn't had. It is processed while it is given."""
         known, between = self._between, 0
         for event in spelled_out(snapshot):
             match event:
@@ -176,7 +185,7 @@ class TurnView:
                         yield event
 
     def _rest(self, event: StreamEvent) -> Iterator[StreamEvent]:
-        """What is new of an event of the current message."""
+        """The new part of an event of the current message."""
         if isinstance(event, MessageComplete | MessageStart) or event.content_block_index > self._block:
             yield event
         elif event.content_block_index == self._block and self._open is not None:

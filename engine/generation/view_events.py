@@ -21,7 +21,7 @@ from typing import ClassVar, TypeAlias
 import msgspec
 
 from adapters import CanonicalResponse
-from bus import Cost, ToolFinished, ToolProgress, ToolStarted
+from bus import Cost, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from bus.streams.events import (
     MessageComplete,
     MessageStart,
@@ -37,83 +37,94 @@ from bus.values.usage import StopReason, TokenUsage
 
 
 class TextStart(msgspec.Struct, frozen=True, gc=False, tag="text.start"):
-    """A piece of text begins.
-
-    segment_id: the same for its start, its deltas and its end. message_id: of the message that it belongs to.
-    content_block_index: its place in the reply's content, from 0.
-    """
+    """A piece of text begins."""
 
     segment_id: str
+    """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
+    """The id of the message that it belongs to."""
     content_block_index: int
+    """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "text.start"
 
 
 class TextEnd(msgspec.Struct, frozen=True, gc=False, tag="text.end"):
-    """A piece of text is over. text: all of it. segment_id, message_id, content_block_index: as in `TextStart`."""
+    """A piece of text is over."""
 
     segment_id: str
+    """The id of the segment, the same for its start, its deltas and its end."""
     text: str
+    """All of the text."""
     message_id: str
+    """The id of the message that it belongs to."""
     content_block_index: int
+    """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "text.end"
 
 
 class ThinkingStart(msgspec.Struct, frozen=True, gc=False, tag="thinking.start"):
-    """The model begins to reason. segment_id, message_id, content_block_index: as in `TextStart`."""
+    """The model begins to reason."""
 
     segment_id: str
+    """The id of the segment, the same for its start, its deltas and its end."""
     message_id: str
+    """The id of the message that it belongs to."""
     content_block_index: int
+    """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.start"
 
 
 class ThinkingEnd(msgspec.Struct, frozen=True, gc=False, tag="thinking.end"):
-    """A piece of reasoning is over. text: all of it that can be seen. signature: of a provider that signs.
-
-    segment_id, message_id, content_block_index: as in `TextStart`.
-    """
+    """A piece of reasoning is over."""
 
     segment_id: str
+    """The id of the segment, the same for its start, its deltas and its end."""
     text: str
+    """All of the reasoning that can be seen."""
     signature: str | None
+    """The signature of the reasoning, of a provider that signs."""
     message_id: str
+    """The id of the message that it belongs to."""
     content_block_index: int
+    """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "thinking.end"
 
 
 class ProviderEvent(msgspec.Struct, frozen=True, tag="provider.event"):
-    """A whole block outside this catalogue. kind: the provider's name for it. raw: as the provider sent it.
-
-    message_id, content_block_index: as in `TextStart`.
-    """
+    """A whole block outside this catalogue."""
 
     kind: str
+    """The provider's name for the block."""
     raw: Json
+    """The block as the provider sent it."""
     message_id: str
+    """The id of the message that it belongs to."""
     content_block_index: int
+    """The place of its block in the reply's content, from 0."""
     type: ClassVar[str] = "provider.event"
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True, tag="finish"):
-    """The last event, when all went well. response, stop_reason: of the last message.
-
-    usage: of all messages. cost: of all calls, failed ones included; unknown as soon as one of them is.
-    status: see `GenerateResult`.
-    """
+    """The last event, when all went well."""
 
     stop_reason: StopReason
+    """The reason why the last message ended."""
     usage: TokenUsage
+    """The tokens of all messages."""
     cost: Cost
+    """The cost of all calls, failed ones included; unknown as soon as one of them is."""
     response: CanonicalResponse
-    status: str
+    """The last message as the adapter gave it."""
+    status: TurnStatus
+    """The way the turn ended, as `TurnStatus` lists them."""
     type: ClassVar[str] = "finish"
 
 
 class StreamFailed(msgspec.Struct, frozen=True, tag="error"):
-    """The last event, when it failed or was cancelled; the same error is then raised to whoever iterates."""
+    """The last event, when the turn failed or was cancelled. The same error is then raised to whoever iterates."""
 
     error: Exception
+    """The exception of the turn."""
     type: ClassVar[str] = "error"
 
 

@@ -1,4 +1,4 @@
-"""Images and videos as methods of the engine. What makes them is imported by the first that is asked for."""
+"""Vectors, images and videos as methods of the engine. What makes them is imported by the first call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..runtime.runtime import Runtime
 if TYPE_CHECKING:
     from adapters.videos import PollPolicy
 
+    from ..embedding import EmbeddingArguments, EmbeddingResult
     from .images import ImageArguments, ImageResult
     from .inputs import ImageInput, Models
     from .video_handle import VideoHandle
@@ -20,25 +21,59 @@ if TYPE_CHECKING:
 
 
 class MediaMethods:
-    """What `Engine` can do besides, for images and videos.
-
-    model: any of a model's names, or several in the order in which they may serve; None is the configured default.
-    """
+    """The methods of `Engine` for vectors, images and videos."""
 
     _runtime: Runtime
+
+    async def embed(
+        self,
+        texts: Sequence[str] | str,
+        *,
+        model: str | Sequence[str] | None = None,
+        **options: Unpack[EmbeddingArguments],
+    ) -> EmbeddingResult:
+        """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
+        them at once.
+
+        Each batch is a call of its own, and retried by itself. Without texts nothing is sent, and nothing costs.
+        Cancelling the task that waits here ends all batches; the vectors that had come are lost, and paid for.
+
+        Args:
+            texts: The texts, or one text.
+            model: Any of a model's names, or several names of one and the same model; None is the configured
+                default.
+            options: The fields of `EmbeddingOptions`.
+
+        Raises:
+            PartialEmbeddingError: Some texts could not be embedded; the exception has the vectors of the others.
+            AdapterError: No text could be embedded.
+            ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
+            AdmissionError: The trace writer is too far behind.
+        """
+        from ..embedding import EmbeddingOptions, embed
+
+        return await embed(self._runtime, texts, model, EmbeddingOptions(**options))
 
     async def generate_image(
         self, prompt: str, *, model: Models = None, **options: Unpack[ImageArguments]
     ) -> ImageResult:
-        """Images of what the prompt says. Each time it costs money, so nothing is asked for twice unless the first
-        time surely came to nothing; cancelling the task that waits here doesn't keep it from being made and
-        billed.
+        """Images of what a prompt describes.
 
-        model: any of its names, or several in the order in which they may serve; None is the configured default.
-        options: the fields of `ImageOptions`.
-        Raises CapabilityError before anything is sent for what the model can't do; OutcomeUnknownError if the
-        answer was lost, so that it may have been made and be billed; other AdapterErrors; ConfigurationError;
-        AdmissionError.
+        Each request costs money, so nothing is asked for twice unless the first request surely came to nothing.
+        Cancelling the task that waits here doesn't keep an image from being made and billed.
+
+        Args:
+            prompt: The description.
+            model: Any of a model's names, or several in the order in which they may serve; None is the configured
+                default.
+            options: The fields of `ImageOptions`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked; nothing was sent.
+            OutcomeUnknownError: The answer was lost; an image may have been made and be billed.
+            AdapterError: The provider failed or refused.
+            ConfigurationError: The configuration is wrong.
+            AdmissionError: The trace writer is too far behind.
         """
         from .images import ImageOptions, make_images
 
@@ -54,11 +89,20 @@ class MediaMethods:
         model: Models = None,
         **options: Unpack[ImageArguments],
     ) -> ImageResult:
-        """An image changed as the prompt says, or several composed into one. Paths are read now.
+        """An image changed as the prompt says, or several images composed into one.
 
-        images: blocks, bytes or paths. mask: a PNG as large as the first image; only where it is transparent may
-        anything change. model, options: as in `generate_image`.
-        Raises what `generate_image` raises; OSError, and ValueError for what is no image, and for none at all.
+        Besides the exceptions of `generate_image` there are those of reading a file. Files are read now.
+
+        Args:
+            prompt: The description of the change.
+            images: Blocks, bytes or paths of the images.
+            mask: A PNG as large as the first image; only where it is transparent may anything change.
+            model: As in `generate_image`.
+            options: As in `generate_image`.
+
+        Raises:
+            OSError: A file can't be read.
+            ValueError: There is no image, or a file is none.
         """
         from .images import ImageOptions, make_images
 
@@ -70,12 +114,21 @@ class MediaMethods:
     async def create_video(
         self, prompt: str, *, model: Models = None, **options: Unpack[VideoArguments]
     ) -> VideoHandle:
-        """A job that makes a video; returns when the provider has taken it on.
+        """A job that makes a video. It returns when the provider has taken the job on.
 
-        `await handle.wait()` for its end, then `handle.download()`. It goes on without us: `resume_video` comes
-        back to it. Nothing is asked for twice; cancelling the task that waits here still waits up to ten seconds
-        for the job's id, which is then in the trace. model: as in `generate_image`. options: the fields of
-        `VideoOptions`. Raises as `generate_image` does; OSError and ValueError for a first frame that is no image.
+        `await handle.wait()` for its end, then `handle.download()`. The job goes on without this process:
+        `resume_video` comes back to it. Nothing is asked for twice. Cancelling the task that waits here still
+        waits up to ten seconds for the job's id, which is then in the trace. The exceptions are those of
+        `generate_image`.
+
+        Args:
+            prompt: The description.
+            model: As in `generate_image`.
+            options: The fields of `VideoOptions`.
+
+        Raises:
+            OSError: The first frame can't be read.
+            ValueError: The first frame is no image.
         """
         from .videos import VideoOptions, create_video
 
@@ -95,10 +148,20 @@ class MediaMethods:
 
         Within one engine it is always the same handle. A job whose cost is in the trace already is not counted
         again.
-        job_id: the provider's, `VideoHandle.id`. model: that made it, `VideoHandle.model`. seconds, size, audio:
-        what it makes, for its price; by default what the provider says, or the trace of its creation. polling:
-        when to look at it; None is the usual.
-        Raises AdapterError, among them NotFoundError; ConfigurationError; StoreError.
+
+        Args:
+            job_id: The provider's id of the job, `VideoHandle.id`.
+            model: The model that was asked, `VideoHandle.model`.
+            seconds: The length of the video, for its price; None is what the provider or the trace says.
+            size: The size of the video, for its price; None is what the provider or the trace says.
+            audio: Whether the video has sound, for its price; None is what the provider or the trace says.
+            polling: The times at which the job is looked at; None is the usual.
+
+        Raises:
+            NotFoundError: The provider knows no such job.
+            AdapterError: The provider failed.
+            ConfigurationError: The model is unknown.
+            StoreError: The trace can't be read.
         """
         from adapters.videos import VideoTerms
         from adapters.videos.waiting import USUAL_POLLING

@@ -1,4 +1,4 @@
-"""`generate_object` and `stream_object` as methods of the engine. What they need is imported by the first call."""
+"""Replies that are data, as methods of the engine. What they need is imported by the first call."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ T = TypeVar("T")
 
 
 class ObjectMethods:
-    """What `Engine` can do besides, for replies that are data.
-
-    schema: a type (msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
-    ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
-    """
+    """The methods of `Engine` for replies that are data."""
 
     _runtime: Runtime
 
@@ -62,11 +58,22 @@ class ObjectMethods:
         schema: object,
         **arguments: Unpack[ObjectArguments],
     ) -> ObjectResult[Any]:
-        """A reply as an object of that type: `result.output`.
+        """A reply as an object of a type: `result.output`.
 
-        By the model's own means where it takes schemas, else through a tool that it must call or an instruction;
-        checked here in any case. Raises NoObjectGeneratedError if the reply is none, SchemaError for a schema that
-        is none, and what `generate` raises.
+        The model is held to the schema by its own means, where it takes schemas, else through a tool that it must
+        call, or through an instruction. The reply is checked here in any case. The exceptions of `generate` are
+        raised here, too.
+
+        Args:
+            model: As in `generate`.
+            prompt: As in `generate`.
+            schema: A type (a msgspec Struct, dataclass, TypedDict, pydantic or attrs class, or a hint such as
+                ``list[Person]``), or a JSON Schema as a dict, for which the output is plain JSON.
+            arguments: The fields of `ObjectArguments`.
+
+        Raises:
+            NoObjectGeneratedError: The reply is no such object. It has been paid for all the same.
+            SchemaError: The schema is none, or the type has none.
         """
         from .generate import ObjectTask, generate_object_on
 
@@ -111,7 +118,8 @@ class ObjectMethods:
     ) -> ObjectStream[Any]:
         """The same, streamed: `async with engine.stream_object(...) as stream: async for partial in stream: …`.
 
-        Partials are plain JSON, unchecked; `await stream.object()` is the whole one. Raises as `generate_object`.
+        Partials are plain JSON, unchecked; `await stream.object()` is the whole object. The arguments and
+        exceptions are those of `generate_object`.
         """
         from .generate import ObjectTask
         from .stream import ObjectStream

@@ -57,6 +57,9 @@ class Host(Protocol):
     async def flush(self) -> None:
         """Return when everything published so far is committed to the trace. Raises StoreError."""
 
+    async def settle(self) -> None:
+        """Like `flush`. What earlier processes had to leave is in the trace afterwards, too."""
+
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         """Run something beside the turns. Nothing happens before the start."""
 

@@ -327,6 +327,9 @@ class EngineHost:
     async def flush(self) -> None:
         await (await self.living()).flush()
 
+    async def settle(self) -> None:
+        await (await self.living()).settle()
+
     def spawn(self, work: Callable[[], Awaitable[object]], *, name: str) -> None:
         if self._life is not None:
             self._life.manager.spawn(work, name=name)

@@ -1,0 +1,111 @@
+"""Questions without a session as methods of the engine, and further readers of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, Unpack, overload
+
+from adapters import CanonicalRequest, CanonicalResponse, ContentBlock
+from adapters.replies.whole import spelled_out
+from bus import StreamReader
+from bus.streams.events import TurnEvent
+
+from ..conversation.results import GenerateResult
+from ..routing.choice import Model
+from ..runtime.runtime import Runtime
+from .asking import Arguments, new_turn
+from .generating import generate_on
+from .low_level import complete, turn_of
+from .reading import OnUsage
+from .streaming import StreamResult
+
+
+class GenerationMethods:
+    """The methods of `Engine` for one conversation in one call."""
+
+    _runtime: Runtime
+
+    async def generate(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> GenerateResult:
+        """Ask a model, run the tools that it calls, and return when it has answered; see `generate`."""
+        return await generate_on(self._runtime, model, prompt, **arguments)
+
+    @overload
+    def stream(
+        self,
+        model: CanonicalRequest,
+        /,
+        *,
+        tags: Mapping[str, str] | None = None,
+        on_usage: OnUsage | None = None,
+    ) -> StreamResult: ...
+
+    @overload
+    def stream(
+        self,
+        model: Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult: ...
+
+    def stream(
+        self,
+        model: CanonicalRequest | Model | None = None,
+        prompt: str | Sequence[ContentBlock] | None = None,
+        *,
+        on_usage: OnUsage | None = None,
+        **arguments: Unpack[Arguments],
+    ) -> StreamResult:
+        """Like `generate`, but the reply is given as it comes; see the function `stream`.
+
+        For a `CanonicalRequest` it streams one reply, as `complete` gives it; no tools are run.
+
+        Raises:
+            TypeError: An argument is given that a request can't have besides it.
+        """
+        if isinstance(model, CanonicalRequest):
+            if prompt is not None or arguments.keys() - {"tags"}:
+                raise TypeError(
+                    "a CanonicalRequest says all there is to ask; besides it there are tags=, on_usage="
+                )
+            turn = turn_of(self._runtime, model, tags=arguments.get("tags"), streamed=True)
+        else:
+            turn = new_turn(self._runtime, model, prompt, streamed=True, **arguments)
+        return StreamResult(self._runtime, turn, on_usage=on_usage)
+
+    async def complete(
+        self, request: CanonicalRequest, *, tags: Mapping[str, str] | None = None
+    ) -> CanonicalResponse:
+        """One reply to a request, without a session. It is routed, traced and priced, and no tools are run.
+
+        It raises the exceptions of `Session.send`.
+
+        Args:
+            request: The request. It keeps its ids, unless they are empty.
+            tags: The tags of the call, for the trace; never sent.
+        """
+        return await complete(self._runtime, request, tags=tags)
+
+    def attach(self, stream_id: str, *, from_seq: int | Literal["tail"] = 0) -> StreamReader[TurnEvent]:
+        """One more reader of a turn's stream. When it comes or leaves, nothing changes for the turn.
+
+        A reader from 0 gets the folded messages whole, with their text in one piece. A reader that goes on after
+        earlier events gets a StreamReset instead.
+
+        Args:
+            stream_id: The id of the stream.
+            from_seq: The seq of the first event to read, from 0; ``"tail"`` for the events that come from now on.
+
+        Raises:
+            UnknownStream: The turn has been over for too long.
+            ValueError: `from_seq` is beyond the end.
+            WrongLoop: The engine belongs to another event loop.
+        """
+        self._runtime.host.require_loop()
+        return self._runtime.streams.attach(stream_id, from_seq=from_seq, unfold=spelled_out)

@@ -1,0 +1,165 @@
+"""Sessions as methods of the engine: opened, resumed, listed, deleted, imported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..conversation.context import ContextPolicy
+from ..conversation.options import TurnOptions
+from ..routing.candidates import expand
+from ..routing.choice import Model, Requirements
+from ..runtime.runtime import Runtime
+from ..tools import Approve, Tool
+from .resuming import resumed
+from .session import Session
+from .state import SessionState
+from .whole import SessionInfo, deleted, imported, listed, state_of
+
+
+class SessionMethods:
+    """The methods of `Engine` for sessions."""
+
+    _runtime: Runtime
+
+    def session(
+        self,
+        model: Model,
+        *,
+        system_prompt: str | None = None,
+        tools: Sequence[Tool] = (),
+        session_id: str | None = None,
+        tags: dict[str, str] | None = None,
+        fallback: Sequence[str] | None = None,
+        requires: Requirements | None = None,
+        approve: Approve | None = None,
+        context: ContextPolicy | None = None,
+        name: str | None = None,
+    ) -> Session:
+        """A new session.
+
+        Args:
+            model: Any of a model's names, several of them in order, or a `ModelChoice`; checked now.
+            system_prompt: The system prompt of its turns.
+            tools: The tools of its turns.
+            session_id: An id in place of a new one.
+            tags: The tags of its calls, for the trace; never sent.
+            fallback: The models to try when the first one fails; None leaves it to models.yaml.
+            requires: The abilities that the model must have, besides those that the requests show.
+            approve: A function that decides about each call of a tool before it runs.
+            context: The policy for a history that has grown too long, see `engine.conversation.context`; None
+                always sends all of it.
+            name: A name for people.
+
+        Raises:
+            ConfigurationError: A name is unknown, or two tools have one name.
+            CallboardError: A session of that id is open.
+        """
+        expand(self._runtime.registry, model, fallback)
+        state = SessionState(
+            session_id or self._runtime.clock.new_id("ses"),
+            model,
+            system_prompt,
+            tools,
+            tags or {},
+            options={"fallback": fallback, "approve": approve, "context": context},
+            requires=requires,
+            name=name,
+        )
+        return self._open(state)
+
+    def _open(self, state: SessionState) -> Session:
+        self._runtime.sessions.open(state)
+        return Session(self._runtime, state)
+
+    async def resume(
+        self,
+        session_id: str,
+        *,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+        system_prompt: str | None = None,
+        fallback: Sequence[str] | None = None,
+        approve: Approve | None = None,
+        context: ContextPolicy | None = None,
+    ) -> Session:
+        """A stored session, with its history as it was. The session may be one of another process, or of one that
+        was killed.
+
+        From then on the session is this engine's. With `capture_content`, another engine that had it open learns
+        so with its next turn, which raises SessionTakenOver.
+
+        Args:
+            session_id: The id of the session.
+            tools: The tools with the code that runs them, which is not stored. None takes the stored definitions,
+                as passive tools.
+            model: A model in place of the stored one.
+            system_prompt: A system prompt in place of the stored one.
+            fallback: Fallback models in place of the stored ones.
+            approve: As in `session`.
+            context: As in `session`.
+
+        Raises:
+            CallboardError: The session is open, is not stored, or is not stored as a whole.
+            ConfigurationError: The session's model is not known here.
+            StoreError: The trace can't be read.
+        """
+        await self._runtime.host.settle()
+        options: TurnOptions = {"fallback": fallback, "approve": approve, "context": context}
+        state = await resumed(self._runtime, session_id, tools, model, system_prompt, options)
+        session = self._open(state)
+        if model is not None:
+            self._runtime.sessions.change_model(state, model)
+        return session
+
+    async def sessions(self, *, limit: int | None = 1000) -> list[SessionInfo]:
+        """The sessions that are open here, and sessions of the trace, the latest first.
+
+        Args:
+            limit: The largest number of sessions of the trace; None is all of them.
+
+        Raises:
+            StoreError: The trace can't be read.
+        """
+        return await listed(self._runtime, limit)
+
+    async def delete_session(self, session_id: str) -> bool:
+        """Forget a session: the open one, and its stored messages.
+
+        Its calls stay in the trace, and so does their cost. A Session that is still held begins anew with its next
+        turn.
+
+        Returns:
+            False if there was no such session.
+
+        Raises:
+            SessionBusy: A turn of the session runs.
+            StoreError: The trace can't be written.
+        """
+        return await deleted(self._runtime, session_id)
+
+    async def import_session(
+        self,
+        document: bytes | str,
+        *,
+        session_id: str | None = None,
+        tools: Sequence[Tool] | None = None,
+        model: Model | None = None,
+    ) -> Session:
+        """A session from a document that `Session.export` has written, with its history and settings. The document
+        may come from another engine.
+
+        Args:
+            document: The document.
+            session_id: An id in place of the exported one.
+            tools: Tools in place of the exported ones; without them its tools are passive.
+            model: A model in place of the exported one.
+
+        Raises:
+            CallboardError: The document is no exported session, or a session of that id is open.
+            ConfigurationError: The session's model is not known here.
+        """
+        await self._runtime.host.start()
+        state = state_of(self._runtime, imported(document), session_id=session_id, tools=tools, model=model)
+        session = self._open(state)
+        self._runtime.sessions.announce(state)
+        return session
