@@ -76,40 +76,25 @@ from .contract import (
     RetryPolicy,
 )
 from .health import AdapterHealth, AdapterStatistics
-from .registry import create_adapter
+from .registry import adapter_class, create_adapter
 
 if TYPE_CHECKING:
     from .http.again import retry
     from .http.retry import retry_delay
-    from .providers.anthropic import AnthropicAdapter
-    from .providers.bedrock import BedrockAdapter
-    from .providers.cohere import CohereAdapter
-    from .providers.gemini import GeminiAdapter
-    from .providers.local import LocalAdapter
-    from .providers.ollama import OllamaAdapter
-    from .providers.openai import OpenAIAdapter
-    from .providers.openai_compatible import OpenAICompatibleAdapter
-    from .providers.scripted import ScriptedAdapter
-    from .providers.tgi import TGIAdapter
-    from .providers.voyage import VoyageAdapter
+    from .providers.anthropic.adapter import AnthropicAdapter
+    from .providers.bedrock.adapter import BedrockAdapter
+    from .providers.cohere.adapter import CohereAdapter
+    from .providers.gemini.adapter import GeminiAdapter
+    from .providers.local.adapter import LocalAdapter
+    from .providers.ollama.adapter import OllamaAdapter
+    from .providers.openai.adapter import OpenAIAdapter
+    from .providers.openai_compatible.adapter import OpenAICompatibleAdapter
+    from .providers.scripted.adapter import ScriptedAdapter
+    from .providers.tgi.adapter import TGIAdapter
+    from .providers.voyage.adapter import VoyageAdapter
 else:
     __getattr__, __dir__ = later(
-        __name__,
-        {
-            ".http.again": ("retry",),
-            ".http.retry": ("retry_delay",),
-            ".providers.anthropic": ("AnthropicAdapter",),
-            ".providers.bedrock": ("BedrockAdapter",),
-            ".providers.cohere": ("CohereAdapter",),
-            ".providers.voyage": ("VoyageAdapter",),
-            ".providers.gemini": ("GeminiAdapter",),
-            ".providers.local": ("LocalAdapter",),
-            ".providers.ollama": ("OllamaAdapter",),
-            ".providers.openai": ("OpenAIAdapter",),
-            ".providers.openai_compatible": ("OpenAICompatibleAdapter",),
-            ".providers.scripted": ("ScriptedAdapter",),
-            ".providers.tgi": ("TGIAdapter",),
-        },
+        __name__, {".http.again": ("retry",), ".http.retry": ("retry_delay",)}, adapter_class
     )
 
 __all__ = [

@@ -1,65 +1,89 @@
-"""Adapters by the name of their type, as `type:` in models.yaml gives it. Imported when first asked for."""
+"""Adapters by the name of their type, as `type:` in models.yaml gives it, and the tables of vendors' models.
+
+All of it is derived from the descriptors of `adapters.provider`; code and tables are imported at their first use.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
-from importlib.util import resolve_name
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 
 from .contract import AdapterConfig, ProviderAdapter
+from .provider import Provider, provider_named, providers
 from .transport.transport import Transport
 
 if TYPE_CHECKING:
     from .model_table import ModelRow, ModelTable
 
-ADAPTER_TYPES: dict[str, str] = {
-    "anthropic": ".providers.anthropic:AnthropicAdapter",
-    "cassette": ".cassettes.adapter:cassette_adapter",
-    "openai": ".providers.openai:OpenAIAdapter",
-    "bedrock": ".providers.bedrock:BedrockAdapter",
-    "cohere": ".providers.cohere:CohereAdapter",
-    "gemini": ".providers.gemini:GeminiAdapter",
-    "openai_compatible": ".providers.openai_compatible:OpenAICompatibleAdapter",
-    "local": ".providers.local:LocalAdapter",
-    "scripted": ".providers.scripted:ScriptedAdapter",
-    "ollama": ".providers.ollama:OllamaAdapter",
-    "voyage": ".providers.voyage:VoyageAdapter",
-    "tgi": ".providers.tgi:TGIAdapter",
-}
-"""Registered types; any other is ``package.module:Class``."""
 
-
-MODEL_TABLES: dict[str, str] = {
-    "anthropic": ".providers.anthropic.data",
-    "openai": ".providers.openai.data",
-    "gemini": ".providers.gemini.data",
-}
-"""Of which providers there is a table of models, and the module that has it as `TABLE`, with its `find_model`."""
+def adapter_types() -> tuple[str, ...]:
+    """The registered types, by name. Any other type is ``package.module:Class``."""
+    return tuple(sorted(provider.name for provider in providers()))
 
 
 def registered_type(kind: type) -> str | None:
-    """The name of the type whose class this is; None if it is not one of `ADAPTER_TYPES`."""
-    for name, place in ADAPTER_TYPES.items():
-        module, _, class_name = place.partition(":")
-        if kind.__name__ == class_name and kind.__module__.startswith(resolve_name(module, __package__)):
-            return name
+    """The name of the type whose class this is; None if it is of no registered one."""
+    for provider in providers():
+        if kind.__name__ == provider.adapter_name and kind.__module__.startswith(f"{provider.package}."):
+            return provider.name
     return None
 
 
-def model_table(provider: str) -> ModelTable[ModelRow] | None:
-    """What is known of a provider's models; None if there is no table of them."""
-    module = MODEL_TABLES.get(provider)
-    return None if module is None else cast("ModelTable[ModelRow]", import_module(module, __package__).TABLE)
+def adapter_class(name: str) -> object:
+    """The adapter of a provider by the name of its class. Raises KeyError if there is none."""
+    found = {provider.adapter_name: provider for provider in providers()}[name]
+    return found.load(found.adapter)
 
 
-def is_named_like(provider: str, model: str) -> bool:
-    """Whether a name is of one of a provider's models, or is taken for one that is to come."""
-    module = MODEL_TABLES.get(provider)
-    return module is not None and import_module(module, __package__).find_model(model) is not None
+# -- tables of models
+
+
+class _Models(Protocol):
+    """A provider's module about its models."""
+
+    @property
+    def TABLE(self) -> ModelTable[ModelRow]: ...
+
+    def find_model(self, name: str, /) -> ModelRow | None: ...
+
+
+@cache
+def _tabled() -> Mapping[str, Provider]:
+    return {
+        provider.vendor.name: provider
+        for provider in providers()
+        if provider.models is not None and provider.vendor is not None
+    }
+
+
+def _models(vendor: str) -> _Models | None:
+    provider = _tabled().get(vendor)
+    return None if provider is None else cast("_Models", provider.load(str(provider.models)))
+
+
+def tabled_vendors() -> tuple[str, ...]:
+    """The vendors of whose models there is a table, by name."""
+    return tuple(sorted(_tabled()))
+
+
+def model_table(vendor: str) -> ModelTable[ModelRow] | None:
+    """What is known of a vendor's models; None if there is no table of them."""
+    models = _models(vendor)
+    return None if models is None else models.TABLE
+
+
+def is_named_like(vendor: str, model: str) -> bool:
+    """Whether a name is of one of a vendor's models, or is taken for one that is to come."""
+    models = _models(vendor)
+    return models is not None and models.find_model(model) is not None
+
+
+# -- adapters
 
 
 def create_adapter(
@@ -72,22 +96,33 @@ def create_adapter(
 ) -> ProviderAdapter:
     """Make an adapter of a type. It opens no connection yet.
 
-    type_name: one of `ADAPTER_TYPES`, or ``package.module:Class``. name: of the provider, before the colon of a
-    model's name. clock: of its times and its randomness. transport: replaces the network, for adapters over HTTP;
-    others need not take it.
-    Raises ConfigurationError if there is no such type, or it can't be imported or doesn't understand its options.
+    Args:
+        type_name: One of `adapter_types`, or ``package.module:Class``.
+        config: How to reach the provider.
+        name: The adapter's name, which stands before the colon of its models' names.
+        clock: The clock of the adapter's times and of its randomness.
+        transport: Replaces the network, for adapters over HTTP. Others need not take it.
+
+    Raises:
+        ConfigurationError: There is no such type, it can't be imported, or it doesn't understand its options.
     """
-    target = ADAPTER_TYPES.get(type_name, type_name)
-    module_name, colon, class_name = target.partition(":")
-    if not colon:
-        known = ", ".join(sorted(ADAPTER_TYPES))
-        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
-    try:
-        factory = cast(
-            "Callable[..., ProviderAdapter]", getattr(import_module(module_name, __package__), class_name)
-        )
-    except (ImportError, AttributeError) as error:
-        raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
+    factory = _factory(type_name)
     if transport is None:
         return factory(config, name=name, clock=clock)
     return factory(config, name=name, clock=clock, transport=transport)
+
+
+def _factory(type_name: str) -> Callable[..., ProviderAdapter]:
+    provider = provider_named(type_name)
+    module, colon, attribute = type_name.partition(":")
+    if provider is None and not colon:
+        known = ", ".join(adapter_types())
+        raise ConfigurationError(f"adapter type {type_name!r} is neither one of {known} nor package.module:Class")
+    try:
+        if provider is not None:
+            found = provider.load(provider.adapter)
+        else:
+            found = getattr(import_module(module, __package__), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(f"adapter type {type_name!r} can't be imported: {error}") from error
+    return cast("Callable[..., ProviderAdapter]", found)

@@ -15,6 +15,7 @@ import msgspec
 
 from adapters import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
+from adapters.provider import provider_named
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
 from tracestore.health import FileFacts, file_facts
@@ -169,7 +170,7 @@ class Providers:
 
     async def _provider(self, entry: AdapterEntry, adapter: ProviderAdapter) -> list[Check]:
         name = f"provider:{entry.name}"
-        if self._offline and entry.type != "local":
+        if self._offline and not _runs_here(entry):
             self._usable.add(entry.name)
             return []
         if not isinstance(adapter, ChecksHealth):
@@ -205,6 +206,11 @@ class Providers:
         for key in keys:
             detail, fix = detail.replace(key, "***"), fix.replace(key, "***")
         return msgspec.structs.replace(check, detail=detail, fix=fix)
+
+
+def _runs_here(entry: AdapterEntry) -> bool:
+    provider = provider_named(entry.type)
+    return provider is not None and provider.runs_here
 
 
 def _said(error: Exception) -> str:

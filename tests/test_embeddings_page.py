@@ -12,7 +12,7 @@ import pytest
 
 from adapters.embeddings import INPUT_TYPES
 from adapters.providers.local.settings import find_model
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import adapter_types
 from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
 from engine.embedding import same_space
 from engine.models.config import read_models_yaml
@@ -76,4 +76,4 @@ def test_every_option_input_type_and_adapter_type_that_embeds_is_named() -> None
     for name in (*EmbeddingOptions.__struct_fields__, *INPUT_TYPES, "bedrock", "cohere", "voyage"):
         assert f"`{name}`" in text, name
     for name in re.findall(r"^\| `(\w+)` \| .* \| .* \|$", text, re.MULTILINE):
-        assert name in ADAPTER_TYPES
+        assert name in adapter_types()

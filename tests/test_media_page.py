@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import adapter_types
 from callboard import (
     AdapterConfig,
     AdapterEntry,
@@ -130,4 +130,4 @@ def test_every_option_and_adapter_is_named() -> None:
         assert f"`{name}`" in text, name
     for names in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]*\|$", text, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
-            assert name in ADAPTER_TYPES or name in ImageOptions.__struct_fields__, name
+            assert name in adapter_types() or name in ImageOptions.__struct_fields__, name

@@ -1,1 +1,1 @@
-"""One folder for each provider's protocol; none imports another."""
+"""One folder for each provider, with its descriptor in `provider.py`; none imports another."""

@@ -10,64 +10,38 @@ import re
 
 from bus.errors import ConfigurationError
 
+from ..provider import providers
 from .addresses import host_of
 
-OWN_WORDS = {
-    "api.openai.com": ("openai",),
-    "api.anthropic.com": ("anthropic", "claude"),
-    "generativelanguage.googleapis.com": ("gemini", "google", "vertex"),
-    "api.cohere.com": ("cohere",),
-    "api.voyageai.com": ("voyage", "voyageai"),
-}
-"""Words of a variable's name that mean a vendor whose address some type has as its own; by host."""
-
-OTHER_WORDS = frozenset(
-    {
-        *(
-            "azure",
-            "groq",
-            "mistral",
-            "deepseek",
-            "openrouter",
-            "together",
-            "fireworks",
-            "xai",
-            "grok",
-            "perplexity",
-        ),
-        *("cerebras", "sambanova", "hf", "huggingface", "nvidia", "moonshot", "kimi", "zai", "zhipu", "dashscope"),
-        *(
-            "aws",
-            "bedrock",
-            "amazon",
-            "qwen",
-            "minimax",
-            "nebius",
-            "novita",
-            "deepinfra",
-            "hyperbolic",
-            "litellm",
-            "ai21",
-            "replicate",
-            "jina",
-        ),
-    }
-)
-"""Words that mean a vendor who is none of these."""
+OTHER_WORDS = frozenset({
+    "ai21", "amazon", "aws", "azure", "bedrock", "cerebras", "dashscope", "deepinfra", "deepseek", "fireworks",
+    "grok", "groq", "hf", "huggingface", "hyperbolic", "jina", "kimi", "litellm", "minimax", "mistral", "moonshot",
+    "nebius", "novita", "nvidia", "openrouter", "perplexity", "qwen", "replicate", "sambanova", "together", "xai",
+    "zai", "zhipu",
+})  # fmt: skip
+"""Words that mean a vendor whose address no type has as its own."""
 
 
 def check_key_goes_home(name: str, variable: str | None, address: str, *, of_many: bool) -> None:
-    """Raise ConfigurationError if a key would go to a vendor that it may not be of, for want of a `base_url`.
+    """Refuse a key that may be of another vendor than the one that it would be sent to.
 
-    variable: where the key came from, if that is known. address: of the type's own vendor. of_many: many vendors
-    speak the protocol, so only a variable of this one's own says that it is meant.
+    Args:
+        name: The adapter's name.
+        variable: The environment variable that the key came from, if that is known.
+        address: The address of the type's own vendor, which is used for want of a `base_url`.
+        of_many: Whether many vendors speak the protocol, so that only a variable of this vendor's own tells that
+            the vendor is meant.
+
+    Raises:
+        ConfigurationError: The variable names another vendor, or it names none and the protocol is one of many.
     """
     host = host_of(address)
-    own = OWN_WORDS.get(host)
+    words_of = _words()
+    own = words_of.get(host)
     if own is None:
         return
     words = {word for word in re.split(r"[^a-z0-9]+", (variable or "").lower()) if word}
-    others = OTHER_WORDS.union(*(words for known, words in OWN_WORDS.items() if known != host))
+    others = OTHER_WORDS.union(*(other for known, other in words_of.items() if known != host)).difference(own)
     if not words & others and (words & set(own) or not of_many):
         return
     whose = f"the key of {variable}" if variable else "the key"
@@ -75,3 +49,8 @@ def check_key_goes_home(name: str, variable: str | None, address: str, *, of_man
         f"{name}: without base_url {whose} would be sent to {host}; give base_url, or "
         f"api_key_env with a name of that vendor's own, such as {own[0].upper()}_API_KEY"
     )
+
+
+def _words() -> dict[str, tuple[str, ...]]:
+    """By the host of each vendor whose address some type has as its own, the words that mean the vendor."""
+    return {provider.home: provider.key_words for provider in providers() if provider.home}

@@ -3,7 +3,7 @@
 Tokenizers differ, and no provider publishes all of theirs. So this counts what a request is made of (`count`): the
 tokens of its text by the nearest published vocabulary (`vocabularies`), how many messages, tools and properties
 there are, images and their pixels. Each has a rate in tokens, and the estimate is the sum. The rates are data
-(`estimate_rates`), fitted to requests whose tokens a provider had counted, for each protocol, server and family of
+(`rates`), fitted to requests whose tokens a provider had counted, for each protocol, server and family of
 models.
 
 It runs before every call, so it looks at nothing twice: what a text and a tool come to is remembered. Pages of
@@ -38,7 +38,7 @@ from bus.values.messages import Message, ToolDefinition
 
 from ..requests.image_size import image_pixels
 from ..requests.surrogates import mend_object
-from .rates import RATES, TokenRates
+from .rates import TokenRates, rate_rows
 from .vocabularies import text_tokens, vocabulary_of
 
 ESTIMATE_ERROR = 0.25
@@ -96,11 +96,16 @@ def numbers(rates: TokenRates) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def rates_for(protocol: str, host: str, model: str) -> TokenRates:
-    """The rates of the first row that fits. protocol: an adapter's type. host: or a whole address. model: with or
-    without its provider."""
+    """The rates of the first row that fits.
+
+    Args:
+        protocol: An adapter's type.
+        host: The server's host, or its whole address.
+        model: The model's name, with or without its provider.
+    """
     vocabulary = vocabulary_of(protocol, model)
-    for row in RATES:
-        if row.protocol == protocol and re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
+    for row in rate_rows(protocol):
+        if re.search(row.host, host) and re.search(row.model, model, re.IGNORECASE):
             return msgspec.structs.replace(row.rates, vocabulary=vocabulary)
     return TokenRates(vocabulary=vocabulary)
 

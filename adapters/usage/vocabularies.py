@@ -11,6 +11,7 @@ from operator import mul
 
 import msgspec
 
+from ..provider import provider_named
 from .text_traits import traits
 from .vocabulary_rates import VOCABULARIES
 
@@ -26,7 +27,6 @@ _OF_MODELS: tuple[tuple[str, str], ...] = (
 )
 """What is in the names of models, and their vocabulary; the first that fits."""
 
-_OF_PROTOCOLS = {"anthropic": "claude", "gemini": "gemma"}
 _USUAL = "o200k"
 
 _NUMBERS: dict[str, tuple[float, ...]] = {
@@ -39,11 +39,17 @@ _known: dict[tuple[str, int], float] = {}
 
 
 def vocabulary_of(protocol: str, model: str) -> str:
-    """The name of the vocabulary that is nearest to a model's. protocol: an adapter's type."""
+    """The name of the vocabulary that is nearest to a model's.
+
+    Args:
+        protocol: An adapter's type, which decides where the model's name tells nothing.
+        model: The model's name, with or without its provider.
+    """
     for pattern, vocabulary in _OF_MODELS:
         if re.search(pattern, model, re.IGNORECASE):
             return vocabulary
-    return _OF_PROTOCOLS.get(protocol, _USUAL)
+    provider = provider_named(protocol)
+    return _USUAL if provider is None or provider.vocabulary is None else provider.vocabulary
 
 
 def text_tokens(text: str, vocabulary: str) -> float:

@@ -1,7 +1,7 @@
 """Which models there are: what is known of each, with its published prices.
 
-Three sources, read when first asked for, never at import. The tables of the adapters for Anthropic, OpenAI and
-Gemini know what a model can do (`adapters.model_table`); they are what the adapters themselves go by. The
+Three sources, read when first asked for, never at import. The tables in the folders of the providers know what
+a model can do (`adapters.model_table`); they are what the adapters themselves go by. The
 published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them with
 their window; what these can do is not known, so it is None, and never guessed. `callboard prices update` brings
 both prices and names of newer models. `callboard models update` brings limits and abilities of models, those that
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from adapters.registry import MODEL_TABLES, model_table
+from adapters.provider import published_vendor
+from adapters.registry import model_table, tabled_vendors
 from bus import SYSTEM_CLOCK, CallboardError, Clock
 from tracestore import PriceTable
 
@@ -171,19 +172,19 @@ class Catalogue:
     def locate(self, name: str) -> tuple[str, str] | None:
         """The provider of a model, and what it is called there; None if it isn't known, or not which is meant."""
         provider, colon, rest = name.partition(":")
-        provider = self._provider(provider)
+        provider = published_vendor(provider)
         if colon and self._knows(provider):
             return (provider, rest) if self._has(provider, rest) else None
         owners = self.owners(name)
-        return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in MODEL_TABLES) else None
+        return (owners[0], name) if len(owners) == 1 or (owners and owners[0] in tabled_vendors()) else None
 
     def owners(self, name: str) -> tuple[str, ...]:
         """The provider that a name names, or else all that have a model of that name."""
         provider, colon, _ = name.partition(":")
-        provider = self._provider(provider)
+        provider = published_vendor(provider)
         if colon and self._knows(provider):
             return (provider,)
-        providers = {**dict.fromkeys(MODEL_TABLES), **self._priced, **self._known}
+        providers = {**dict.fromkeys(tabled_vendors()), **self._priced, **self._known}
         return tuple(provider for provider in providers if self._has(provider, name))
 
     def models(
@@ -194,14 +195,14 @@ class Catalogue:
         today = self._today()
         return [
             info
-            for info in self._all(None if provider is None else self._provider(provider))
+            for info in self._all(None if provider is None else published_vendor(provider))
             if (include_retired or info.retires is None or today < info.retires)
             and (wanted is None or info.can(wanted))
         ]
 
     def latest(self, provider: str, capability: str | None = None) -> ModelInfo | None:
         """See `get_latest_model`."""
-        if self._provider(provider) not in MODEL_TABLES:
+        if published_vendor(provider) not in tabled_vendors():
             return None
         models = self.models(provider, capability)
         return next((info for info in models if info.general and not info.deprecated), None)
@@ -209,7 +210,7 @@ class Catalogue:
     @cached_property
     def date(self) -> str:
         """Of which day the oldest of its sources is, YYYY-MM-DD."""
-        tables = [table.file.date for table in map(model_table, MODEL_TABLES) if table is not None]
+        tables = [table.file.date for table in map(model_table, tabled_vendors()) if table is not None]
         return min(self._snapshot.date, *tables)
 
     # -- how
@@ -245,25 +246,20 @@ class Catalogue:
             found.setdefault(provider, {})[name] = model
         return found
 
-    def _provider(self, name: str) -> str:
-        from tracestore.prices.source import PROVIDERS
-
-        return PROVIDERS.get(name, name)
-
     def _all(self, provider: str | None) -> Iterator[ModelInfo]:
-        for name in MODEL_TABLES if provider is None else (provider,):
+        for name in tabled_vendors() if provider is None else (provider,):
             table = model_table(name)
             for row in table.rows if table is not None else ():
                 yield self._from_row(name, row)
         for name in {**self._priced, **self._known} if provider is None else (provider,):
             # the price list of a provider with a table also has what doesn't chat, and what is long gone
-            priced = self._priced.get(name, {}) if name not in MODEL_TABLES else {}
+            priced = self._priced.get(name, {}) if name not in tabled_vendors() else {}
             for model in {**priced, **self._known.get(name, {})}:
                 if _row(name, model) is None:
                     yield self._of_lists(name, model)
 
     def _knows(self, provider: str) -> bool:
-        return provider in MODEL_TABLES or provider in self._priced or provider in self._known
+        return provider in tabled_vendors() or provider in self._priced or provider in self._known
 
     def _has(self, provider: str, name: str) -> bool:
         lists = (self._priced, self._known)
@@ -318,7 +314,7 @@ class Catalogue:
             supports_structured_output=known.structured,
             input_cost_per_million=into,
             output_cost_per_million=out,
-            general=priced is not None or provider not in MODEL_TABLES,
+            general=priced is not None or provider not in tabled_vendors(),
             deprecated=priced is not None and priced.deprecated,
             retires=known.retires,
             source=origin.source,

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from adapters import AdapterConfig
+from adapters.provider import Preset, Provider, providers
 from bus import ConfigurationError
-from bus.values.json import Json
 
 from ..home import home_folder
 from .entries import AdapterEntry, ModelEntry
@@ -18,15 +18,16 @@ from .registry import ModelRegistry
 FROM_ENVIRONMENT = "the environment (no models.yaml)"
 """`ModelRegistry.source` where nobody listed the adapters: they stand for what could be configured."""
 
-LOCAL_PROTOCOLS = ("chat", "messages", "responses")
-LOCAL_EMBEDDINGS = "local-embed"
-
 
 def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) -> ModelRegistry:
     """The registry of a file; of $CALLBOARD_HOME/models.yaml; or, if there is none, of the keys that are set.
 
-    path: of the file; None looks in $CALLBOARD_HOME, or ~/.callboard. environ: where keys are found.
-    Raises ConfigurationError, naming the file, the key and what was expected.
+    Args:
+        path: The file; None looks in $CALLBOARD_HOME, or ~/.callboard.
+        environ: The variables in which keys are found.
+
+    Raises:
+        ConfigurationError: The file is wrong; the error names the file, the key and what was expected.
     """
     if path is not None:
         return read_models_yaml(path, environ)
@@ -35,41 +36,48 @@ def load_registry(path: Path | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
-    """Anthropic, OpenAI and Gemini if their keys are set, and the local model over its three protocols.
+    """The providers whose keys are set, those that are expected, and what needs no key: the model on this machine.
 
-    Gemini's key may also be called GOOGLE_API_KEY. The default provider is the first that has a key. To embed
-    there is the local model as well, and Voyage and Cohere if their keys are set.
+    Which variables hold a provider's key and address is said by its descriptor. The default provider is the first
+    that has a key and holds conversations.
     """
     adapters: dict[str, AdapterEntry] = {}
-    for name, variable in (("openai", "OPENAI"), ("anthropic", "ANTHROPIC"), ("gemini", "GEMINI")):
-        key = environ.get(f"{variable}_API_KEY")
-        if not key and name == "gemini":
-            key = environ.get("GOOGLE_API_KEY")
-        config = AdapterConfig(api_key=key, base_url=environ.get(f"{variable}_BASE_URL"))
-        missing = None if key else f"{variable}_API_KEY"
-        adapters[name] = AdapterEntry(name=name, type=name, config=config, missing_key=missing)
-    default = next((name for name, entry in adapters.items() if entry.missing_key is None), None)
-    for name in ("voyage", "cohere"):  # which most have no use for, so they are not listed as missing
-        if key := environ.get(f"{name.upper()}_API_KEY"):
-            adapters[name] = AdapterEntry(name=name, type=name, config=AdapterConfig(api_key=key))
     models: dict[str, ModelEntry] = {}
-    for protocol in LOCAL_PROTOCOLS:
-        name = f"local-{protocol}"
-        options: dict[str, Json] = {"protocol": protocol}
-        adapters[name] = AdapterEntry(name=name, type="local", config=AdapterConfig(options=options))
-        model = ModelEntry(id=f"{name}:smollm2", adapter=name, wire_name="smollm2", aliases=(name,))
-        models[model.id] = model
-    config = AdapterConfig(options={"embeddings": "mean", "context_tokens": 2048, "slots": 2})
-    adapters[LOCAL_EMBEDDINGS] = AdapterEntry(name=LOCAL_EMBEDDINGS, type="local", config=config)
-    model = ModelEntry(
-        id=f"{LOCAL_EMBEDDINGS}:smollm2",
-        adapter=LOCAL_EMBEDDINGS,
-        wire_name="smollm2",
-        aliases=(LOCAL_EMBEDDINGS,),
-        kind="embedding",
-    )
-    models[model.id] = model
+    default: str | None = None
+    for provider in providers():
+        entry = _with_key(provider, environ)
+        if entry is not None:
+            adapters[entry.name] = entry
+            if default is None and entry.missing_key is None and "chat" in provider.kinds:
+                default = entry.name
+    for provider in providers():
+        for preset in provider.presets:
+            config = AdapterConfig(options=preset.options)
+            adapters[preset.name] = AdapterEntry(name=preset.name, type=provider.name, config=config)
+            model = _of_preset(preset)
+            models[model.id] = model
     return ModelRegistry(adapters, models, default_provider=default, source=FROM_ENVIRONMENT)
+
+
+def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
+    """A provider's adapter with the key of the environment; None where nobody expects one without a key."""
+    key = next((found for name in provider.key_variables if (found := environ.get(name))), None)
+    if key is None and not provider.expected:
+        return None
+    url = environ.get(provider.base_url_variable) if provider.base_url_variable is not None else None
+    config = AdapterConfig(api_key=key, base_url=url)
+    missing = None if key else provider.key_variables[0]
+    return AdapterEntry(name=provider.name, type=provider.name, config=config, missing_key=missing)
+
+
+def _of_preset(preset: Preset) -> ModelEntry:
+    return ModelEntry(
+        id=f"{preset.name}:{preset.model}",
+        adapter=preset.name,
+        wire_name=preset.model,
+        aliases=(preset.name,),
+        kind=preset.kind,
+    )
 
 
 def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> ModelRegistry:

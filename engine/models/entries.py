@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
+from adapters.provider import Kind
 from bus import Clock
 
 from .habits import NO_TOOL_SETTINGS, ToolSettings, over
@@ -67,7 +68,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
         return create_adapter(self.type, self.config, name=self.name, clock=clock)
 
 
-ModelKind: TypeAlias = Literal["chat", "embedding", "image", "video"]
+ModelKind: TypeAlias = Kind
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):

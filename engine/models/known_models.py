@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from adapters.provider import vendors
 from bus import ConfigurationError
 from bus.values.json import Json, JsonObject
 
@@ -21,17 +22,6 @@ FORMAT = 1
 MOST_BYTES = 64_000_000
 
 _CHATS = ("chat", "responses")
-_PROVIDERS: Mapping[str, str] = {
-    "azure_ai": "azure",
-    "bedrock": "aws",
-    "bedrock_converse": "aws",
-    "cohere_chat": "cohere",
-    "fireworks_ai": "fireworks",
-    "together_ai": "together",
-    "vertex_ai-language-models": "vertex",
-    "voyage": "voyageai",
-}
-"""LiteLLM's names for providers that have another in price tables."""
 _CAPABILITIES: Mapping[str, str] = {
     "tools": "supports_function_calling",
     "vision": "supports_vision",
@@ -103,19 +93,21 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
     """LiteLLM's list as ours. source: what it is. day: YYYY-MM-DD. Raises ConfigurationError."""
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
-    models = {model.id: model for model in _models(data)}
+    names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
+    models = {model.id: model for model in _models(data, names)}
     if not models:
         raise ConfigurationError(f"{source}: there is no model in it in a form that is known here")
     ordered = tuple(models[name] for name in sorted(models))
     return KnownModels(kind="known-models", format=FORMAT, date=day, source=source, models=ordered)
 
 
-def _models(data: JsonObject) -> Iterator[KnownModel]:
+def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
+    """The models that chat. names: our names of vendors, by LiteLLM's."""
     for name, facts in data.items():
         if isinstance(facts, dict) and facts.get("mode") in _CHATS:
             provider = facts.get("litellm_provider")
             if isinstance(provider, str) and provider:
-                yield _model(name.removeprefix(f"{provider}/"), provider, facts)
+                yield _model(name.removeprefix(f"{provider}/"), names.get(provider, provider), facts)
 
 
 def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
@@ -124,7 +116,7 @@ def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
     }
     retires = facts.get("deprecation_date")
     return KnownModel(
-        id=f"{_PROVIDERS.get(provider, provider)}:{name}",
+        id=f"{provider}:{name}",
         context_window=_tokens(facts.get("max_input_tokens")),
         max_output=_tokens(facts.get("max_output_tokens")),
         retires=retires if isinstance(retires, str) and _DAY.fullmatch(retires) else None,

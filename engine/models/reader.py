@@ -10,7 +10,7 @@ from typing import NoReturn, cast
 import msgspec
 
 from adapters import AdapterConfig, RetryPolicy
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import adapter_types
 from bus import ConfigurationError
 from bus.log import Log
 from bus.values.json import Json, JsonObject
@@ -89,9 +89,9 @@ class Reader:
         kind = self._string(entry, "type", where)
         if kind is None:
             self._fail(f"{where}.type", "an adapter type such as anthropic", None)
-        if kind not in ADAPTER_TYPES and ":" not in kind:
-            near = nearest(kind, ADAPTER_TYPES)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(ADAPTER_TYPES))}."
+        if kind not in adapter_types() and ":" not in kind:
+            near = nearest(kind, adapter_types())
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(adapter_types())}."
             raise ConfigurationError(
                 f"{self.path}: {where}.type: no adapter type {kind!r}: {hint} Your own is package.module:Class."
             )

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import adapter_types
 from bus import ConfigurationError
 
 from .entries import AdapterEntry, ModelEntry
@@ -194,7 +194,7 @@ class ModelRegistry:
         from .unlisted import names_at
 
         prefix, colon, _ = name.partition(":")
-        if colon and prefix in ADAPTER_TYPES:
+        if colon and prefix in adapter_types():
             return f"unknown model {name!r}: {self._no_adapter(prefix)} To have one, add it to the adapters there."
         known = sorted(self.names)
         near = nearest(name, {*known, *names_at(self.adapters.values())}, most=3)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from adapters.registry import MODEL_TABLES, is_named_like, model_table
+from adapters.registry import is_named_like, model_table, tabled_vendors
 from bus import ConfigurationError
 
 from .catalogue import default_catalogue
@@ -60,7 +60,7 @@ def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
 def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
     """Raise ConfigurationError for the name of another vendor's model, if an adapter serves one vendor's own."""
     own = published_provider(adapter)
-    if own not in MODEL_TABLES:
+    if own not in tabled_vendors():
         return  # a server may have anybody's
     owners = default_catalogue().owners(name)
     if owners and own not in owners:
@@ -69,7 +69,7 @@ def refuse_foreign(adapter: AdapterEntry, name: str) -> None:
             f"model {name!r} is one of {whose}'s, which no adapter is known to serve; add one to models.yaml, or "
             f"say {adapter.name}:{name} if it is meant for {adapter.name}"
         )
-    for vendor in MODEL_TABLES:
+    for vendor in tabled_vendors():
         if vendor != own and is_named_like(vendor, name):
             raise ConfigurationError(
                 f"model {name!r} is not known, and looks like one of {vendor}'s, where the default provider is "

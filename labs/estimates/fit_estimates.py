@@ -1,7 +1,7 @@
 """Fits the rates of the token estimator to recorded requests, and says how far its estimates are off.
 
     python -m labs.estimates.fit_estimates FOLDER            (or CALLBOARD_RECORDED=FOLDER)
-    python -m labs.estimates.fit_estimates FOLDER --write    (writes adapters/usage/rates.py)
+    python -m labs.estimates.fit_estimates FOLDER --write    (writes adapters/providers/*/rates.json)
 
 FOLDER holds recorded exchanges, one JSON-lines file for each protocol. Each family of models is fitted for
 itself: rates that minimise the relative error, pulled towards those of its protocol, the more the fewer samples
@@ -16,17 +16,18 @@ other, and on the rates that are shipped.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.usage import rates as shipped_rates
+from adapters.provider import provider_named
 from adapters.usage.estimate import count, numbers
-from adapters.usage.rates import RateRow, TokenRates
+from adapters.usage.rates import RateRow, TokenRates, rate_rows
 from adapters.usage.vocabularies import vocabulary_of
 
 from .rate_descent import Bounds, dot, solve
@@ -128,7 +129,7 @@ def fit(samples: Sequence[Sample]) -> dict[tuple[str, str, str], RateRow]:
             if key[0] == protocol:
                 members = [sample for sample in own if family(sample) == key]
                 rates = _solve(members, general) if key[1:] != ("", "") else general
-                rows[key] = RateRow(*key, len(own) if key[1:] == ("", "") else len(members), rates)
+                rows[key] = RateRow(*key[1:], len(own) if key[1:] == ("", "") else len(members), rates)
     return {key: rows[key] for key in FAMILIES}
 
 
@@ -183,22 +184,30 @@ def table(rows: Iterable[Row]) -> str:
     return "\n".join(lines)
 
 
-def write(path: Path, rows: Iterable[RateRow]) -> None:
-    """Replace the table in a module."""
-    head, mark, _ = path.read_text(encoding="utf-8").partition("# -- written by")
-    lines = [f"{mark} labs/estimates/fit_estimates.py; the first row that fits counts", "# fmt: off",
-             "RATES: tuple[RateRow, ...] = ("]  # fmt: skip
-    for row in rows:
-        rates = ", ".join(f"{rate:.2g}" if rate < 1 else f"{rate:g}" for rate in numbers(row.rates))
-        where = f'"{row.protocol}", r"{row.host}", r"{row.model}", {row.samples}'
-        lines += [f"    RateRow({where}, TokenRates(", f"        {rates}", "    )),"]
-    path.write_text(head + "\n".join([*lines, ")", "# fmt: on", ""]), encoding="utf-8")
+def shipped() -> dict[tuple[str, str, str], RateRow]:
+    """The rates that estimates go by now."""
+    return {(kind, row.host, row.model): row for kind in ADAPTERS.values() for row in rate_rows(kind)}
+
+
+def write(rows: Mapping[tuple[str, str, str], RateRow]) -> None:
+    """Write the rows of each protocol into its provider's folder, one a line."""
+    for protocol in dict.fromkeys(kind for kind, _, _ in rows):
+        lines = [_line(row) for (kind, _, _), row in rows.items() if kind == protocol]
+        provider = provider_named(protocol)
+        assert provider is not None
+        provider.file("rates.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+
+
+def _line(row: RateRow) -> str:
+    named = zip(TokenRates.__struct_fields__, numbers(row.rates), strict=False)
+    rates = {name: float(f"{rate:.2g}" if rate < 1 else f"{rate:g}") for name, rate in named}
+    return json.dumps({"host": row.host, "model": row.model, "samples": row.samples, "rates": rates})
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fit the token estimator to recorded requests.")
     parser.add_argument("folder", nargs="?", type=Path, default=os.environ.get("CALLBOARD_RECORDED"))
-    parser.add_argument("--write", action="store_true", help="write adapters/usage/rates.py")
+    parser.add_argument("--write", action="store_true", help="write adapters/providers/*/rates.json")
     given = parser.parse_args()
     if given.folder is None or not Path(given.folder).is_dir():
         print(f"skipped: no folder of recorded traffic ({given.folder}); give one, or set CALLBOARD_RECORDED")
@@ -209,7 +218,7 @@ def main() -> int:
     print("held-out halves:\n" + table(outside))
     print("\nall samples:\n" + table(judge(errors(samples, rows))))
     if given.write:
-        write(Path(shipped_rates.__file__), rows.values())
+        write(rows)
     return 0 if all(row.good for row in outside) else 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from adapters import AdapterConfig, create_adapter
 from adapters.http.adapter import HttpAdapter
-from adapters.registry import ADAPTER_TYPES
+from adapters.registry import adapter_types
 from bus.errors import ConfigurationError
 from engine import Engine
 from engine.models.config import read_models_yaml
@@ -38,7 +38,7 @@ NEAR = {
 }
 
 
-@pytest.mark.parametrize("kind", ADAPTER_TYPES)
+@pytest.mark.parametrize("kind", adapter_types())
 def test_an_unknown_option_is_an_error_that_names_the_nearest(kind: str) -> None:
     """Of every type; the adapter and the type are named, too."""
     wrong, meant = NEAR[kind]

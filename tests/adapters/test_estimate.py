@@ -7,9 +7,10 @@ import struct
 
 import pytest
 
+from adapters.provider import providers
 from adapters.requests.image_size import image_pixels
 from adapters.usage.estimate import count, estimate_request, estimate_tokens, rates_for
-from adapters.usage.rates import RATES, TokenRates
+from adapters.usage.rates import RateRow, TokenRates, rate_rows
 from adapters.usage.vocabularies import text_tokens
 from bus.values.content import (
     AudioBlock,
@@ -21,6 +22,8 @@ from bus.values.content import (
     ToolUseBlock,
 )
 from bus.values.messages import Message, ToolDefinition
+
+RATES = {(provider.name, row.host, row.model): row for provider in providers() for row in rate_rows(provider.name)}
 
 
 def counted(
@@ -81,22 +84,25 @@ def test_rates_are_those_of_protocol_server_and_model() -> None:
     claude = rates_for("anthropic", "https://api.anthropic.com", "anthropic:claude-sonnet-4-5")
     assert claude.tools > 200, "Anthropic adds a prompt of its own when there are tools"
     assert claude != rates_for("anthropic", "https://api.anthropic.com", "claude-opus-4-8")
-    assert rates_for("openai_compatible", "http://localhost:8080", "anything") == RATES[-2].rates
+    assert (
+        rates_for("openai_compatible", "http://localhost:8080", "anything")
+        == rate_rows("openai_compatible")[-1].rates
+    )
     assert rates_for("unheard-of", "", "") == TokenRates()
     assert rates_for("unheard-of", "", "qwen3") == TokenRates(vocabulary="qwen")
 
 
-def test_every_protocol_ends_with_a_row_for_all_its_models() -> None:
-    last = {row.protocol: row for row in RATES}
-    assert all((row.host, row.model) == ("", "") for row in last.values())
-    assert {"anthropic", "openai", "openai_compatible", "gemini"} <= set(last)
+def test_every_protocol_with_rows_ends_with_one_for_all_its_models() -> None:
+    """So that no model is estimated by the rates of another protocol."""
+    last = {provider: (host, model) for provider, host, model in RATES}
+    assert set(last.values()) == {("", "")}
+    assert {provider.name for provider in providers() if provider.rates} == set(last)
 
 
-@pytest.mark.parametrize("row", RATES, ids=lambda row: f"{row.protocol} {row.host} {row.model}")
-def test_every_row_is_sensible_for_long_texts(row: object) -> None:
+@pytest.mark.parametrize("row", RATES.values(), ids=map(" ".join, RATES))
+def test_every_row_is_sensible_for_long_texts(row: RateRow) -> None:
     """Whatever the few samples said: 20,000 short words are 16,000 to 30,000 tokens."""
-    rates = row.rates  # type: ignore[attr-defined]
-    assert 16_000 <= estimate_tokens("word " * 20_000, rates) <= 30_000
+    assert 16_000 <= estimate_tokens("word " * 20_000, row.rates) <= 30_000
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ import pytest
 
 from adapters.contract import AdapterCapabilities, AdapterConfig
 from adapters.model_table import FILE_NAME, ModelFile, ModelRow, ModelTable
-from adapters.registry import MODEL_TABLES, create_adapter, model_table
+from adapters.registry import create_adapter, model_table, tabled_vendors
 from adapters.requests.effort import EFFORTS
 
-PROVIDERS = tuple(MODEL_TABLES)
+PROVIDERS = tuple(tabled_vendors())
 
 
 class Toy(ModelRow, frozen=True, kw_only=True):

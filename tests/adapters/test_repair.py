@@ -9,10 +9,10 @@ import pytest
 
 from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
 from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic import AnthropicAdapter
-from adapters.providers.gemini import GeminiAdapter
-from adapters.providers.openai import OpenAIAdapter
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.anthropic.adapter import AnthropicAdapter
+from adapters.providers.gemini.adapter import GeminiAdapter
+from adapters.providers.openai.adapter import OpenAIAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.refusals.repair import Edit, Repair
 from bus.errors import AdapterError, InvalidRequestError, ServerError
 from bus.values.content import (

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai.data import find_model
-from adapters.providers.tgi import TGIAdapter
+from adapters.providers.tgi.adapter import TGIAdapter
 from adapters.requests.output_limits import stated_limit
 from bus.values.json import Json, JsonObject
 

@@ -11,7 +11,7 @@ import pytest
 from adapters.conformance import Says
 from adapters.contract import AdapterConfig, CallWarning
 from adapters.http.adapter import HttpAdapter
-from adapters.registry import MODEL_TABLES, create_adapter, model_table
+from adapters.registry import create_adapter, model_table, tabled_vendors
 from adapters.requests.effort import EFFORTS
 from adapters.requests.settings import PORTABLE
 from bus.values.json import JsonObject
@@ -83,7 +83,7 @@ def test_an_effort_is_sent_or_named_in_a_warning(wire: Wire, effort: str) -> Non
 
 
 def known() -> Iterator[tuple[str, str]]:
-    for provider in MODEL_TABLES:
+    for provider in tabled_vendors():
         table = model_table(provider)
         assert table is not None
         for row in table.rows:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from adapters.contract import AdapterConfig, CanonicalRequest
 from adapters.http.adapter import HttpAdapter
-from adapters.providers.anthropic import AnthropicAdapter
-from adapters.providers.gemini import GeminiAdapter
-from adapters.providers.ollama import OllamaAdapter
-from adapters.providers.openai import OpenAIAdapter
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.anthropic.adapter import AnthropicAdapter
+from adapters.providers.gemini.adapter import GeminiAdapter
+from adapters.providers.ollama.adapter import OllamaAdapter
+from adapters.providers.openai.adapter import OpenAIAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from bus.errors import InvalidRequestError
 from bus.values.json import JsonObject
 

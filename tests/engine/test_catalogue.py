@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from adapters.registry import MODEL_TABLES, model_table
+from adapters.registry import model_table, tabled_vendors
 from bus import CallboardError, Clock
 from engine import ModelInfo, get_latest_model, get_model_info, list_models
 from engine.models.catalogue import Catalogue
@@ -146,7 +146,7 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
 
 @row("8.1.8")
 def test_a_providers_models_are_those_of_its_table_in_its_order() -> None:
-    for provider in MODEL_TABLES:
+    for provider in tabled_vendors():
         table = model_table(provider)
         assert table is not None
         assert ids(list_models(provider, include_retired=True)) == [row.id for row in table.rows]
@@ -174,7 +174,7 @@ def test_what_is_gone_is_listed_only_on_demand() -> None:
 def test_models_are_chosen_by_what_they_are_known_to_do(word: str) -> None:
     """Not by what isn't known; and by the adapters' words, too."""
     found = list_models(capability=word)
-    assert {info.provider for info in found} == set(MODEL_TABLES)
+    assert {info.provider for info in found} == set(tabled_vendors())
     assert all(info.supports_vision for info in found)
     assert "gpt-4" not in ids(list_models("openai", word, include_retired=True))
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.usage.estimate import upper_end
-from adapters.usage.rates import RATES
 from adapters.usage.vocabularies import text_tokens
 from adapters.usage.vocabulary_rates import VOCABULARIES
 from labs.estimates import fit_estimates, fit_vocabularies
@@ -74,9 +73,9 @@ def test_a_long_text_is_known_by_samples(text: str, times: int) -> None:
 def test_estimates_agree_with_what_providers_counted() -> None:
     """The shipped rates keep the gate; so do the medians of halves judged by rates fitted to the other half."""
     samples = read_samples(FOLDER)
-    shipped = judge(fit_estimates.errors(samples, {(row.protocol, row.host, row.model): row for row in RATES}))
+    shipped = judge(fit_estimates.errors(samples, fit_estimates.shipped()))
     assert all(row.good for row in shipped), table(shipped)
-    assert {family(sample) for sample in samples} <= {(row.protocol, row.host, row.model) for row in RATES}
+    assert {family(sample) for sample in samples} <= set(fit_estimates.shipped())
     outside = judge(held_out(samples))
     assert all(row.median <= fit_estimates.MEDIAN for row in outside if row.samples >= FEWEST), table(outside)
 
@@ -84,6 +83,6 @@ def test_estimates_agree_with_what_providers_counted() -> None:
 @needs_recordings
 def test_the_upper_end_is_above_what_providers_counted() -> None:
     """But for calls whose server added text that no request shows, as agents with models of their own do."""
-    found = fit_estimates.errors(read_samples(FOLDER), {(row.protocol, row.host, row.model): row for row in RATES})
+    found = fit_estimates.errors(read_samples(FOLDER), fit_estimates.shipped())
     over = [error for error in found if error.sample.tokens > upper_end(math.ceil(error.estimate))]
     assert len(over) <= len(found) / 100, over

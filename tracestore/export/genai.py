@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from adapters.provider import providers, vendors
 from bus.events.catalogue import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from bus.events.envelope import Envelope
 from bus.values.call_settings import CallSettings
@@ -46,22 +47,16 @@ FIRST_CHUNK_BUCKETS = (
     *(1.0, 2.5, 5.0, 7.5, 10.0),
 )
 
-PROVIDERS: Mapping[str, str] = MappingProxyType(
-    {
-        "azure": "azure.ai.openai",
-        "bedrock": "aws.bedrock",
-        "gemini": "gcp.gemini",
-        "mistral": "mistral_ai",
-        "moonshot": "moonshot_ai",
-        "vertex": "gcp.vertex_ai",
-        "xai": "x_ai",
-    }
-)
-"""The conventions' names of providers, where ours is another. Any other name stays as it is."""
-
 CHAT, EMBEDDINGS, INVOKE_AGENT, EXECUTE_TOOL = "chat", "embeddings", "invoke_agent", "execute_tool"
 CONVERSATIONS = (CHAT, "generate_content")
 """The operations whose reply comes to an end for some reason."""
+
+
+def provider_names() -> dict[str, str]:
+    """The conventions' names of providers, by ours where the two differ. Any other name stays as it is."""
+    known = [(vendor.name, vendor) for vendor in vendors()]
+    known += [(provider.name, provider.vendor) for provider in providers() if provider.vendor is not None]
+    return {name: vendor.telemetry for name, vendor in known if vendor.telemetry is not None}
 
 
 def operation(provider: str) -> str:

@@ -100,7 +100,7 @@ class OtelExporter:
         self._tracer = trace.get_tracer(genai.SCOPE, tracer_provider=tracer_provider)
         self._metrics = Metrics(meter_provider) if metrics else None
         self._content = content
-        self._names = {**genai.PROVIDERS, **(provider_names or {})}
+        self._names = {**genai.provider_names(), **(provider_names or {})}
         self._open: OrderedDict[_Key, _Open] = OrderedDict()
         # By call, for links: the span of its last attempt, and whether that failed.
         self._ended: OrderedDict[_Key, tuple[SpanContext, bool]] = OrderedDict()

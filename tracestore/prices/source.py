@@ -21,6 +21,7 @@ from datetime import UTC, date, datetime
 from decimal import ROUND_HALF_UP, Decimal
 from typing import TypeAlias
 
+from adapters.provider import published_vendor
 from bus.errors import ConfigurationError
 from bus.values.json import Json, JsonObject
 
@@ -68,9 +69,6 @@ _TIERS = {
     ("speed", "fast"): "fast",
     ("service_tier", "default"): "",
 }
-PROVIDERS = {"google": "gemini", "x-ai": "xai", "moonshotai": "moonshot"}
-"""Their names for providers that have another here."""
-
 _DATE_AT_END = re.compile(r"(?:\[-@\]|-)(?:\\d\{8\}|\\d\{4\}-\\d\{2\}-\\d\{2\})\$$")
 _PLAIN = re.compile(r"(?:[\w/@:=-]|\\\W)+")
 _NOT_SPEECH = "^(?!.*-[tT][tT][sS](?:$|-))"
@@ -113,18 +111,13 @@ def _objects(value: Json) -> list[JsonObject]:
     return [_object(item) for item in value] if isinstance(value, list) else []
 
 
-def _our_provider(provider: JsonObject) -> str:
-    name = str(provider["id"])
-    return PROVIDERS.get(name, name)
-
-
 def _general_aliases(provider: JsonObject) -> Iterator[tuple[str, str]]:
-    name = _our_provider(provider)
+    name = published_vendor(str(provider["id"]))
     if name != provider["id"]:
         yield f"{provider['id']}:*", f"{name}:*"
     others = provider.get("fallback_model_providers")
     for other in others if isinstance(others, list) else ():
-        yield f"{name}:*", f"{_our_provider({'id': other})}:*"
+        yield f"{name}:*", f"{published_vendor(str(other))}:*"
     for model in _objects(provider["models"]):
         for text in _without_speech(_object(model["match"])):
             yield f"{name}:{text}*-tts*", f"{name}:{model['id']}-tts"  # before the pattern, and to no price
@@ -142,7 +135,7 @@ def _without_speech(clause: JsonObject) -> Iterator[str]:
 
 
 def _provider(provider: JsonObject, left_out: Counter[str]) -> Iterator[SnapshotModel]:
-    name = _our_provider(provider)
+    name = published_vendor(str(provider["id"]))
     for model in _objects(provider["models"]):
         notes: set[str] = set()
         rows = list(_model_rows(model, notes))

@@ -1,5 +1,1 @@
 """Anthropic's Messages API."""
-
-from .adapter import AnthropicAdapter
-
-__all__ = ["AnthropicAdapter"]

@@ -1,5 +1,1 @@
 """The embedding models of Amazon Bedrock."""
-
-from .adapter import BedrockAdapter
-
-__all__ = ["BedrockAdapter"]

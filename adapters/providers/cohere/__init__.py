@@ -1,5 +1,1 @@
 """Cohere's embedding models."""
-
-from .adapter import CohereAdapter
-
-__all__ = ["CohereAdapter"]

@@ -1,5 +1,1 @@
 """Google's Gemini API."""
-
-from .adapter import GeminiAdapter
-
-__all__ = ["GeminiAdapter"]

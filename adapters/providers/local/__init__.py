@@ -1,8 +1,22 @@
 """A model on this machine: llama.cpp in a child process, spoken to over its own HTTP server."""
 
-from .adapter import LocalAdapter
-from .process import LocalServer, LocalServerStatistics, SharedServer
-from .settings import LocalServerSettings, find_model
+from typing import TYPE_CHECKING
+
+from bus._later import later
+
+if TYPE_CHECKING:
+    from .adapter import LocalAdapter
+    from .process import LocalServer, LocalServerStatistics, SharedServer
+    from .settings import LocalServerSettings, find_model
+else:
+    __getattr__, __dir__ = later(
+        __name__,
+        {
+            ".adapter": ("LocalAdapter",),
+            ".process": ("LocalServer", "LocalServerStatistics", "SharedServer"),
+            ".settings": ("LocalServerSettings", "find_model"),
+        },
+    )
 
 __all__ = [
     "LocalAdapter",

@@ -1,5 +1,1 @@
-"""Ollama's own protocol, `/api/chat`. (Its `/v1` is served by `openai_compatible`.)"""
-
-from .adapter import OllamaAdapter
-
-__all__ = ["OllamaAdapter"]
+"""Ollama's own API, `/api/chat` and `/api/embed`. (Its `/v1` is served by `openai_compatible`.)"""

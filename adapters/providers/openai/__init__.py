@@ -1,5 +1,1 @@
-"""OpenAI's Responses API."""
-
-from .adapter import OpenAIAdapter
-
-__all__ = ["OpenAIAdapter"]
+"""OpenAI's Responses API, images and videos."""

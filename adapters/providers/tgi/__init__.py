@@ -2,7 +2,3 @@
 
 Its Chat Completions are served by `openai_compatible`, with ``quirks: tgi``.
 """
-
-from .adapter import TGIAdapter
-
-__all__ = ["TGIAdapter"]

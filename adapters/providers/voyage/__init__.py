@@ -1,5 +1,1 @@
 """Voyage AI's embedding models."""
-
-from .adapter import VoyageAdapter
-
-__all__ = ["VoyageAdapter"]

@@ -14,7 +14,7 @@ from adapters.contract import (
     ProviderAdapter,
     RateLimitInfo,
 )
-from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.anthropic.adapter import AnthropicAdapter
 from bus.errors import (
     AccessDeniedError,
     AdapterError,

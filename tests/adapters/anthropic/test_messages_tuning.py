@@ -7,7 +7,7 @@ import pytest
 
 from adapters.contract import AdapterConfig
 from adapters.http.wire_call import WireCall
-from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.anthropic.data import find_model
 from adapters.providers.anthropic.request import write_request
 from bus.errors import CapabilityError, UnsupportedToolChoiceError

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import AdapterConfig, CanonicalRequest
-from adapters.providers.anthropic import AnthropicAdapter
+from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.anthropic.request import write_request
 from bus.errors import InvalidRequestError
 from bus.values.content import (

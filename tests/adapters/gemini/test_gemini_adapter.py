@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.providers.gemini import GeminiAdapter
+from adapters.providers.gemini.adapter import GeminiAdapter
 from adapters.requests.history import NOT_EXECUTED
 from bus.errors import (
     AccessDeniedError,

@@ -9,7 +9,7 @@ import pytest
 from adapters import create_adapter
 from adapters.contract import AdapterConfig, RetryPolicy
 from adapters.http.patience import SLOW_MACHINE_SECONDS
-from adapters.providers.ollama import OllamaAdapter
+from adapters.providers.ollama.adapter import OllamaAdapter
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import (
     AccessDeniedError,

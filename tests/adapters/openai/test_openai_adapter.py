@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, ProviderAdapter
-from adapters.providers.openai import OpenAIAdapter
+from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai.quirks import COMPATIBLE, OPENAI
 from bus.errors import (
     AccessDeniedError,

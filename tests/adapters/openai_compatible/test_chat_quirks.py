@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.providers.openai_compatible import QUIRKS, OpenAICompatibleAdapter
-from adapters.providers.openai_compatible.quirks.servers import HOSTS, choose_quirks, quirks_name
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.quirks.servers import HOSTS, QUIRKS, choose_quirks, quirks_name
 from bus.errors import ConfigurationError
 from bus.values.json import Json
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalRequest, CanonicalResponse
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.replies.whole import whole_events
 from adapters.requests.emulation import call_schema, emulate, read_decision, read_response
 from bus.errors import AdapterError, InvalidRequestError, ServerError

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalResponse, RateLimitInfo
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.refusals.rate_limits import read_rate_limit
 from bus.errors import (
     AccessDeniedError,

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig, CanonicalResponse
-from adapters.providers.openai_compatible import QUIRKS, OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from bus.errors import CapabilityError
 from bus.values.content import AudioBlock, DocumentBlock, ImageBlock, TextBlock
 from bus.values.json import JsonObject

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from adapters.contract import AdapterConfig
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.providers.openai_compatible.quirks.servers import QUIRKS
 from adapters.refusals.classify import build_error, read_error
 from bus.errors import (

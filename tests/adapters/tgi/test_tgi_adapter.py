@@ -8,8 +8,8 @@ import pytest
 
 from adapters import create_adapter
 from adapters.contract import AdapterConfig, CanonicalResponse, RetryPolicy
-from adapters.providers.openai_compatible import OpenAICompatibleAdapter
-from adapters.providers.tgi import TGIAdapter
+from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
+from adapters.providers.tgi.adapter import TGIAdapter
 from bus.errors import (
     AccessDeniedError,
     AdapterError,

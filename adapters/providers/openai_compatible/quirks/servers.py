@@ -18,7 +18,7 @@ from bus.values.json import Json
 
 from .fields import ANONYMOUS_SETTINGS, OPENAI_SETTINGS, Quirks, settings
 
-__all__ = ["HOSTS", "QUIRKS", "Quirks", "choose_quirks", "endpoint_path", "quirks_name"]
+__all__ = ["HOSTS", "QUIRKS", "Quirks", "choose_quirks", "endpoint_path", "quirks_name", "vendor_of"]
 
 _OPENAI_REASONING = r"o\d|gpt-5(?!.*chat)"
 
@@ -169,6 +169,9 @@ HOSTS: Mapping[str, str] = {
 }
 """Which server an address belongs to: a host, any host below it, or a host with its port."""
 
+_LOCAL_SERVERS = frozenset({"lmstudio"})
+"""Servers on the user's own machine, whose models cost nothing."""
+
 _VERSION = re.compile(r"/v\d\w*$|/openai$")
 """Where a base URL ends if only the endpoint's own name is to follow it."""
 
@@ -219,6 +222,22 @@ def quirks_name(base_url: str) -> str:
         if host == known or host.endswith(f".{known}"):
             return name
     return "default"
+
+
+def vendor_of(options: Mapping[str, Json], base_url: str | None) -> str | None:
+    """Whose models a server has, by the name in price tables; None if that is not known.
+
+    Args:
+        options: The adapter's `AdapterConfig.options`: the quirks that they name decide.
+        base_url: The adapter's address as it is configured, which decides otherwise.
+    """
+    chosen = options.get("quirks")
+    name = chosen.get("base") if isinstance(chosen, dict) else chosen
+    if not isinstance(name, str) or name not in QUIRKS:
+        if base_url is None:
+            return None
+        name = quirks_name(base_url if urlsplit(base_url).scheme else f"https://{base_url}")
+    return "local" if name in _LOCAL_SERVERS else None if name == "default" else name
 
 
 def endpoint_path(quirks: Quirks, configured_url: str | None, base_url: str, options: Mapping[str, Json]) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
+from adapters.contract import AdapterConfig, ProviderAdapter
+from adapters.registry import create_adapter
+from adapters.requests.settings import read_options
+from adapters.transport.transport import HttpxTransport, Transport
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError
 from bus.values.json import Json
-
-from ..contract import AdapterConfig, ProviderAdapter
-from ..registry import create_adapter
-from ..requests.settings import read_options
-from ..transport.transport import HttpxTransport, Transport
-from .cassette import CassetteTransport, RecordingTransport
 
 
 class CassetteOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

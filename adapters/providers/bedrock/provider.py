@@ -1,0 +1,10 @@
+"""Amazon Bedrock among the providers."""
+
+from adapters.provider import Provider, Vendor
+
+PROVIDER = Provider(
+    name="bedrock",
+    adapter="adapter:BedrockAdapter",
+    kinds=("embedding",),
+    vendor=Vendor(name="aws", telemetry="aws.bedrock", litellm=("bedrock", "bedrock_converse")),
+)

@@ -1,0 +1,10 @@
+"""Ollama among the providers."""
+
+from adapters.provider import Provider, Vendor
+
+PROVIDER = Provider(
+    name="ollama",
+    adapter="adapter:OllamaAdapter",
+    kinds=("chat", "embedding"),
+    vendor=Vendor(name="ollama"),
+)

@@ -1,0 +1,19 @@
+"""Chat Completions among the providers: a protocol that many vendors speak."""
+
+from adapters.provider import Provider, Vendor
+
+PROVIDER = Provider(
+    name="openai_compatible",
+    adapter="adapter:OpenAICompatibleAdapter",
+    kinds=("chat", "embedding", "image", "video"),
+    rates="rates.json",
+    vendor_of="quirks.servers:vendor_of",
+    other_vendors=(
+        Vendor(name="azure", telemetry="azure.ai.openai", litellm=("azure_ai",)),
+        Vendor(name="fireworks", litellm=("fireworks_ai",)),
+        Vendor(name="mistral", telemetry="mistral_ai"),
+        Vendor(name="moonshot", telemetry="moonshot_ai", genai_prices="moonshotai"),
+        Vendor(name="together", litellm=("together_ai",)),
+        Vendor(name="xai", telemetry="x_ai", genai_prices="x-ai"),
+    ),
+)
