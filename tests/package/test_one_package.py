@@ -1,83 +1,14 @@
-"""What is installed elsewhere is one package, `callboard`, whatever else a host's own folders are called."""
+"""Imports of the rooms become imports from the one package, which has all their public names."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import callboard
 import engine
-from scripts.one_package import ROOMS, CannotRewrite, build, named_in_strings, rewritten
-
-ROOT = Path(__file__).parents[2]
-
-PROGRAM = """
-import asyncio
-from callboard import Bus, Engine, Message, PriceTable, generate
-from callboard.adapters.providers.scripted import ScriptedAdapter
-
-async def main() -> None:
-    async with Engine(trace=False, providers={"toy": ScriptedAdapter(replies=["Hello"])}) as engine:
-        print((await engine.session("toy:m").send("Hi")).text)
-
-asyncio.run(main())
-"""
-
-
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that holds what a wheel holds."""
-    folder = tmp_path_factory.mktemp("site")
-    build(ROOT, folder / "callboard")
-    return folder
-
-
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    """A host's own project, with folders that are called like our rooms and can't be imported by mistake."""
-    for room in ROOMS:
-        (tmp_path / room).mkdir()
-        (tmp_path / room / "__init__.py").write_text(f"raise SystemExit('this {room} is the host own')")
-    return tmp_path
-
-
-def run(words: list[str], host: Path, installed: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(host), str(installed)])}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=host,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-def test_a_program_runs_beside_folders_called_like_ours(host: Path, installed: Path) -> None:
-    """A session on a scripted model: every room takes part, and none of the host's is touched."""
-    ran = run(["-c", PROGRAM], host, installed)
-    assert (ran.stdout, ran.stderr) == ("Hello\n", "")
-
-
-def test_the_command_runs_beside_folders_called_like_ours(host: Path, installed: Path) -> None:
-    """By `python -m callboard`, and the conformance kit by its own name."""
-    assert run(["-m", "callboard", "--version"], host, installed).stdout.startswith("callboard ")
-    assert "kit" in run(["-m", "callboard.adapters.conformance", "--help"], host, installed).stdout
-
-
-def test_no_module_of_the_package_names_a_room_by_itself(installed: Path) -> None:
-    """Not even in an import that only some programs come by."""
-    left = [
-        path.relative_to(installed)
-        for path in installed.rglob("*.py")
-        if rewritten(path.read_text("utf-8"), str(path)) != path.read_text("utf-8")
-    ]
-    assert left == []
+from scripts.one_package import ROOMS, CannotRewrite, named_in_strings, rewritten
 
 
 def test_the_package_has_every_public_name_of_the_rooms() -> None:

@@ -1,0 +1,171 @@
+"""The wheel in the environment of a host that has folders and packages called like our rooms."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from adapters.providers.local.settings import find_model
+from scripts.one_package import ONLY_IN_A_CHECKOUT, ROOMS, rewritten
+from scripts.wheel_environment import ROOT, WheelEnvironment, make_environment
+from tests.book.snippets import codes
+
+pytestmark = pytest.mark.timeout(300)
+
+PROGRAM = """
+import asyncio
+from callboard import Engine
+from callboard.adapters.providers.scripted import ScriptedAdapter
+
+async def main() -> None:
+    async with Engine(trace=False, providers={"toy": ScriptedAdapter(replies=["Hello"])}) as engine:
+        print((await engine.session("toy:m").send("Hi")).text)
+
+asyncio.run(main())
+"""
+
+DATA = """
+import callboard
+from callboard import PriceTable
+from callboard.adapters.registry import MODEL_TABLES, model_table
+
+print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
+print(all(model_table(provider).rows for provider in MODEL_TABLES))
+"""
+
+SHIPPED = {".py", ".typed", ".json", ".yaml", ".css"}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> WheelEnvironment:
+    """An environment with the wheel, and with somebody's package `adapters`, which PyPI has as well."""
+    environment = make_environment(tmp_path_factory.mktemp("installed"))
+    theirs = environment.libraries / "adapters"
+    theirs.mkdir()
+    (theirs / "__init__.py").write_text("raise SystemExit('this is not our adapters')\n")
+    return environment
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    """A host's own project, whose folders are called like our rooms and can't be imported by mistake."""
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text(f"raise SystemExit('this {room} is the host own')\n")
+    return tmp_path
+
+
+def run(installed: WheelEnvironment, folder: Path, *words: str | Path) -> str:
+    """What the environment's interpreter prints in a folder, which must be all that it says."""
+    done = subprocess.run(
+        [installed.python, *words],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return done.stdout
+
+
+def programs(folder: Path) -> list[Path]:
+    """README's programs, as files."""
+    files = []
+    for number, code in enumerate(codes(ROOT / "README.md", "python")):
+        files.append(folder / f"program_{number}.py")
+        files[-1].write_text(code)
+    assert len(files) == 2
+    return files
+
+
+def test_a_program_runs_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
+    """A session on a scripted model: every room takes part, and none of the host's is touched."""
+    assert run(installed, host, "-c", PROGRAM) == "Hello\n"
+
+
+def test_a_program_runs_beside_a_package_called_like_ours(installed: WheelEnvironment, tmp_path: Path) -> None:
+    """Whose folder stands beside `callboard`, and would be the first to be found."""
+    assert run(installed, tmp_path, "-c", PROGRAM) == "Hello\n"
+
+
+def test_readmes_programs_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
+    """On the local model, as they are printed."""
+    if find_model() is None or importlib.util.find_spec("xllamacpp") is None:
+        pytest.skip("the local model is not installed")
+    for file in programs(host):
+        assert "tokens, 0 USD" in run(installed, host, file)
+
+
+def test_readmes_programs_are_typed_beside_folders_called_like_ours(
+    installed: WheelEnvironment, host: Path
+) -> None:
+    """A host's `mypy --strict` finds the types of the wheel."""
+    pytest.importorskip("mypy")
+    run(installed, host, "-m", "mypy", "--strict", *programs(host))
+
+
+def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnvironment, host: Path) -> None:
+    """`callboard`, `python -m callboard`, and the conformance kit by its own name."""
+    script = installed.python.with_name("callboard")
+    assert run(installed, host, script, "--version").startswith("callboard ")
+    assert "reprice" in run(installed, host, "-m", "callboard", "--help")
+    help_of_the_kit = run(installed, host, "-m", "callboard.adapters.conformance", "--help")
+    assert help_of_the_kit.startswith("usage: python -m callboard.adapters.conformance ")
+
+
+def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) -> None:
+    """Modules, types, prices, tables of models and the demo's recordings; no test, and nothing of a checkout."""
+    names = [PurePosixPath(name) for name in zipfile.ZipFile(installed.wheel).namelist()]
+    ours = [name for name in names if not name.parts[0].endswith(".dist-info")]
+    assert {name.parts[0] for name in ours} == {"callboard"}
+    assert {name.suffix for name in ours} <= SHIPPED
+    assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
+    assert not [name for name in ours if name.parts[1] in ONLY_IN_A_CHECKOUT]
+    for needed in ("py.typed", "tracestore/prices/snapshots/prices.json", "engine/cli/demo-prices.yaml"):
+        assert PurePosixPath("callboard", needed) in ours
+
+
+def test_no_module_of_the_wheel_names_a_room_by_itself(installed: WheelEnvironment) -> None:
+    """Not even in an import that only some programs come by."""
+    modules = (installed.libraries / "callboard").rglob("*.py")
+    texts = {path: path.read_text("utf-8") for path in modules}
+    assert [path for path, text in texts.items() if rewritten(text, str(path)) != text] == []
+
+
+def test_a_wheel_from_the_sdist_is_the_same(installed: WheelEnvironment, tmp_path: Path) -> None:
+    """An sdist has all that a wheel is built from, and no tests."""
+    build = [sys.executable, "-m", "hatchling", "build", "-d", tmp_path / "made", "-t"]
+    subprocess.run([*build, "sdist"], cwd=ROOT, check=True, capture_output=True)
+    (sdist,) = (tmp_path / "made").glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert not [name for name in archive.getnames() if PurePosixPath(name).parts[1:2] == ("tests",)]
+        archive.extractall(tmp_path, filter="data")
+    subprocess.run(
+        [*build, "wheel"], cwd=tmp_path / sdist.name.removesuffix(".tar.gz"), check=True, capture_output=True
+    )
+    (wheel,) = (tmp_path / "made").glob("*.whl")
+    assert sums(wheel) == sums(installed.wheel)
+
+
+def sums(wheel: Path) -> dict[str, int]:
+    """The checksum of each file."""
+    return {entry.filename: entry.CRC for entry in zipfile.ZipFile(wheel).infolist()}
+
+
+def test_what_comes_with_the_package_is_read_from_a_zip_file_too(
+    installed: WheelEnvironment, tmp_path: Path
+) -> None:
+    """A wheel is one; prices and tables of models are found in it."""
+    copy = tmp_path / "callboard.zip"
+    copy.write_bytes(installed.wheel.read_bytes())
+    program = f"import sys; sys.path.insert(0, {str(copy)!r})\n{DATA}"
+    assert run(installed, tmp_path, "-c", program) == "True True\nTrue\n"
