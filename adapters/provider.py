@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
+from bus.package_data import package_data
 from bus.values.json import Json
 
 Kind: TypeAlias = Literal["chat", "embedding", "image", "video"]
@@ -137,8 +138,12 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return _load(self.package, place)
 
     def file(self, name: str) -> Path:
-        """The path of a data file in the provider's folder."""
+        """The path of a data file in the provider's folder, for who writes one in a checkout."""
         return Path(str(import_module(self.package).__file__)).with_name(name)
+
+    def data(self, name: str) -> bytes:
+        """The content of a data file in the provider's folder."""
+        return package_data(self.package, name)
 
     def vendor_name(self, options: Mapping[str, Json], base_url: str | None) -> str | None:
         """Whose models an adapter serves, by the name in price tables; None if that is not known.

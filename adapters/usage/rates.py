@@ -93,4 +93,4 @@ def rate_rows(protocol: str) -> tuple[RateRow, ...]:
     provider = provider_named(protocol)
     if provider is None or provider.rates is None:
         return ()
-    return msgspec.json.decode(provider.file(provider.rates).read_bytes(), type=tuple[RateRow, ...])
+    return msgspec.json.decode(provider.data(provider.rates), type=tuple[RateRow, ...])

@@ -34,10 +34,11 @@ asyncio.run(main())
 DATA = """
 import callboard
 from callboard import PriceTable
-from callboard.adapters.registry import MODEL_TABLES, model_table
+from callboard.adapters.registry import model_table, tabled_vendors
+from callboard.adapters.usage.rates import rate_rows
 
 print(".zip" in callboard.__file__, len(PriceTable.default().rows) > 100)
-print(all(model_table(provider).rows for provider in MODEL_TABLES))
+print(all(model_table(vendor).rows for vendor in tabled_vendors()), len(rate_rows("anthropic")) > 0)
 """
 
 SHIPPED = {".py", ".typed", ".json", ".yaml", ".css"}
@@ -164,8 +165,8 @@ def sums(wheel: Path) -> dict[str, int]:
 def test_what_comes_with_the_package_is_read_from_a_zip_file_too(
     installed: WheelEnvironment, tmp_path: Path
 ) -> None:
-    """A wheel is one; prices and tables of models are found in it."""
+    """A wheel is one; prices, tables of models and rates of tokens are found in it."""
     copy = tmp_path / "callboard.zip"
     copy.write_bytes(installed.wheel.read_bytes())
     program = f"import sys; sys.path.insert(0, {str(copy)!r})\n{DATA}"
-    assert run(installed, tmp_path, "-c", program) == "True True\nTrue\n"
+    assert run(installed, tmp_path, "-c", program) == "True True\nTrue True\n"
