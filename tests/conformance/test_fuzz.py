@@ -32,11 +32,11 @@ from bus.values.content import ContentBlock
 from bus.values.json import Json
 from bus.values.messages import Message, Role
 
+from ..labs.test_recorded_agreement import FOLDER
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES, Wire
-from ..test_recorded_agreement import FOLDER
 
 SECONDS = float(os.environ.get("CALLBOARD_FUZZ_SECONDS", "0"))
 CASES = 300
