@@ -63,12 +63,23 @@ _PAIRS = [first + second for first in _LETTERS for second in _LETTERS]
 
 
 def ulid_text(ulid: bytes) -> str:
-    """What `str` makes of a ULID, two letters at a time: 1 µs instead of 3, and a call has four identifiers."""
-    number, pairs = int.from_bytes(ulid, "big"), _PAIRS
-    return "".join([pairs[number >> shift & 1023] for shift in _SHIFTS])
+    """What `str` makes of a ULID, in a third of the time or less: a call has four identifiers.
+
+    Two letters are looked up at a time. ULIDs of one millisecond count up, so that most of them begin like the one
+    before.
+    """
+    global _former
+    number = int.from_bytes(ulid, "big")
+    begin, last = number >> 10, number & 1023
+    known, letters = _former
+    if begin != known:
+        letters = "".join([_PAIRS[begin >> shift & 1023] for shift in _SHIFTS])
+        _former = begin, letters
+    return letters + _PAIRS[last]
 
 
-_SHIFTS = range(120, -1, -10)  # 26 letters of 5 bits, the first two bits are zero
+_SHIFTS = range(110, -1, -10)  # the first 24 of 26 letters of 5 bits; the first two bits are zero
+_former = (0, "0" * 24)
 
 SYSTEM_CLOCK: Clock = SystemClock()
 """The real clock, which is what everybody has who is given none."""
