@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Base of all events. Subclass with ``tag="<topic>"`` to publish your own."""
 
     SCHEMA: ClassVar[int] = 1
@@ -36,7 +36,7 @@ class UnknownEvent(Event, frozen=True, kw_only=True, tag="unknown"):
     """The event's JSON, as stored."""
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, frozen=True, gc=False):
     """An event on its way: its place in the order, its time, and the things that it belongs to."""
 
     seq: int
