@@ -155,12 +155,13 @@ class CanonicalRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for field in ("messages", "tools", "stop_sequences"):
-            msgspec.structs.force_setattr(self, field, tuple(getattr(self, field)))
-        seen: set[str] = set()
-        for tool in self.tools:
-            if tool.name in seen:
-                raise ValueError(f"two tools are named {tool.name!r}")
-            seen.add(tool.name)
+            given = getattr(self, field)
+            if type(given) is not tuple:
+                msgspec.structs.force_setattr(self, field, tuple(given))
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"two tools are named {twice!r}")
 
     @property
     def wire_model(self) -> str:

@@ -120,6 +120,9 @@ def count(
         counts[_SYSTEM] = 1
         counts[_TEXT] += text_tokens(system_prompt, vocabulary)
     for message in messages:
+        if message.plain_text is not None:
+            counts[_TEXT] += text_tokens(message.plain_text, vocabulary)
+            continue
         for block in message.content:
             _add_block(counts, block, vocabulary)
     if tools:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from decimal import Decimal
 from enum import StrEnum
+from functools import cached_property
 from typing import Literal
 
 import msgspec
@@ -55,7 +56,7 @@ _ALLOWED: dict[Role, tuple[type, ...]] = {
 }
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A model that was considered for a call."""
 
     model: str
@@ -66,7 +67,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """The model whose configured chain it belongs to."""
 
 
-class RoutingDecision(msgspec.Struct, frozen=True):
+class RoutingDecision(msgspec.Struct, frozen=True, gc=False):
     """The way by which a call came to its model."""
 
     requested: str
@@ -81,7 +82,7 @@ class RoutingDecision(msgspec.Struct, frozen=True):
     """All models that were considered, in the order in which they would be tried."""
 
 
-class CallWarning(msgspec.Struct, frozen=True):
+class CallWarning(msgspec.Struct, frozen=True, gc=False):
     """Something about a call that its caller should know."""
 
     code: str
@@ -90,7 +91,7 @@ class CallWarning(msgspec.Struct, frozen=True):
     """A text, for people."""
 
 
-class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
+class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The origin of an assistant message, assigned by the session manager."""
 
     provider: str
@@ -125,7 +126,7 @@ class MessageMetadata(msgspec.Struct, frozen=True, kw_only=True):
         return self.cost.pricing_version
 
 
-class Message(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True, dict=True):
     """One entry of a conversation. Two messages say the same if role and content are equal.
 
     Raises:
@@ -186,6 +187,18 @@ class Message(msgspec.Struct, frozen=True):
         body = content if isinstance(content, str) else tuple(content)
         return Message(Role.TOOL, (ToolResultBlock(tool_use_id, body, is_error),))
 
+    @cached_property
+    def plain_text(self) -> str | None:
+        """The text of a message that is one text block and nothing else, as most messages are. None for any other.
+
+        None, too, for a blank text, a text that UTF-8 can't hold, and a block with a provider's data. The answer
+        is kept with the message, because every send asks the whole history.
+        """
+        block = self.content[0] if len(self.content) == 1 else None
+        if type(block) is not TextBlock or block.provider_raw is not None or not block.text.strip():
+            return None
+        return block.text if _is_utf8(block.text) else None
+
     @property
     def text(self) -> str:
         """The text of all text blocks, joined."""
@@ -200,6 +213,14 @@ class Message(msgspec.Struct, frozen=True):
     def tool_uses(self) -> tuple[ToolUseBlock, ...]:
         """The tool calls that the message asks for, in their order."""
         return tuple(block for block in self.content if isinstance(block, ToolUseBlock))
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether a text has no half of a surrogate pair."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def as_blocks(content: str | Sequence[ContentBlock]) -> tuple[ContentBlock, ...]:

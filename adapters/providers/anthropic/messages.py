@@ -89,7 +89,7 @@ class _Writer:
         self.error_words = "Error: " if errors_in_words else ""
         self.provider = history.adapter
         self.losses: list[Loss] = []
-        opaque = _opaque_blocks(history.messages)
+        opaque = opaque_blocks(history.messages)
         self.unpaired = _unpaired_server_tools(history.messages) if opaque else frozenset()
         self.server_calls = {
             block.provider_raw.data.get("id") for block in opaque if id(block) not in self.unpaired
@@ -113,8 +113,8 @@ class _Writer:
         return [{"role": role, "content": content} for role, content in turns], self.losses
 
     def _content(self, message: Message) -> list[Json]:
-        if all(type(block) is TextBlock and block.provider_raw is None for block in message.content):
-            return [{"type": "text", "text": block.text} for block in message.content if type(block) is TextBlock]
+        if message.plain_text is not None:
+            return [{"type": "text", "text": message.plain_text}]
         written = [(block, wire_block) for block in message.content for wire_block in self._block(block)]
         while written and written[-1][1]["type"] in _REASONING:  # a reply that was stopped while it was thinking
             self._lose(written.pop()[0], "what it led to was never said")
@@ -264,8 +264,10 @@ def _document_source(document: DocumentBlock) -> JsonObject | str:
     return {"type": "text", "media_type": "text/plain", "data": text} if text.strip() else "it is empty"
 
 
-def _opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
-    return [block for message in messages for block in message.content if isinstance(block, OpaqueBlock)]
+def opaque_blocks(messages: Iterable[Message]) -> list[OpaqueBlock]:
+    """The blocks of messages that only their provider can read."""
+    unusual = [message for message in messages if message.plain_text is None]
+    return [block for message in unusual for block in message.content if isinstance(block, OpaqueBlock)]
 
 
 def _unpaired_server_tools(messages: Iterable[Message]) -> frozenset[int]:

@@ -20,7 +20,6 @@ from adapters.requests.host_options import merge_options
 from adapters.requests.settings import check_tool_choice, own_options
 from adapters.schemas.sanitizer import instruction
 from bus.errors import InvalidRequestError
-from bus.values.content import OpaqueBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Role, ToolDefinition
 from bus.values.warning_codes import WarningCode
@@ -28,7 +27,7 @@ from bus.values.warning_codes import WarningCode
 from . import wire
 from .caching import TTLS, mark
 from .data import find_model
-from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, open_container, write_messages
+from .messages import IMAGE_MEDIA_TYPES, PDF, TEXT_MEDIA_TYPES, opaque_blocks, open_container, write_messages
 from .schema import fit_schema
 from .tuning import Tuning, check_choice, output_limit
 
@@ -96,7 +95,7 @@ class _Writer:
                 minimum=minimum,
                 ttl=str(ttl),
                 conversation="messages" not in extra and self._goes_on(),
-                hosts=bool(self.request.provider_options) or self._replays_opaque(),
+                hosts=bool(self.request.provider_options) or bool(opaque_blocks(self.request.messages)),
             )
         headers = {"anthropic-version": wire.VERSION}
         if betas:
@@ -118,10 +117,6 @@ class _Writer:
         return bool(request.session_id or request.tools) or any(
             message.role is Role.ASSISTANT for message in request.messages
         )
-
-    def _replays_opaque(self) -> bool:
-        messages = self.request.messages
-        return any(isinstance(block, OpaqueBlock) for message in messages for block in message.content)
 
     def _body(self, extra: JsonObject, *, errors_in_words: bool) -> JsonObject:
         """The body, in the order in which the provider's cache reads it: tools, system, messages."""

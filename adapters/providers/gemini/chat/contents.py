@@ -99,6 +99,9 @@ class _Writer:
     def write(self) -> list[JsonObject]:
         for message in self.history.messages:
             match message.role:
+                case Role.USER | Role.ASSISTANT if message.plain_text is not None:
+                    role = "user" if message.role is Role.USER else "model"
+                    self._add(role, [{"text": message.plain_text}])
                 case Role.ASSISTANT:
                     self._add("model", self._model_turn(message.content))
                 case Role.TOOL:

@@ -73,6 +73,10 @@ class _Writer:
     def write(self) -> tuple[list[Json], list[Loss]]:
         for message in self.history.messages:
             match message.role:
+                case Role.ASSISTANT if message.plain_text is not None:
+                    self.items.append(
+                        self._said({"type": "output_text", "text": message.plain_text, "annotations": []})
+                    )
                 case Role.ASSISTANT:
                     self._assistant(message)
                 case Role.TOOL:
@@ -107,8 +111,6 @@ class _Writer:
     def _pairs(self, content: Iterable[ContentBlock]) -> list[ContentBlock]:
         """What can go back. Read from the end, for a reasoning item needs the item that follows it."""
         blocks = list(content)
-        if len(blocks) == 1 and type(blocks[0]) is TextBlock:  # as most replies are
-            return blocks
         calls = {_call_key(block) for block in blocks if isinstance(block, OpaqueBlock)}
         kept: list[ContentBlock] = []
         follower: ContentBlock | None = None
@@ -190,16 +192,20 @@ class _Writer:
             assert isinstance(parts, list)
             parts.append(part)
             return
-        item: JsonObject = {
-            "type": "message",
-            "role": "assistant",
-            "id": self._item_id(own) or self._made_up_id("msg"),
-            "status": "completed",
-            "content": [part],
-        }
+        item = self._said(part, self._item_id(own))
         if "phase" in own:
             item["phase"] = own["phase"]
         self.items.append(item)
+
+    def _said(self, part: JsonObject, item_id: Json = None) -> JsonObject:
+        """A reply's message of one part."""
+        return {
+            "type": "message",
+            "role": "assistant",
+            "id": item_id or self._made_up_id("msg"),
+            "status": "completed",
+            "content": [part],
+        }
 
     def _call(self, block: ToolUseBlock) -> JsonObject:
         own = self.history.own(block.provider_raw)

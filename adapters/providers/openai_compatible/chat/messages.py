@@ -66,9 +66,12 @@ class _Writer:
         for position, message in enumerate(history):
             match message.role:
                 case Role.USER if self._only_text(message):
-                    self.messages.append({"role": "user", "content": "\n\n".join(map(_text, message.content))})
+                    text = message.plain_text or "\n\n".join(map(_text, message.content))
+                    self.messages.append({"role": "user", "content": text})
                 case Role.USER:
                     self._say(self._parts(message.content, message))
+                case Role.ASSISTANT if message.plain_text is not None:
+                    self.messages.append({"role": "assistant", "content": message.plain_text})
                 case Role.ASSISTANT:
                     self.messages.append(self._assistant(message, in_loop=position > loop_start))
                 case Role.TOOL:
@@ -79,8 +82,9 @@ class _Writer:
 
     def _only_text(self, message: Message) -> bool:
         """Whether a user's message is text alone, with no user's message before it that it would join."""
-        last = self.messages[-1]["role"] if self.messages else ""
-        return last != "user" and all(type(block) is TextBlock for block in message.content)
+        if self.messages and self.messages[-1]["role"] == "user":
+            return False
+        return message.plain_text is not None or all(type(block) is TextBlock for block in message.content)
 
     def _say(self, parts: list[JsonObject]) -> None:
         """A user's words. They join a user message before them: chat templates want roles to alternate."""
