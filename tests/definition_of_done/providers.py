@@ -10,13 +10,14 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
 from adapters.transport.transport import HttpReply, HttpRequest
-from callboard import Engine, Json, JsonObject, ModelRegistry, TokenUsage
+from callboard import Engine, GenerateResult, Json, JsonObject, ModelRegistry, TokenUsage, generate, stream
 
 from ..support.fake_http import FakeReply, FakeTransport
 from ..support.virtual_time import FakeClock
@@ -60,6 +61,14 @@ class Asked:
     def body(self, number: int = -1) -> JsonObject:
         """What was sent in a request; the last one is meant if none is named."""
         return msgspec.json.decode(self.transport.requests[number].body, type=JsonObject)
+
+    async def ask(
+        self, prompt: str = "?", *, model: str | None = None, streamed: bool = False, **options: Any
+    ) -> GenerateResult:
+        """What `generate` returns; or the result of `stream`, which is to be the same."""
+        if streamed:
+            return await stream(model or self.model, prompt, engine=self.engine, **options).result()
+        return await generate(model or self.model, prompt, engine=self.engine, **options)
 
     def headers(self, number: int = -1) -> dict[str, str]:
         return {name.lower(): value for name, value in self.transport.requests[number].headers.items()}

@@ -22,6 +22,7 @@ from ..support.recordings import FOLDER, THRESHOLD, fragments, read_cases
 from ..support.recordings import needs_recordings as recorded
 from ..support.wires.wire import Wire
 from .conversations import Call, Conversation, NotPlain, Result, Text, read
+from .providers import Asked, asking
 
 __all__ = ["Exchange", "Loop", "exchanges", "loops", "most_agree", "recorded"]
 
@@ -101,6 +102,12 @@ async def most_agree(found: Sequence[Any], check: Callable[[Any], Awaitable[None
 
 
 # -- conversations with tools
+
+
+async def play(wire: Wire, found: Sequence[Exchange], check: Callable[[Asked, Exchange], Awaitable[None]]) -> None:
+    """One engine is given all these replies, one to a request; the check asks for each, and holds for most."""
+    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
+        await most_agree(found, functools.partial(check, at))
 
 
 class Loop(NamedTuple):

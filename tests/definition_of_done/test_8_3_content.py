@@ -24,8 +24,8 @@ from callboard import (
 
 from ..support.wires.wire import Wire
 from .conversations import Call, Result, read
-from .providers import ANTHROPIC, asking, each_provider, holds
-from .recorded import Exchange, exchanges, most_agree, recorded
+from .providers import ANTHROPIC, Asked, asking, each_provider, holds
+from .recorded import Exchange, exchanges, most_agree, play, recorded
 from .rows import row
 
 pytestmark = pytest.mark.anyio
@@ -77,37 +77,20 @@ async def test_text_goes_there_and_comes_back(wire: Wire) -> None:
 
 
 @each_provider
+@pytest.mark.parametrize(
+    "how", [pytest.param("bytes", marks=row("8.9.3")), pytest.param("address", marks=row("8.9.4")), "file"]
+)
 @row("8.3.2")
-@row("8.9.3")
-async def test_an_image_of_bytes_is_sent(wire: Wire) -> None:
-    async with asking(wire, wire.whole("A dot.")) as at:
-        result = await at.engine.generate(at.model, [TextBlock("What do you see?"), ImageBlock(data=PNG)])
-        assert result.text == "A dot."
-        assert holds(at.body(), image_of(PNG)[wire.name])
-
-
-@each_provider
-@row("8.3.2")
-@row("8.9.4")
-async def test_an_image_by_its_address_is_sent(wire: Wire) -> None:
-    """The provider fetches it."""
-    async with asking(wire, wire.whole("A dot.")) as at:
-        result = await at.engine.generate(at.model, [TextBlock("What do you see?"), ImageBlock(url=ADDRESS)])
-        assert result.text == "A dot."
-        assert holds(at.body(), LINKED[wire.name])
-
-
-@each_provider
-@row("8.3.2")
-async def test_an_image_of_a_file_is_sent(wire: Wire, tmp_path: Path) -> None:
-    """It is read when the host names it: what stands there later makes no difference."""
+async def test_an_image_is_sent(wire: Wire, how: str, tmp_path: Path) -> None:
+    """Its address, which the provider fetches, or its bytes. A file is read where the host names it, not later."""
     path = tmp_path / "picture.png"
     path.write_bytes(PNG)
-    image = ImageBlock.from_path(path)
+    image = {"bytes": ImageBlock(data=PNG), "address": ImageBlock(url=ADDRESS), "file": ImageBlock.from_path(path)}
     path.unlink()
     async with asking(wire, wire.whole("A dot.")) as at:
-        await at.engine.generate(at.model, [TextBlock("What do you see?"), image])
-        assert holds(at.body(), image_of(PNG)[wire.name])
+        result = await at.engine.generate(at.model, [TextBlock("What do you see?"), image[how]])
+        assert result.text == "A dot."
+        assert holds(at.body(), LINKED[wire.name] if how == "address" else image_of(PNG)[wire.name])
 
 
 @each_provider
@@ -132,16 +115,15 @@ async def test_images_stand_on_the_wire_as_another_client_had_them(wire: Wire) -
     found = exchanges(
         wire, lambda exchange: exchange.ok and not exchange.streamed and bool(images(exchange.asked))
     )
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            shown = [block for block, _ in images(exchange.asked)]
-            response = await at.engine.generate(at.model, [TextBlock("?"), *shown], max_tool_rounds=0)
-            assert response.text == exchange.oracle["final_text"]
-            for _, part in images(exchange.asked):
-                assert holds(at.body(), part), exchange.case["id"]
+    async def check(at: Asked, exchange: Exchange) -> None:
+        shown = [block for block, _ in images(exchange.asked)]
+        response = await at.engine.generate(at.model, [TextBlock("?"), *shown], max_tool_rounds=0)
+        assert response.text == exchange.oracle["final_text"]
+        for _, part in images(exchange.asked):
+            assert holds(at.body(), part), exchange.case["id"]
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 def images(body: Json) -> list[tuple[ImageBlock, Json]]:

@@ -31,8 +31,8 @@ from callboard import (
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
-from .providers import asking, each_provider
-from .recorded import Exchange, exchanges, most_agree, recorded
+from .providers import Asked, asking, each_provider
+from .recorded import Exchange, exchanges, play, recorded
 from .rows import row
 
 pytestmark = pytest.mark.anyio
@@ -77,17 +77,14 @@ async def test_a_prompt_is_answered(wire: Wire) -> None:
 async def test_recorded_answers_are_returned(wire: Wire) -> None:
     """Every recorded reply of text, from one engine."""
     found = exchanges(wire, lambda exchange: only_text(exchange) and not exchange.streamed)
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            result = await generate(name_of(wire, exchange), "?", engine=at.engine)
-            assert (result.text, result.status) == (exchange.oracle["final_text"], "completed"), exchange.case[
-                "id"
-            ]
-            assert result.usage.input_tokens + result.usage.cached_input_tokens > 0
-            assert result.usage.output_tokens > 0
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await generate(name_of(wire, exchange), "?", engine=at.engine)
+        assert (result.text, result.status) == (exchange.oracle["final_text"], "completed"), exchange.case["id"]
+        assert result.usage.input_tokens + result.usage.cached_input_tokens > 0
+        assert result.usage.output_tokens > 0
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 @each_provider
@@ -150,19 +147,18 @@ async def test_a_stream_begins_grows_and_ends(wire: Wire) -> None:
 async def test_recorded_streams_add_up(wire: Wire) -> None:
     """Wherever the network cuts them."""
     found = exchanges(wire, lambda exchange: only_text(exchange) and exchange.streamed)
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            result = stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0)
-            events = [event async for event in result]
-            assert (events[0].type, events[-1].type) == ("message.start", "finish")
-            text = "".join(event.text for event in events if isinstance(event, TextDelta))
-            ended = "".join(event.text for event in events if isinstance(event, TextEnd))
-            assert text == ended == (await result.response()).text == exchange.oracle["final_text"], exchange.case[
-                "id"
-            ]
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0)
+        events = [event async for event in result]
+        assert (events[0].type, events[-1].type) == ("message.start", "finish")
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        ended = "".join(event.text for event in events if isinstance(event, TextEnd))
+        assert text == ended == (await result.response()).text == exchange.oracle["final_text"], exchange.case[
+            "id"
+        ]
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 @each_provider
@@ -202,14 +198,13 @@ async def test_recorded_objects_are_read(wire: Wire) -> None:
         return only_text(exchange) and not exchange.streamed and asked is not None
 
     found = exchanges(wire, is_object)
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            schema = schema_of(exchange.asked)
-            result = await generate_object(name_of(wire, exchange), "?", schema=schema, engine=at.engine)
-            assert result.output == json.loads(exchange.oracle["final_text"]), exchange.case["id"]
+    async def check(at: Asked, exchange: Exchange) -> None:
+        schema = schema_of(exchange.asked)
+        result = await generate_object(name_of(wire, exchange), "?", schema=schema, engine=at.engine)
+        assert result.output == json.loads(exchange.oracle["final_text"]), exchange.case["id"]
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 def schema_of(asked: JsonObject) -> JsonObject | None:

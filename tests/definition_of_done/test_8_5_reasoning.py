@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from callboard import JsonObject, ThinkingBlock, generate, stream
+from callboard import JsonObject, ThinkingBlock, generate
 
 from ..support.fake_http import FakeReply
 from ..support.wires.wire import Wire
-from .providers import ANTHROPIC, GEMINI, OPENAI, asking, each_provider
-from .recorded import Exchange, exchanges, most_agree, recorded
+from .providers import ANTHROPIC, GEMINI, OPENAI, Asked, asking, each_provider
+from .recorded import Exchange, exchanges, play, recorded
 from .rows import row
 from .test_8_4_generation import name_of
 
@@ -59,10 +59,7 @@ def thoughtful(wire: Wire, *, streamed: bool) -> FakeReply:
 async def test_reasoning_is_counted_apart(wire: Wire, streamed: bool) -> None:
     """As part of the output, which is billed whole."""
     async with asking(wire, thoughtful(wire, streamed=streamed)) as at:
-        if streamed:
-            result = await stream(at.model, "?", engine=at.engine, reasoning_effort="high").result()
-        else:
-            result = await generate(at.model, "?", engine=at.engine, reasoning_effort="high")
+        result = await at.ask(streamed=streamed, reasoning_effort="high")
     assert (result.text, result.reasoning) == ("42", "Let me see")
     assert result.usage.output_tokens == 70
     assert result.usage.reasoning_tokens == 50
@@ -94,10 +91,7 @@ async def test_the_effort_is_sent(effort: str) -> None:
 async def test_thinking_comes_as_content_with_its_signature(streamed: bool) -> None:
     """It is asked for by the effort."""
     async with asking(ANTHROPIC, thoughtful(ANTHROPIC, streamed=streamed)) as at:
-        if streamed:
-            result = await stream(at.model, "?", engine=at.engine, reasoning_effort="low").result()
-        else:
-            result = await generate(at.model, "?", engine=at.engine, reasoning_effort="low")
+        result = await at.ask(streamed=streamed, reasoning_effort="low")
         assert at.body()["thinking"]["type"] == "enabled"
     first = result.response.content[0]
     assert isinstance(first, ThinkingBlock)
@@ -109,18 +103,14 @@ async def test_thinking_comes_as_content_with_its_signature(streamed: bool) -> N
 
 async def played(wire: Wire, found: list[Exchange]) -> None:
     """Reasoning and its count of these exchanges are what they were."""
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            if exchange.streamed:
-                result = await stream(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0).result()
-            else:
-                result = await generate(name_of(wire, exchange), "?", engine=at.engine, max_tool_rounds=0)
-            assert (result.reasoning or "") == exchange.oracle["thinking_text"], exchange.case["id"]
-            assert result.usage.reasoning_tokens == reasoning_of(exchange.oracle["usage"]), exchange.case["id"]
-            assert (result.usage.reasoning_tokens or 0) <= result.usage.output_tokens
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
+        assert (result.reasoning or "") == exchange.oracle["thinking_text"], exchange.case["id"]
+        assert result.usage.reasoning_tokens == reasoning_of(exchange.oracle["usage"]), exchange.case["id"]
+        assert (result.usage.reasoning_tokens or 0) <= result.usage.output_tokens
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 def reasoning_of(usage: JsonObject) -> int | None:
@@ -164,13 +154,12 @@ async def test_recorded_signatures_are_kept() -> None:
             each.ok and not each.streamed and "thinking" in each.features and not each.tags & {"server_tools"}
         ),
     )
-    async with asking(ANTHROPIC, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            result = await generate(name_of(ANTHROPIC, exchange), "?", engine=at.engine, max_tool_rounds=0)
-            came = msgspec.json.decode(exchange.case["response_body"])["content"]
-            thoughts = [(block["thinking"], block["signature"]) for block in came if block["type"] == "thinking"]
-            kept = [block for block in result.response.content if isinstance(block, ThinkingBlock)]
-            assert [(block.text, block.signature) for block in kept] == thoughts, exchange.case["id"]
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await generate(name_of(ANTHROPIC, exchange), "?", engine=at.engine, max_tool_rounds=0)
+        came = msgspec.json.decode(exchange.case["response_body"])["content"]
+        thoughts = [(block["thinking"], block["signature"]) for block in came if block["type"] == "thinking"]
+        kept = [block for block in result.response.content if isinstance(block, ThinkingBlock)]
+        assert [(block.text, block.signature) for block in kept] == thoughts, exchange.case["id"]
 
-        await most_agree(found, check)
+    await play(ANTHROPIC, found, check)

@@ -26,8 +26,8 @@ from callboard import (
 from ..adapters.anthropic.test_prompt_caching import PrefixCache
 from ..support.virtual_time import FakeClock
 from ..support.wires.wire import Wire
-from .providers import ANTHROPIC, GEMINI, MODELS, OPENAI, asking, each_provider
-from .recorded import Exchange, exchanges, most_agree, recorded
+from .providers import ANTHROPIC, GEMINI, MODELS, OPENAI, Asked, asking, each_provider
+from .recorded import Exchange, exchanges, play, recorded
 from .rows import row
 from .test_8_4_generation import name_of
 
@@ -95,15 +95,12 @@ async def test_cached_tokens_are_counted_apart(wire: Wire) -> None:
 async def test_recorded_cache_reads_are_counted(wire: Wire) -> None:
     """As the provider told them, whole or streamed."""
     found = exchanges(wire, lambda exchange: exchange.ok and cached_of(exchange.oracle["usage"] or {}) > 0)
-    async with asking(wire, *[exchange.reply() for exchange in found]) as at:
 
-        async def check(exchange: Exchange) -> None:
-            ask = at.engine.stream if exchange.streamed else at.engine.generate
-            asked: Any = ask(name_of(wire, exchange), "?", max_tool_rounds=0)
-            result = await (asked.result() if exchange.streamed else asked)
-            assert result.usage.cached_input_tokens == cached_of(exchange.oracle["usage"]), exchange.case["id"]
+    async def check(at: Asked, exchange: Exchange) -> None:
+        result = await at.ask(model=name_of(wire, exchange), streamed=exchange.streamed, max_tool_rounds=0)
+        assert result.usage.cached_input_tokens == cached_of(exchange.oracle["usage"]), exchange.case["id"]
 
-        await most_agree(found, check)
+    await play(wire, found, check)
 
 
 def cached_of(usage: JsonObject) -> int:

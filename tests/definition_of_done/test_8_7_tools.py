@@ -136,23 +136,22 @@ async def fails(arguments: JsonObject) -> str:
 
 
 @each_provider
-@row("8.7.7")
-async def test_a_tools_failure_goes_to_the_model(wire: Wire) -> None:
-    """As an error, in its own words, and the turn goes on."""
+@pytest.mark.parametrize(
+    ("tool", "told"),
+    [
+        pytest.param(Tool(TOOLS[0], fails), "There is no such file.", marks=row("8.7.7"), id="failure"),
+        pytest.param(
+            Tool(ToolDefinition("write_file"), answer),
+            "There is no tool named 'read_file'. The tools are: write_file.",
+            marks=row("8.7.8"),
+            id="unknown",
+        ),
+    ],
+)
+async def test_a_call_that_fails_goes_to_the_model(wire: Wire, tool: Tool, told: str) -> None:
+    """As an error, in the tool's own words or with the names of the tools there are, and the turn goes on."""
     async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
-        result = await generate(at.model, "Go", tools=[Tool(TOOLS[0], fails)], engine=at.engine)
-        assert holds(at.body(), failed("There is no such file.")[wire.name])
-    assert (result.text, results(result)) == ("Sorry.", [("There is no such file.", True)])
-
-
-@each_provider
-@row("8.7.8")
-async def test_a_call_of_a_tool_that_there_is_not_goes_to_the_model(wire: Wire) -> None:
-    """With the names of those there are."""
-    other = Tool(ToolDefinition("write_file"), answer)
-    async with asking(wire, wire.whole("", 1, "tools"), wire.whole("Sorry.")) as at:
-        result = await generate(at.model, "Go", tools=[other], engine=at.engine)
-        told = "There is no tool named 'read_file'. The tools are: write_file."
+        result = await generate(at.model, "Go", tools=[tool], engine=at.engine)
         assert holds(at.body(), failed(told)[wire.name])
     assert (result.text, results(result)) == ("Sorry.", [(told, True)])
 

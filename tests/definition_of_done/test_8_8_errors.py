@@ -134,6 +134,16 @@ async def test_a_rate_limit_is_waited_out_unseen(wire: Wire, streamed: bool) -> 
 
 
 @each_provider
+@row("8.9.12")
+async def test_a_rate_limit_that_lasts_is_raised_after_all_retries(wire: Wire) -> None:
+    """With the provider's status."""
+    async with asking(wire, *[wire.failing("rate limit") for _ in range(3)], max_retries=2) as at:
+        with pytest.raises(RateLimitError) as raised:
+            await at.ask()
+        assert (raised.value.provider_status, len(at.transport.requests)) == (429, 3)
+
+
+@each_provider
 @pytest.mark.parametrize("condition", LASTING)
 @row("8.8.7")
 @row("8.9.11")
