@@ -12,7 +12,7 @@ import pytest
 
 from callboard import Engine, ModelRegistry
 from tests.book.snippets import definitions
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 

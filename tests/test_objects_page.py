@@ -11,7 +11,7 @@ import pytest
 from adapters.providers.local.settings import find_model
 from callboard import Engine, PriceTable, set_default_engine
 from tests.book.snippets import DOCS, definitions
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 

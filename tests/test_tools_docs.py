@@ -12,7 +12,7 @@ import pytest
 from callboard import SessionMessageAppended, ToolContext, ToolResultBlock
 from examples.tools import Folder, assist
 from tests.book.snippets import DOCS, definitions
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 
 from callboard import PriceTable, ServerError
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 
 from .forking import Command, Forking

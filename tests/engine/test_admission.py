@@ -13,12 +13,11 @@ from adapters import ToolDefinition
 from bus import AdmissionError, Envelope, StoreError
 from engine import Engine, Limits, Tool
 from engine.runtime.admission import Admission
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import StoreState, TraceStore, WriterStatistics
 from tracestore.sqlite.trace_file import made_at_once
-
-from .engines import registry
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

@@ -22,10 +22,9 @@ from bus import (
     TurnEvent,
 )
 from engine import Engine, Limits, Session, Tool
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import run_virtual, runs_on
-
-from .engines import registry
 
 pytestmark = pytest.mark.anyio
 

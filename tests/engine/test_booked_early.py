@@ -14,10 +14,9 @@ from bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, L
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.streams.events import MessageStart, StreamEvent, TextDelta
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from tests.support.engines import running
 from tests.support.scripted import Say, adapter_type
 from tracestore import PriceRow, PriceTable
-
-from .engines import running
 
 pytestmark = pytest.mark.anyio
 

@@ -31,10 +31,9 @@ from engine.conversation.context import (
     Truncate,
     transcript,
 )
+from tests.support.engines import registry
 from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tracestore import PriceTable
-
-from .engines import registry
 
 pytestmark = pytest.mark.anyio
 

@@ -16,11 +16,10 @@ import pytest
 from adapters import ToolDefinition, ToolResultBlock
 from bus import CancelledError, ConfigurationError, StoreError, WrongLoop
 from engine import Engine, Limits, Tool
+from tests.support.engines import registry, running, topics
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import CallFilter, PriceTable, TraceStore
-
-from .engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 
@@ -191,7 +190,7 @@ PROGRAM = """
 import asyncio, json, sys
 from pathlib import Path
 from callboard import Engine
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 
 async def main():

@@ -16,12 +16,11 @@ from adapters import AdapterConfig, AuthError
 from bus import Json, WrongLoop
 from engine import AdapterEntry, Check, Engine, HealthReport, ModelEntry, ModelRegistry, load_registry
 from engine.health import check_store
+from tests.support.engines import registry, running
 from tests.support.provider_server import ProviderServer, provider_server
 from tests.support.scripted import Say, ScriptedAdapter
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore, WriterStatistics
-
-from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
 

@@ -13,10 +13,10 @@ import pytest
 from bus.log import ROOT
 from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
 from tests.engine.tools.rounds import result_of
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
-from .engines import running
 from .tools.rounds import call, run
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).parents[2]
 DIES = """
 import asyncio, os, sys
 from pathlib import Path
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 
 async def main():
@@ -43,7 +43,7 @@ UNRELATED = """
 import asyncio, json, sys
 from pathlib import Path
 from callboard import tool
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 
 @tool

@@ -9,9 +9,8 @@ import pytest
 
 from adapters import CanonicalRequest, Message, StopReason, ToolDefinition
 from bus import LlmCallCompleted, LlmCallStarted, NotFoundError
+from tests.support.engines import running, topics
 from tests.support.scripted import Say
-
-from .engines import running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -41,13 +41,13 @@ from engine.middleware import (
     TryModels,
 )
 from engine.middleware.caching import key_of
+from tests.support.engines import registry, running, topics
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, adapter_type
 from tests.support.virtual_time import run_virtual
 from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
 
 from ..definition_of_done.rows import row
-from .engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -9,9 +9,8 @@ import pytest
 
 from callboard import ConfiguredModel, Engine, PriceRow, PriceTable, RateLimitError
 from engine.models.config import read_models_yaml, registry_from_env
+from tests.support.engines import running
 from tests.support.scripted import Say
-
-from .engines import running
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,9 @@ import anyio
 import pytest
 
 from engine.pricing import watch as price_watch
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable, TraceStore
-
-from .engines import running
 
 pytestmark = pytest.mark.anyio
 

@@ -9,10 +9,9 @@ import pytest
 
 from callboard import CallFilter, Engine, PriceRow, PriceTable, StoreError, TraceStore
 from engine.pricing import watch as price_watch
+from tests.support.engines import running, topics
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
-
-from .engines import running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -7,10 +7,10 @@ import pytest
 from adapters.providers import scripted
 from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
 from engine.models.registering import entry_of
+from tests.support.engines import registry, running
 from tests.support.scripted import Say
 
 from ..definition_of_done.rows import row
-from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,10 @@ import pytest
 from adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
 from bus.values.json import Json
 from engine import Engine, Reply, Tool
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
-
-from .engines import registry
 
 pytestmark = pytest.mark.anyio
 

@@ -33,14 +33,13 @@ from engine import Engine, ModelChoice, ModelRegistry, Requirements, Session, To
 from engine.routing.choice import Model
 from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
 from tracestore import Capture, PriceTable, Redact, TraceStore
 from tracestore.writing.captured import bodies_of_setup, setup_of
 from tracestore.writing.spill import SpillFile
-
-from .engines import registry
 
 pytestmark = pytest.mark.anyio
 
@@ -312,7 +311,7 @@ PROGRAM = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
 from callboard import Engine
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 
 async def main():

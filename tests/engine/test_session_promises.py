@@ -17,11 +17,10 @@ from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry,
 from engine.middleware import Budget
 from engine.models.registering import entry_of
 from engine.routing.choice import Model
+from tests.support.engines import registry, running
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
 from tests.support.scripted import Say, adapter_type
 from tests.support.virtual_time import runs_on
-
-from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
 anyio_backend = runs_on("asyncio")

@@ -11,10 +11,9 @@ from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, Thin
 from bus import CallboardError, ConfigurationError, SessionBusy
 from engine import Engine, Requirements, Tool
 from engine.conversation.context import Context, LastTurns
+from tests.support.engines import registry, running, topics
 from tests.support.scripted import Say
 from tracestore import PriceTable
-
-from .engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,9 @@ import pytest
 
 from adapters import ServerError, TokenUsage
 from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable
-
-from .engines import running
 
 pytestmark = pytest.mark.anyio
 

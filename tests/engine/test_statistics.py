@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from callboard import AuthError, Engine, Limits, ServerError
+from tests.support.engines import registry, running
 from tests.support.scripted import Say
-
-from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
 

@@ -19,9 +19,8 @@ from adapters import (
 from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
 from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Timeouts, Tool
 from engine.calls.call import CANCEL_GRACE_SECONDS
+from tests.support.engines import registry, running
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
-
-from .engines import registry, running
 
 pytestmark = pytest.mark.anyio
 

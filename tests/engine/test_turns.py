@@ -23,10 +23,10 @@ from adapters import (
 from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
 from bus.streams.events import TurnComplete, TurnEvent
 from engine import Tool
+from tests.support.engines import running, topics
 from tests.support.scripted import Say
 
 from ..definition_of_done.rows import row
-from .engines import running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -16,12 +16,11 @@ from adapters import AuthError, NetworkError, ServerError
 from bus import LlmCallFailed, SessionTurnCompleted
 from engine.cli import main
 from engine.middleware import Budget, BudgetExceededError
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tests.tracestore.test_trace_unknown_costs import COUNTS, a_faulty_day
 from tests.tracestore.trace_making import Maker
 from tracestore import PriceRow, PriceTable, TraceStore
-
-from .engines import running
 
 pytestmark = pytest.mark.anyio
 

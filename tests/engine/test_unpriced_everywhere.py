@@ -23,13 +23,12 @@ from bus import (
 )
 from engine import Engine
 from engine.cli import main
+from tests.support.engines import running
 from tests.support.reply_models import registry as real_registry
 from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import CallFilter, PriceRow, PriceTable, StoredEvents
-
-from .engines import running
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from callboard import Engine, TraceStore
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +21,7 @@ PROGRAM = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
 from callboard import Engine, MessageComplete
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 
 ENDINGS = {

@@ -14,7 +14,7 @@ import pytest
 from adapters import AdapterError
 from bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
 from engine import Engine
-from tests.engine.engines import registry, running, topics
+from tests.support.engines import registry, running, topics
 from tests.support.invariants import check_stream
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on

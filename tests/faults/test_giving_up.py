@@ -16,7 +16,7 @@ import pytest
 from bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, SupervisorEscalated
 from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
 from engine import Engine, Session
-from tests.engine.engines import registry, running
+from tests.support.engines import registry, running
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on
 from tracestore import TraceStore
@@ -154,7 +154,7 @@ PROGRAM = """
 import asyncio, logging, sys
 from pathlib import Path
 from callboard import Engine
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.faults.test_giving_up import crash_until_the_end
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on

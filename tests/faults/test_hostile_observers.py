@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from callboard import DropOldest, Engine, Event, Lossless
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 
 from .toy_engines import check_ends

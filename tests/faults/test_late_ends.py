@@ -24,7 +24,7 @@ from adapters.http.stream import HttpStream
 from adapters.requests.history import NOT_EXECUTED
 from bus import Json, Lossless, StreamReset, TurnComplete
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .toy_engines import check_ends

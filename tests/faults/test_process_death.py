@@ -25,7 +25,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from callboard import Engine
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 
 async def talk(session, endless):

@@ -10,8 +10,8 @@ import pytest
 
 from callboard import Engine, PriceTable, StoreError, StoreUnavailable, TraceStore
 from engine.health import check_store
-from tests.engine.engines import registry
 from tests.support.disks import Medium, medium
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from callboard import ActorStopped, AdapterError, CancelledError, Session
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 
 from .toy_engines import check_ends

@@ -16,8 +16,8 @@ import pytest
 
 from bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
 from engine import Engine
-from tests.engine.engines import registry
 from tests.support.disks import attempt_mount
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import PriceTable, TraceStore, WriterOptions

@@ -30,7 +30,7 @@ from bus import (
     ToolUseBlock,
     UsageSource,
 )
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.scripted import Say
 from tracestore import StoredEvents, TraceStore
 from tracestore.export import OtelExporter

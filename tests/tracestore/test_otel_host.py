@@ -18,7 +18,7 @@ from bus.values.content import AudioBlock, ImageBlock
 from bus.values.messages import MessageMetadata
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from tests.engine.engines import running
+from tests.support.engines import running
 from tests.support.provider_server import provider_server
 from tests.support.scripted import Say
 

@@ -10,11 +10,11 @@ import pytest
 
 from bus import CallboardError, ConfigurationError, WrongLoop
 from engine import Engine, default_engine, generate, set_default_engine, stream
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tracestore import TraceStore
 
 from ...definition_of_done.rows import row
-from ..engines import registry
 
 MODELS = """
 adapters:

@@ -20,10 +20,10 @@ from adapters import (
 )
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
 from engine import AbortController, Engine, ModelChoice, ModelRegistry, TimeoutConfig, Tool, generate
+from tests.support.engines import registry, running, topics
 from tests.support.scripted import Say
 
 from ...definition_of_done.rows import row
-from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -26,11 +26,11 @@ from engine import (
 )
 from engine.calls.call import CallOutcome
 from engine.generation.reading import DELTAS_PER_ESTIMATE
+from tests.support.engines import registry, running, topics
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
 from ...definition_of_done.rows import row
-from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 

@@ -19,11 +19,10 @@ import pytest
 from adapters import CancelledError, ServerError, ToolDefinition
 from bus import CallboardError, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
-
-from ..engines import registry
 
 CHECKOUT = Path(__file__).parents[3]
 
@@ -31,7 +30,7 @@ PRELUDE = """
 import asyncio, os, sys, threading
 from pathlib import Path
 from callboard import Engine, generate_sync, run_sync, stream_sync
-from tests.engine.engines import registry
+from tests.support.engines import registry
 from tests.support.scripted import Say
 
 start = threading.Thread.start

@@ -19,10 +19,10 @@ from engine import (
     stream_object,
     stream_object_sync,
 )
+from tests.support.engines import registry
 from tests.support.scripted import Say
 from tracestore import PriceTable
 
-from ..engines import registry
 from .object_engines import ADA, Person
 
 

@@ -22,9 +22,8 @@ from engine import Tool, tool
 from engine.calls.call import CallOutcome
 from engine.middleware import Next
 from engine.tools import open_calls
+from tests.support.engines import running
 from tests.support.scripted import Say
-
-from ..engines import running
 
 BAD = [reason for reason in StopReason if not ended_well(reason)]
 SCRIPTED = [reason for reason in BAD if reason not in (StopReason.CANCELLED, StopReason.ERROR)]

@@ -16,9 +16,8 @@ from bus.streams.events import TurnEvent
 from bus.values.json import JsonObject
 from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from engine.tools.running import INTERRUPTED
+from tests.support.engines import registry, running
 from tests.support.scripted import Say
-
-from ..engines import registry, running
 
 pytestmark = pytest.mark.anyio
 

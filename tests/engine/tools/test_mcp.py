@@ -13,10 +13,10 @@ import pytest
 from adapters import ImageBlock, TextBlock, ToolAnnotations
 from bus import CallboardError, ConfigurationError, ToolProgress
 from engine import Tool, mcp_tools
+from tests.support.engines import running
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say
 
-from ..engines import running
 from .rounds import Told, call, result_of, run
 
 pytest.importorskip("mcp", reason="needs callboard[mcp]")

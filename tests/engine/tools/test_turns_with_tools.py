@@ -11,10 +11,10 @@ import pytest
 from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
 from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
 from engine import Approved, Denied, Engine, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
+from tests.support.engines import registry, running, topics
 from tests.support.scripted import Say
 
 from ...definition_of_done.rows import row
-from ..engines import registry, running, topics
 
 pytestmark = pytest.mark.anyio
 
