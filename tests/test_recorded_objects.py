@@ -10,16 +10,15 @@ import pytest
 
 from callboard import (
     AdapterConfig,
-    AdapterEntry,
     Clock,
     Engine,
     Json,
     JsonObject,
-    ModelEntry,
-    ModelRegistry,
     NoObjectGeneratedError,
     ProviderAdapter,
 )
+from tests.support.engines import model as listed
+from tests.support.engines import serving
 from tests.support.recordings import FOLDER, PROTOCOLS, fragments, make_adapter, needs_recordings, read_cases
 from tests.support.scripted import adapter_type
 from tests.support.virtual_time import runs_on
@@ -68,10 +67,8 @@ def engine_of(case: Mapping[str, Any], mode: str) -> tuple[Engine, str]:
     def make(config: AdapterConfig, *, name: str, clock: Clock) -> ProviderAdapter:
         return make_adapter(kind, case, fragments(case["response_body"].encode(), mode))
 
-    entry = AdapterEntry(name=kind, type=adapter_type(make), config=AdapterConfig())
     named = f"{kind}:{model}"
-    models = {named: ModelEntry(id=named, adapter=kind, wire_name=model)}
-    return Engine(models=ModelRegistry({kind: entry}, models), trace=False), named
+    return Engine(models=serving(listed(named), **{kind: adapter_type(make)}), trace=False), named
 
 
 async def read(case: Mapping[str, Any], schema: JsonObject, mode: str) -> Json:

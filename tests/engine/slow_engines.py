@@ -7,11 +7,12 @@ from typing import Any
 
 import anyio
 
-from adapters import AdapterConfig, AttemptObserver, AttemptStarted, CanonicalRequest, Message
+from adapters import AttemptObserver, AttemptStarted, CanonicalRequest, Message
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
 from adapters.images import ImageCapabilities, ImageRequest, ImageResponse
 from adapters.videos import VideoCapabilities, VideoContent, VideoJob, VideoRequest, VideoTerms, VideoVariant
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import Engine
+from tests.support.engines import serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 
@@ -70,9 +71,7 @@ class Slow(ScriptedAdapter):
 
 
 def an_engine(*script: Say, base: type[ScriptedAdapter] = Slow, **more: Any) -> Engine:
-    entry = AdapterEntry(name="s", type=scripted_type(*script, base=base), config=AdapterConfig())
-    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
-    return Engine(models=models, trace=False, **more)
+    return Engine(models=serving(s=scripted_type(*script, base=base)), trace=False, **more)
 
 
 async def drained(stream: Any) -> None:

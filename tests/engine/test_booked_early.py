@@ -13,8 +13,8 @@ from adapters.usage.unfinished import NOTHING_USED
 from bus import AdapterError, CancelledError, Cost, CostSource, LlmCallFailed, Lossless, ServerError
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.streams.events import MessageStart, StreamEvent, TextDelta
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
-from tests.support.engines import running
+from engine import Engine
+from tests.support.engines import running, serving
 from tests.support.scripted import Say, adapter_type
 from tracestore import PriceRow, PriceTable
 
@@ -70,15 +70,10 @@ class _Crashing:
         raise LookupError("a bug")
 
 
-def with_adapter(made: object) -> ModelRegistry:
-    entry = AdapterEntry(name="s", type=adapter_type(made), config=AdapterConfig())  # type: ignore[arg-type]
-    return ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
-
-
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 async def test_an_adapter_that_crashes_and_counts_nothing_is_booked_by_estimate(streamed: bool) -> None:
     """What was sent, and what had come; and the meter had said the same."""
-    async with Engine(models=with_adapter(Unmetered), trace=False, prices=PRICES) as engine:
+    async with Engine(models=serving(s=adapter_type(Unmetered)), trace=False, prices=PRICES) as engine:
         events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
         stream = engine.stream("s:m", "Hi") if streamed else None
         with pytest.raises(AdapterError, match="a bug") as caught:
@@ -106,7 +101,7 @@ async def test_what_failed_attempts_used_is_in_the_turn_s_cost() -> None:
         fine = Reply("Fine.", usage=TokenUsage(10, 5))
         return ScriptedAdapter(config, name=name, clock=clock, replies=[broken, broken, fine])
 
-    async with Engine(models=with_adapter(make), trace=False, prices=PRICES) as engine:
+    async with Engine(models=serving(s=adapter_type(make)), trace=False, prices=PRICES) as engine:
         events = engine.bus.subscribe("llm.>", policy=Lossless(), name="test")
         result = await engine.generate("s:m", "Hi")
         failed = failures([envelope.data for envelope in events.take()])

@@ -18,8 +18,10 @@ from adapters import (
     ToolDefinition,
     ToolUseBlock,
 )
-from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool, ToolSettings
+from engine import Engine, ModelDefaults, Tool, ToolSettings
 from engine.models.habits import ModelInput, model_input
+from tests.support.engines import entry, requests_of, serving
+from tests.support.engines import model as listed
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole
 from tests.support.scripted import CAPABILITIES, Say, scripted_type
 
@@ -44,14 +46,12 @@ async def asked(
         supports_parallel_tool_calls=supports_parallel_tool_calls,
     )
     kind = scripted_type(*replies, capabilities=can)
-    entry = AdapterEntry(name="s", type=kind, config=AdapterConfig(), **(adapter or {}))  # type: ignore[arg-type]
-    listed = ModelEntry(id="s:m", adapter="s", wire_name="m", **(model or {}))  # type: ignore[arg-type]
-    async with Engine(models=ModelRegistry({"s": entry}, {"s:m": listed}), trace=False) as engine:
+    models = serving(listed("s:m", **(model or {})), s=entry("s", kind, **(adapter or {})))
+    async with Engine(models=models, trace=False) as engine:
         session = engine.session("s:m", system_prompt="You are brief.", tools=TOOLS)
         for _ in range(turns):
             await session.send("Hi", **options)
-        found: list[CanonicalRequest] = engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
-        return found
+        return requests_of(engine)
 
 
 async def test_without_configuration_a_request_holds_what_the_host_said() -> None:

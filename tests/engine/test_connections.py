@@ -12,7 +12,8 @@ import pytest
 from adapters import AdapterConfig, AdapterError, CancelledError
 from adapters.actor import AdapterActor
 from bus import CallboardError, TextDelta
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session
+from engine import Engine, Session
+from tests.support.engines import entry, serving
 
 from ..support.virtual_time import runs_on
 
@@ -96,9 +97,7 @@ async def engine_and_server() -> AsyncIterator[tuple[Engine, Server]]:
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listening.sockets[0].getsockname()[1]
     config = AdapterConfig(base_url=f"http://127.0.0.1:{server.port}", max_retries=0)
-    entry = AdapterEntry(name="s", type="openai_compatible", config=config)
-    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
-    async with Engine(models=models, trace=False) as engine:
+    async with Engine(models=serving(s=entry("s", "openai_compatible", config)), trace=False) as engine:
         yield engine, server
     with anyio.fail_after(10):
         await server.all_closed()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ from adapters import (
     ToolUseBlock,
 )
 from bus import Lossless, PromptTooLongError
-from engine import Engine, ModelRegistry, Session
+from engine import Engine, Session
 from engine.conversation.context import (
     WHOLE,
     Context,
@@ -31,8 +30,8 @@ from engine.conversation.context import (
     Truncate,
     transcript,
 )
-from tests.support.engines import registry
-from tests.support.scripted import Say, ScriptedAdapter, adapter_type
+from tests.support.engines import model, serving
+from tests.support.scripted import Say, noting, scripted_type
 from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
@@ -44,22 +43,10 @@ async def small_window(
 ) -> AsyncIterator[tuple[Session, list[CanonicalRequest]]]:
     """A session on a model whose prompts may have `limit` tokens, and what its adapter is sent."""
     sent: list[CanonicalRequest] = []
-
-    class Noting(ScriptedAdapter):
-        script = list(replies)  # noqa: RUF012
-
-        def say(self, request: CanonicalRequest) -> Say:
-            sent.append(request)
-            return super().say(request)
-
-    given = registry()
-    adapter = msgspec.structs.replace(given.adapters["s"], type=adapter_type(Noting))
-    entry = msgspec.structs.replace(
-        given.models["s:m"],
-        capabilities={"max_context_tokens": limit + 10, "max_output_tokens": 10},
-        max_output_tokens=10,
+    window = {"max_context_tokens": limit + 10, "max_output_tokens": 10}
+    models = serving(
+        model("s:m", capabilities=window, max_output_tokens=10), s=scripted_type(*replies, base=noting(sent))
     )
-    models = ModelRegistry({"s": adapter}, {"s:m": entry})
     async with Engine(models=models, trace=False, prices=PriceTable.default()) as engine:
         yield engine.session("s:m", context=context), sent
 

@@ -35,9 +35,10 @@ from bus import (
     Lossless,
     Subscription,
 )
-from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry
+from engine import Engine, ModelChoice, ModelEntry, ModelRegistry
 from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand
+from tests.support.engines import entry, model, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 from tracestore import CallFilter, PriceTable
 
@@ -107,14 +108,6 @@ def embedder_type(name: str, **fields: object) -> str:
     return f"{__name__}:{name}"
 
 
-def entry(name: str, kind: str) -> AdapterEntry:
-    return AdapterEntry(name=name, type=kind, config=AdapterConfig())
-
-
-def registry(*models: ModelEntry, **types: str) -> ModelRegistry:
-    return ModelRegistry({name: entry(name, kind) for name, kind in types.items()}, {m.id: m for m in models})
-
-
 @asynccontextmanager
 async def engine_of(
     models: ModelRegistry, *, store: Path | None = None, prices: PriceTable | None = None
@@ -132,13 +125,12 @@ async def seen(events: Subscription, engine: Engine) -> list[object]:
 
 
 def small(adapter: str, **fields: object) -> ModelEntry:
-    given: dict[str, object] = {"id": f"{adapter}:small", "adapter": adapter, "wire_name": "small", **fields}
-    return ModelEntry(**given)  # type: ignore[arg-type]
+    return model(f"{adapter}:small", **fields)
 
 
 async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
     texts = ["x" * n for n in range(1, 9)]
-    async with engine_of(registry(small("a"), a=embedder_type("Plain"))) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Plain"))) as (engine, events):
         result = await engine.embed(texts, model="a:small")
         assert [vector[0] for vector in result.vectors] == [float(n) for n in range(1, 9)]
         assert result.usage.input_tokens == 8000
@@ -154,7 +146,7 @@ async def test_texts_become_vectors_in_order_one_call_a_batch() -> None:
 
 
 async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
-    async with engine_of(registry(small("a"), a=embedder_type("Alone"))) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Alone"))) as (engine, events):
         assert [vector[0] for vector in (await engine.embed("four", model="a:small")).vectors] == [4.0]
         nothing = await engine.embed([], model="a:small")
         assert (nothing.vectors, nothing.cost.nano_usd, nothing.calls) == ((), 0, ())
@@ -162,14 +154,14 @@ async def test_one_text_may_stand_alone_and_none_costs_nothing() -> None:
 
 
 async def test_an_adapter_without_embeddings_is_refused_before_any_call() -> None:
-    async with engine_of(registry(small("a"), a=f"{__name__}:Talker")) as (engine, events):
+    async with engine_of(serving(small("a"), a=f"{__name__}:Talker")) as (engine, events):
         with pytest.raises(CapabilityError, match="a:small can't embed: its adapter has conversations only"):
             await engine.embed(["x"], model="a:small")
         assert await seen(events, engine) == []
 
 
 async def test_dimensions_that_a_model_has_not_are_refused_before_any_call() -> None:
-    async with engine_of(registry(small("a"), a=embedder_type("Two"))) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Two"))) as (engine, events):
         assert (await engine.embed(["x"], model="a:small", dimensions=2)).dimensions == 2
         with pytest.raises(CapabilityError, match="no vectors of 3 dimensions: it offers 1, 2"):
             await engine.embed(["x"], model="a:small", dimensions=3)
@@ -177,8 +169,8 @@ async def test_dimensions_that_a_model_has_not_are_refused_before_any_call() -> 
 
 
 async def test_a_missing_key_is_a_configuration_error() -> None:
-    locked = AdapterEntry(name="a", type=embedder_type("Locked"), config=AdapterConfig(), missing_key="A_KEY")
-    async with engine_of(ModelRegistry({"a": locked}, {"a:small": small("a")})) as (engine, _):
+    locked = entry("a", embedder_type("Locked"), missing_key="A_KEY")
+    async with engine_of(serving(small("a"), a=locked)) as (engine, _):
         with pytest.raises(ConfigurationError, match="A_KEY"):
             await engine.embed(["x"], model="a:small")
 
@@ -188,7 +180,7 @@ async def test_a_missing_key_is_a_configuration_error() -> None:
 
 async def test_a_batch_that_fails_is_one_failed_call_and_the_others_stand() -> None:
     faults = [None, ServerError("broken"), None]
-    async with engine_of(registry(small("a"), a=embedder_type("Partly", faults=faults))) as (engine, events):
+    async with engine_of(serving(small("a"), a=embedder_type("Partly", faults=faults))) as (engine, events):
         with pytest.raises(PartialEmbeddingError) as caught:
             await engine.embed(["x"] * 9, model="a:small", at_once=1)
         assert sorted(caught.value.failures) == [3, 4, 5]
@@ -199,7 +191,7 @@ async def test_a_batch_that_fails_is_one_failed_call_and_the_others_stand() -> N
 
 
 async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
-    models = registry(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
+    models = serving(small("a"), a=embedder_type("Again", faults=[ServerError("once")]))
     async with engine_of(models) as (engine, events):
         await engine.embed(["x"], model="a:small", max_retries=1)
         said = await seen(events, engine)
@@ -212,7 +204,7 @@ async def test_a_retry_is_an_attempt_of_the_same_call() -> None:
 
 async def test_cancelling_who_embeds_ends_every_call_under_way() -> None:
     kind = embedder_type("Slow", pause=staticmethod(anyio.sleep_forever))
-    async with engine_of(registry(small("a"), a=kind)) as (engine, events):
+    async with engine_of(serving(small("a"), a=kind)) as (engine, events):
         with anyio.move_on_after(1.0):
             await engine.embed(["x"] * 9, model="a:small")
         said = await seen(events, engine)
@@ -223,8 +215,7 @@ async def test_cancelling_who_embeds_ends_every_call_under_way() -> None:
 
 async def test_batches_keep_to_the_provider_s_slots() -> None:
     kind = embedder_type("Bounded", pause=staticmethod(lambda: anyio.sleep(1)))
-    bounded = AdapterEntry(name="a", type=kind, config=AdapterConfig(), max_concurrency=2)
-    async with engine_of(ModelRegistry({"a": bounded}, {"a:small": small("a")})) as (engine, _):
+    async with engine_of(serving(small("a"), a=entry("a", kind, max_concurrency=2))) as (engine, _):
         await engine.embed(["x"] * 30, model="a:small", at_once=8)
     assert globals()["Bounded"].most_at_once == 2
 
@@ -234,7 +225,7 @@ async def test_batches_keep_to_the_provider_s_slots() -> None:
 
 async def test_a_fallback_is_another_way_to_the_same_model() -> None:
     """The failed call and the one that it caused are two calls; the vectors are complete."""
-    models = registry(
+    models = serving(
         small("a", fallback=("b:small",)),
         small("b"),
         a=embedder_type("Down", faults=[ServerError("down")] * 2),
@@ -253,7 +244,7 @@ async def test_a_fallback_is_another_way_to_the_same_model() -> None:
 
 async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> None:
     """The same model has the same window at every provider."""
-    models = registry(
+    models = serving(
         small("a", fallback=("b:small",)),
         small("b"),
         a=embedder_type("Narrow", faults=[ContextOverflowError("too long")]),
@@ -270,7 +261,7 @@ async def test_a_batch_that_is_too_large_is_halved_and_not_sent_elsewhere() -> N
 async def test_vectors_of_another_model_are_never_taken_instead(listed: bool) -> None:
     """Not by models.yaml, and not if the caller says so."""
     other = small("b", id="b:large", wire_name="large")
-    models = registry(
+    models = serving(
         small("a", fallback=("b:large",) if listed else ()),
         other,
         a=embedder_type("First"),
@@ -302,7 +293,7 @@ async def test_models_yaml_says_which_names_are_one_space(tmp_path: Path) -> Non
 
 async def test_an_organisation_before_a_model_s_name_is_no_other_space() -> None:
     """As gateways write it."""
-    models = registry(
+    models = serving(
         small("a", fallback=("b:org/small",)),
         small("b", id="b:org/small", wire_name="org/Small:latest"),
         a=embedder_type("Gone", faults=[ServerError("down")]),
@@ -313,7 +304,7 @@ async def test_an_organisation_before_a_model_s_name_is_no_other_space() -> None
 
 
 async def test_a_model_that_embeds_is_not_chosen_for_a_conversation() -> None:
-    models = registry(
+    models = serving(
         small("a", kind="embedding"),
         small("b"),
         a=embedder_type("Never"),
@@ -330,7 +321,7 @@ def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_refused_key_sets_the_provider_back_as_by_any_call() -> None:
-    models = registry(small("a"), a=embedder_type("Refused", faults=[AuthError("bad key")]))
+    models = serving(small("a"), a=embedder_type("Refused", faults=[AuthError("bad key")]))
     async with engine_of(models) as (engine, _):
         with pytest.raises(AuthError):
             await engine.embed(["x"], model="a:small")
@@ -349,7 +340,7 @@ class TestOnDisk:
     async def test_every_batch_is_a_row_with_its_price(self, tmp_path: Path) -> None:
         prices = tmp_path / "prices.yaml"
         prices.write_text(PRICES)
-        models = registry(small("a"), a=embedder_type("Stored"), t=scripted_type(Say("hi")))
+        models = serving(small("a"), a=embedder_type("Stored"), t=scripted_type(Say("hi")))
         table = PriceTable.from_yaml(prices)
         async with engine_of(models, store=tmp_path / "trace.db", prices=table) as (engine, _):
             result = await engine.embed(["x"] * 5, model="a:small", tags={"job": "index"})

@@ -14,9 +14,9 @@ import pytest
 
 from adapters import AdapterConfig, AuthError
 from bus import Json, WrongLoop
-from engine import AdapterEntry, Check, Engine, HealthReport, ModelEntry, ModelRegistry, load_registry
+from engine import Check, Engine, HealthReport, ModelRegistry, load_registry
 from engine.health import check_store
-from tests.support.engines import registry, running
+from tests.support.engines import entry, registry, running, serving
 from tests.support.provider_server import ProviderServer, provider_server
 from tests.support.scripted import Say, ScriptedAdapter
 from tests.support.virtual_time import runs_on
@@ -64,9 +64,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> type[Checked]:
 
 def of(kind: str, *names: str, options: Mapping[str, Json] | None = None, url: str | None = None) -> ModelRegistry:
     config = AdapterConfig(api_key=KEY, base_url=url, options=options or {})
-    adapters = {name: AdapterEntry(name=name, type=kind, config=config) for name in names}
-    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in names}
-    return ModelRegistry(adapters, models)
+    return serving(**{name: entry(name, kind, config) for name in names})
 
 
 def check(report: HealthReport, name: str) -> Check:

@@ -10,7 +10,8 @@ import pytest
 
 from adapters import AdapterConfig, CapabilityError, ImageBlock, RetryPolicy
 from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, OutcomeUnknownError
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import AdapterEntry, Engine
+from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server, png
 from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
@@ -43,17 +44,14 @@ def server() -> Iterator[MediaServer]:
 @asynccontextmanager
 async def engine_at(server: MediaServer, store: Path | None = None) -> AsyncIterator[Engine]:
     """Both providers at the server, `away` at nobody's address, and `words`, which has conversations only."""
-    adapters = {"words": AdapterEntry(name="words", type=scripted_type(Say("-")), config=AdapterConfig())}
+    adapters: dict[str, AdapterEntry | str] = {"words": scripted_type(Say("-"))}
     for name in ("openai", "gemini", "away"):
         url = server.url if name != "away" else refusing_url()
         config = AdapterConfig(api_key="k", base_url=url, retry=RetryPolicy(base_delay=0.001, jitter=False))
         kind = name if name != "away" else "openai"
-        adapters[name] = AdapterEntry(name=name, type=kind, config=config)
-    models = {
-        name: ModelEntry(id=name, adapter=name.partition(":")[0], wire_name=name.partition(":")[2], kind="image")
-        for name in (GPT, FLASH, "away:gpt-image-2", "words:m")
-    }
-    engine = Engine(models=ModelRegistry(adapters, models), store=store, trace=store is not None, prices=PRICES)
+        adapters[name] = entry(name, kind, config)
+    models = [model(name, kind="image") for name in (GPT, FLASH, "away:gpt-image-2", "words:m")]
+    engine = Engine(models=serving(*models, **adapters), store=store, trace=store is not None, prices=PRICES)
     async with engine:
         yield engine
 

@@ -25,7 +25,7 @@ from adapters import (
 )
 from bus import ConfigurationError, Cost, CostSource, LlmCallFailed, StoreError, StreamError, Subscription
 from bus.events.catalogue import LlmCallStarted
-from engine import Engine, ModelRegistry, Tool
+from engine import Engine, Tool
 from engine.middleware import (
     Budget,
     BudgetExceededError,
@@ -41,9 +41,9 @@ from engine.middleware import (
     TryModels,
 )
 from engine.middleware.caching import key_of
-from tests.support.engines import registry, running, topics
+from tests.support.engines import registry, requests_of, running, topics
 from tests.support.logs import captured_logs
-from tests.support.scripted import Say, ScriptedAdapter, adapter_type
+from tests.support.scripted import Say
 from tests.support.virtual_time import run_virtual
 from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
 
@@ -122,20 +122,9 @@ async def test_a_changed_request_is_what_is_sent() -> None:
     async def shout(request: CanonicalRequest, next: Next) -> CallOutcome:
         return await next(msgspec.structs.replace(request, system_prompt="LOUD", temperature=0.5))
 
-    sent: list[CanonicalRequest] = []
-
-    class Noting(ScriptedAdapter):
-        script = [Say("Hi")]  # noqa: RUF012
-
-        def say(self, request: CanonicalRequest) -> Say:
-            sent.append(request)
-            return super().say(request)
-
-    models = registry()
-    entry = msgspec.structs.replace(models.adapters["s"], type=adapter_type(Noting))
-    models = ModelRegistry({"s": entry}, models.models)
-    async with Engine(models=models, trace=False, prices=PriceTable.default(), middleware=[shout]) as engine:
+    async with around(shout, replies=[Say("Hi")]) as (engine, _):
         await engine.session("s:m").send("x")
+        sent = requests_of(engine)
     assert [(request.system_prompt, request.temperature) for request in sent] == [("LOUD", 0.5)]
 
 

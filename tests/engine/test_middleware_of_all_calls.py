@@ -10,13 +10,14 @@ from decimal import Decimal
 import anyio
 import pytest
 
-from adapters import AdapterConfig, AttemptObserver, AttemptStarted, ServerError, TokenUsage
+from adapters import AttemptObserver, AttemptStarted, ServerError, TokenUsage
 from adapters.embeddings import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse, PartialEmbeddingError
 from adapters.images import GeneratedImage, ImageCapabilities, ImageRequest, ImageResponse
 from adapters.videos import VideoCapabilities, VideoJob, VideoRequest, VideoTerms
 from adapters.videos.usage import video_usage
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import Engine
 from engine.middleware import Budget, BudgetExceededError, CallEnd, CallInfo, LogCalls, Middleware, RateLimit
+from tests.support.engines import serving
 from tests.support.logs import captured_logs
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 from tracestore import PriceRow, PriceTable
@@ -91,8 +92,7 @@ class Maker(ScriptedAdapter):
 
 @asynccontextmanager
 async def around(*layers: Middleware) -> AsyncIterator[Engine]:
-    entry = AdapterEntry(name="s", type=scripted_type(base=Maker), config=AdapterConfig())
-    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
+    models = serving(s=scripted_type(base=Maker))
     async with Engine(models=models, trace=False, prices=PRICES, middleware=layers) as engine:
         yield engine
 

@@ -12,7 +12,8 @@ import pytest
 from adapters import AdapterConfig, AuthError, ServerError, ToolDefinition
 from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Subscription
 from bus.events.catalogue import ProviderAvailabilityChanged
-from engine import AdapterEntry, Engine, ModelDefaults, ModelEntry, ModelRegistry, Tool
+from engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
+from tests.support.engines import entry, model, serving
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
 from tracestore import TraceStore
@@ -21,20 +22,12 @@ pytestmark = pytest.mark.anyio
 
 
 def adapter(name: str, *replies: Say, key: str = "k") -> AdapterEntry:
-    return AdapterEntry(name=name, type=scripted_type(*replies), config=AdapterConfig(api_key=key))
+    return entry(name, scripted_type(*replies), AdapterConfig(api_key=key))
 
 
 def registry(*adapters: AdapterEntry, **aliases: str) -> ModelRegistry:
-    models = {
-        f"{entry.name}:m": ModelEntry(
-            id=f"{entry.name}:m",
-            adapter=entry.name,
-            wire_name="m",
-            aliases=(aliases[entry.name],) if entry.name in aliases else (),
-        )
-        for entry in adapters
-    }
-    return ModelRegistry({entry.name: entry for entry in adapters}, models)
+    nicknamed = [model(f"{name}:m", aliases=(alias,)) for name, alias in aliases.items()]
+    return serving(*nicknamed, **{each.name: each for each in adapters})
 
 
 @asynccontextmanager
@@ -123,13 +116,11 @@ async def test_an_adapter_removed_in_the_middle_of_a_call_finishes_it() -> None:
 
 async def test_a_model_removed_from_a_provider_that_stays_is_not_passed_through() -> None:
     """`provider:name` reaches any model, but not one that the configuration has just taken away."""
-    entry = adapter("a", Say("1"))
-    both = ModelRegistry(
-        {"a": entry}, {f"a:{n}": ModelEntry(id=f"a:{n}", adapter="a", wire_name=n) for n in ("m", "n")}
-    )
+    one = adapter("a", Say("1"))
+    both = serving(model("a:m"), model("a:n"), a=one)
     async with running(both) as (engine, _):
         session = engine.session("a:n")
-        await engine.reload(registry(entry))
+        await engine.reload(registry(one))
         with pytest.raises(ConfigurationError, match="reload removed it"):
             await session.send("x")
         await engine.reload(both)

@@ -10,7 +10,7 @@ import pytest
 from adapters import CallWarning, Message, Role, ToolDefinition, ToolUseBlock
 from bus.values.json import Json
 from engine import Engine, Reply, Tool
-from tests.support.engines import registry
+from tests.support.engines import keeping, registry
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
@@ -95,11 +95,11 @@ async def test_a_reply_is_written_as_its_message_is() -> None:
 async def test_a_stored_history_has_messages_that_equal_the_replies(tmp_path: Path) -> None:
     """Resumed from the trace, and imported from a document."""
     store = tmp_path / "trace.db"
-    async with Engine(models=registry(Say("Hello")), store=store, capture_content=True) as engine:
+    async with keeping(store, Say("Hello")) as engine:
         session = engine.session("s:m")
         reply = await session.send("Hi")
         document, was = session.export(), session.messages
-    async with Engine(models=registry(Say("Again")), store=store, capture_content=True) as engine:
+    async with keeping(store, Say("Again")) as engine:
         resumed = await engine.resume(session.id)
         assert (resumed.messages, resumed.messages[1] == reply) == (was, True)
         assert (await engine.import_session(document, session_id="other")).messages == was

@@ -9,7 +9,9 @@ import pytest
 
 from adapters import AdapterConfig, AdapterError
 from bus import LlmCallCompleted, LlmCallFailed, Lossless
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import Engine
+from tests.support.engines import entry
+from tests.support.engines import serving as models_on
 from tests.support.scripted_server import Connection, serving
 from tests.support.virtual_time import runs_on
 
@@ -37,9 +39,7 @@ async def test_a_call_that_was_sent_twice_says_so(tmp_path: Path, comes_back: bo
 
     async with serving(script) as server:
         config = AdapterConfig(base_url=server.url.removesuffix("/v1/talk"), max_retries=0)
-        entry = AdapterEntry(name="s", type="openai_compatible", config=config)
-        models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
-        engine = Engine(models=models, store=tmp_path / "trace.db")
+        engine = Engine(models=models_on(s=entry("s", "openai_compatible", config)), store=tmp_path / "trace.db")
         events = engine.bus.subscribe("llm.*", policy=Lossless(), name="test")
         async with engine:
             await engine.session("s:m").send("Hi")

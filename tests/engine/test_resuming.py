@@ -9,8 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -29,15 +27,15 @@ from bus import (
     TextBlock,
     ToolDefinition,
 )
-from engine import Engine, ModelChoice, ModelRegistry, Requirements, Session, Tool
+from engine import Engine, ModelChoice, Requirements, Session, Tool
 from engine.routing.choice import Model
 from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
-from tests.support.engines import registry
+from tests.support.engines import keeping, registry, requests_of
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
-from tracestore import Capture, PriceTable, Redact, TraceStore
+from tracestore import Capture, PriceTable, TraceStore
 from tracestore.writing.captured import bodies_of_setup, setup_of
 from tracestore.writing.spill import SpillFile
 
@@ -55,16 +53,6 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "trace.db"
 
 
-@asynccontextmanager
-async def engine_on(
-    path: Path, *replies: Say, models: ModelRegistry | None = None, redact: Redact | None = None
-) -> AsyncIterator[Engine]:
-    async with Engine(
-        models=models or registry(*replies), store=path, capture_content=True, redact=redact
-    ) as engine:
-        yield engine
-
-
 def everything(path: Path) -> str:
     """All that is in the trace file and beside it."""
     return "".join(each.read_bytes().decode("latin-1") for each in path.parent.iterdir())
@@ -74,7 +62,7 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
     """Ids, metadata, media and tool exchanges come back, and the model is sent all of them."""
     calls = Say("Let me see.", calls=[("weather", {"city": "Bonn"})])
     tool = Tool(WEATHER, lambda arguments: f"rain in {arguments['city']}")
-    async with engine_on(path, calls, Say("Rain."), Say("Yes.")) as engine:
+    async with keeping(path, calls, Say("Rain."), Say("Yes.")) as engine:
         session = engine.session(
             "s:m", system_prompt="You are brief.", tools=[tool], session_id="ses_1", tags={"team": "a"}
         )
@@ -84,7 +72,7 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
     assert len(before) == 6
 
     models = registry(Say("Still here."))
-    async with engine_on(path, models=models) as engine:
+    async with keeping(path, models=models) as engine:
         resumed = await engine.resume("ses_1", tools=[tool])
         assert (resumed.id, resumed.model, resumed.messages) == ("ses_1", "s:m", before)
         await resumed.send("And now?")
@@ -98,17 +86,17 @@ async def test_a_session_goes_on_in_another_engine_as_if_nothing_had_been(path: 
         assert await engine.store.messages("ses_1") == list(after)
     assert after[:6] == before
 
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         assert (await engine.resume("ses_1")).messages == after
 
 
 async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
     """What the adapter is asked includes the messages of the earlier process, the system prompt and the tools."""
-    async with engine_on(path, Say("One.")) as engine:
+    async with keeping(path, Say("One.")) as engine:
         await engine.session("s:m", system_prompt="Be kind.", tools=[Tool(WEATHER)], session_id="x").send("First")
-    async with engine_on(path, Say("Two.")) as engine:
+    async with keeping(path, Say("Two.")) as engine:
         await (await engine.resume("x")).send("Second")
-        (request,) = engine._runtime.adapters.running["s"].ref.actor.adapter.requests  # type: ignore[attr-defined]
+        (request,) = requests_of(engine)
     assert [message.text for message in request.messages] == ["First", "One.", "Second"]
     assert request.system_prompt == "Be kind."
     assert [tool.name for tool in request.tools] == ["weather"]
@@ -116,7 +104,7 @@ async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
 
 async def test_resuming_is_not_creating(path: Path) -> None:
     """Who watches is told of one session, and of its setup only where content is captured."""
-    async with engine_on(path, Say("One."), Say("Two.")) as engine:
+    async with keeping(path, Say("One."), Say("Two.")) as engine:
         assert engine.store is not None
         session = engine.session("s:m", session_id="x")
         await session.send("First")
@@ -145,21 +133,21 @@ async def test_without_capture_no_setup_is_published_and_nothing_can_be_resumed(
 
 async def test_a_session_of_the_same_id_begins_anew(path: Path) -> None:
     """`session(session_id=...)` keeps its meaning: an empty history, which is then the one that can be resumed."""
-    async with engine_on(path, Say("One."), Say("Two."), Say("Three.")) as engine:
+    async with keeping(path, Say("One."), Say("Two."), Say("Three.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         await session.send("Second")
-    async with engine_on(path, Say("Anew.")) as engine:
+    async with keeping(path, Say("Anew.")) as engine:
         session = engine.session("s:m", session_id="x")
         assert session.messages == ()
         await session.send("Hello?")
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         assert [message.text for message in (await engine.resume("x")).messages] == ["Hello?", "Anew."]
 
 
 async def test_a_session_that_is_open_is_not_resumed_beside_itself(path: Path) -> None:
     """There is one Session of each id; the error says so."""
-    async with engine_on(path, Say("One.")) as engine:
+    async with keeping(path, Say("One.")) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         with pytest.raises(CallboardError, match="already open"):
@@ -169,16 +157,16 @@ async def test_a_session_that_is_open_is_not_resumed_beside_itself(path: Path) -
 
 async def test_the_model_that_was_swapped_to_is_the_one_resumed_with(path: Path) -> None:
     """A swap is kept; another model can be named; one that is not known here is an error that changes nothing."""
-    async with engine_on(path, models=registry(Say("One."), other=[Say("Two.")])) as engine:
+    async with keeping(path, models=registry(Say("One."), other=[Say("Two.")])) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         session.model = ["other:m", "s:m"]
         await session.send("Second")
-    async with engine_on(path, models=registry(other=[])) as engine:
+    async with keeping(path, models=registry(other=[])) as engine:
         assert (await engine.resume("x")).model == ("other:m", "s:m")
         with pytest.raises(ConfigurationError, match="unknown"):
             await engine.resume("x", model="unknown")
-    async with engine_on(path, models=registry(third=[Say("Three.")])) as engine:
+    async with keeping(path, models=registry(third=[Say("Three.")])) as engine:
         with pytest.raises(ConfigurationError, match="other"):
             await engine.resume("x")
         resumed = await engine.resume("x", model="third:m")
@@ -192,9 +180,9 @@ async def test_a_system_prompt_that_was_redacted_is_asked_for(path: Path) -> Non
     def redact(message: Message) -> Message | None:
         return None if message.role == "system" else message
 
-    async with engine_on(path, Say("One."), redact=redact) as engine:
+    async with keeping(path, Say("One."), redact=redact) as engine:
         await engine.session("s:m", system_prompt="A secret.", session_id="x").send("First")
-    async with engine_on(path, redact=redact) as engine:
+    async with keeping(path, redact=redact) as engine:
         with pytest.raises(CallboardError, match="system_prompt="):
             await engine.resume("x")
         resumed = await engine.resume("x", system_prompt="A secret.")
@@ -210,11 +198,11 @@ async def test_a_session_with_a_message_withheld_is_refused_with_the_reason(path
             raise RuntimeError("can't")
         return message
 
-    async with engine_on(path, Say("One."), Say("Two."), redact=redact) as engine:
+    async with keeping(path, Say("One."), Say("Two."), redact=redact) as engine:
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         await session.send("Second")
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         with pytest.raises(CallboardError, match=r"message 2 was not stored \(redaction failed: RuntimeError\)"):
             await engine.resume("x")
 
@@ -281,29 +269,29 @@ async def test_what_a_dead_process_had_to_spill_is_resumed_too(path: Path) -> No
         ]
     )
     spill.close()
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         assert (await engine.resume("x")).messages == tuple(said)
 
 
 async def test_a_session_whose_messages_are_all_missing_is_refused(path: Path) -> None:
     """Answered, set up, and with no message stored: going on as if nothing had been said would be silent loss."""
-    async with engine_on(path, Say("One.")) as engine:
+    async with keeping(path, Say("One.")) as engine:
         await engine.session("s:m", session_id="x").send("First")
     with contextlib.closing(sqlite3.connect(path)) as file:
         file.execute("DELETE FROM session_messages")
         file.execute("UPDATE session_setups SET history = 0")
         file.commit()
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         with pytest.raises(CallboardError, match="nothing of what was said in it is stored"):
             await engine.resume("x")
 
 
 async def test_a_session_that_was_never_answered_is_resumed_empty(path: Path) -> None:
     """A first turn that failed has left nothing, and so nothing is missing."""
-    async with engine_on(path, Say(fails=AuthError("no"))) as engine:
+    async with keeping(path, Say(fails=AuthError("no"))) as engine:
         with pytest.raises(AuthError):
             await engine.session("s:m", session_id="x").send("First")
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         assert (await engine.resume("x")).messages == ()
 
 
@@ -342,7 +330,7 @@ async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
     """All of it is there in the next process, and it goes on."""
     ended = run_until_killed(path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
-    async with engine_on(path, Say("Three.")) as engine:
+    async with keeping(path, Say("Three.")) as engine:
         session = await engine.resume("x")
         assert [message.text for message in session.messages] == ["First", "One.", "Second", "Two."]
         assert [message.id for message in session.messages] == json.loads(ended.stdout)
@@ -354,7 +342,7 @@ async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
 
 async def test_who_had_the_session_before_is_told_with_the_next_turn(path: Path) -> None:
     """The one that resumed last goes on; the other's turn makes no call, and it may take the session back."""
-    async with engine_on(path, Say("One."), Say("Three.")) as one, engine_on(path, Say("Two.")) as two:
+    async with keeping(path, Say("One."), Say("Three.")) as one, keeping(path, Say("Two.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
         await one.flush()
@@ -383,8 +371,8 @@ async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Pa
         await go.wait()
 
     async with (
-        engine_on(path, Say("One."), Say("Mine.", pause=wait)) as one,
-        engine_on(path, Say("Yours.")) as two,
+        keeping(path, Say("One."), Say("Mine.", pause=wait)) as one,
+        keeping(path, Say("Yours.")) as two,
         anyio.create_task_group() as group,
     ):
         first = one.session("s:m", session_id="x")
@@ -403,7 +391,7 @@ async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Pa
         branch = f"x.{one.bus.run_id}"
         with pytest.raises(SessionTakenOver, match=branch):
             await first.send("Third")
-    async with engine_on(path) as engine:
+    async with keeping(path) as engine:
         kept, beside = await engine.resume("x"), await engine.resume(branch)
         assert [message.text for message in kept.messages] == ["First", "One.", "Second, too", "Yours."]
         assert [message.text for message in beside.messages] == ["First", "One.", "Second", "Mine."]
@@ -411,9 +399,9 @@ async def test_a_turn_under_way_while_another_resumes_is_kept_beside_it(path: Pa
 
 async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Path) -> None:
     """Whatever the order of the commits, what is stored is one of the two conversations, whole."""
-    async with engine_on(path, Say("One.")) as engine:
+    async with keeping(path, Say("One.")) as engine:
         await engine.session("s:m", session_id="x").send("First")
-    async with engine_on(path, *[Say("a")] * 4) as one, engine_on(path, *[Say("b")] * 4) as two:
+    async with keeping(path, *[Say("a")] * 4) as one, keeping(path, *[Say("b")] * 4) as two:
         sessions = [await one.resume("x"), await two.resume("x")]
 
         async def talk(session: Session, name: str) -> None:
@@ -431,7 +419,7 @@ async def test_two_that_resume_at_once_and_talk_at_once_are_never_mixed(path: Pa
 
 async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) -> None:
     """It replaces what was stored under that id, whoever had it, and goes on; the former owner is told."""
-    async with engine_on(path, Say("One."), Say("Two.")) as one, engine_on(path, Say("Mine.")) as two:
+    async with keeping(path, Say("One."), Say("Two.")) as one, keeping(path, Say("Mine.")) as two:
         first = one.session("s:m", session_id="x")
         await first.send("First")
         document = first.export()

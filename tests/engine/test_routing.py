@@ -16,6 +16,7 @@ from adapters import (
     AdapterError,
     AudioBlock,
     AuthError,
+    CanonicalRequest,
     CapabilityError,
     ContextOverflowError,
     DocumentBlock,
@@ -45,9 +46,10 @@ from bus import (
     RoutingDecision,
     Subscription,
 )
-from engine import AdapterEntry, Engine, ModelChoice, ModelDefaults, ModelEntry, ModelRegistry, Requirements, Tool
+from engine import Engine, ModelChoice, ModelDefaults, ModelEntry, Requirements, Tool
 from engine.routing.capabilities import Asked, check
 from engine.routing.choice import in_words
+from tests.support.engines import entry, model, requests_of, serving
 from tests.support.scripted import CAPABILITIES, Say, adapter_type, scripted_type
 from tests.support.virtual_time import FakeClock
 from tracestore import PriceRow, PriceTable
@@ -74,12 +76,8 @@ class Rig:
             if isinstance(envelope.data, LlmCallStarted | LlmCallCompleted | LlmCallFailed)
         ]
 
-    def requests(self, provider: str) -> list[object]:
-        return self.engine._runtime.adapters[provider].ref.actor.adapter.requests  # type: ignore[union-attr]
-
-
-def entry(name: str, *, replies: list[Say], capabilities: AdapterCapabilities = CAPABILITIES) -> AdapterEntry:
-    return AdapterEntry(name=name, type=scripted_type(*replies, capabilities=capabilities), config=AdapterConfig())
+    def requests(self, provider: str) -> list[CanonicalRequest]:
+        return requests_of(self.engine, provider)
 
 
 @asynccontextmanager
@@ -91,12 +89,11 @@ async def rig(
 ) -> AsyncIterator[Rig]:
     own = capabilities or {}
     adapters = {
-        name: entry(name, replies=replies, capabilities=own.get(name, CAPABILITIES))
+        name: scripted_type(*replies, capabilities=own.get(name, CAPABILITIES))
         for name, replies in scripts.items()
     }
-    listed = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in scripts}
     clock = FakeClock()
-    registry = ModelRegistry(adapters, {**listed, **(models or {})})
+    registry = serving(*(models or {}).values(), **adapters)
     engine = Engine(models=registry, trace=False, clock=clock, prices=prices or PriceTable.default())
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
@@ -107,10 +104,6 @@ def routing_of(message: object) -> RoutingDecision:
     decision = message.metadata.routing  # type: ignore[attr-defined]
     assert isinstance(decision, RoutingDecision)
     return decision
-
-
-def model(name: str, **fields: object) -> ModelEntry:
-    return msgspec.structs.replace(ModelEntry(id=f"{name}:m", adapter=name, wire_name="m"), **fields)
 
 
 def capable(**changes: object) -> AdapterCapabilities:
@@ -216,7 +209,7 @@ async def test_a_host_says_what_it_needs_for_a_session_and_for_a_single_send() -
 async def test_the_configuration_corrects_a_models_capabilities_and_gives_its_defaults() -> None:
     """An override counts more than the adapter's word; defaults fill what the caller leaves open."""
     changed = model(
-        "s",
+        "s:m",
         capabilities={"supports_tools": False, "supports_thinking": True},
         defaults=ModelDefaults(max_output_tokens=77, temperature=0.5, effort="low"),
     )
@@ -226,7 +219,7 @@ async def test_the_configuration_corrects_a_models_capabilities_and_gives_its_de
         session = at.engine.session("s:m")
         await session.send("x")
         await session.send("x", max_output_tokens=5, temperature=0.0, reasoning_effort="high")
-        asked = [(r.max_output_tokens, r.temperature, r.reasoning_effort) for r in at.requests("s")]  # type: ignore[attr-defined]
+        asked = [(r.max_output_tokens, r.temperature, r.reasoning_effort) for r in at.requests("s")]
         assert asked == [(77, 0.5, "low"), (5, 0.0, "high")]
 
 
@@ -322,7 +315,7 @@ async def test_when_every_fallback_fails_the_last_failure_is_raised() -> None:
 
 async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwise() -> None:
     """models.yaml's fallback is the default; an empty one wants none."""
-    chained = {"a:m": model("a", fallback=("b:m",))}
+    chained = {"a:m": model("a:m", fallback=("b:m",))}
     async with rig(chained, a=[Say(fails=ServerError("1")), Say(fails=ServerError("2"))], b=[Say("b")]) as at:
         session = at.engine.session("a:m")
         assert (await session.send("x")).text == "b"
@@ -333,9 +326,9 @@ async def test_a_chain_in_the_configuration_is_used_unless_the_call_says_otherwi
 async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_comes_round() -> None:
     """First what the model itself says, then what those say; each model once, with where it comes from."""
     chained = {
-        "a:m": model("a", fallback=("b:m", "c:m")),
-        "b:m": model("b", fallback=("d:m", "a:m")),
-        "d:m": model("d", fallback=("c:m", "d:m", "b:m")),
+        "a:m": model("a:m", fallback=("b:m", "c:m")),
+        "b:m": model("b:m", fallback=("d:m", "a:m")),
+        "d:m": model("d:m", fallback=("c:m", "d:m", "b:m")),
     }
     fails = [Say(fails=ServerError("down"))]
     async with rig(chained, a=fails[:], b=fails[:], c=fails[:], d=[Say("d")]) as at:
@@ -354,7 +347,7 @@ async def test_a_chain_goes_on_with_the_chains_of_its_members_and_ends_where_it_
 
 async def test_a_chain_that_is_said_outright_is_not_continued() -> None:
     """Who says where a call may go means just that."""
-    chained = {"b:m": model("b", fallback=("c:m",))}
+    chained = {"b:m": model("b:m", fallback=("c:m",))}
     fails = [Say(fails=ServerError("down"))]
     async with rig(chained, a=fails * 2, b=fails * 2, c=[Say("c")]) as at:
         with pytest.raises(ServerError):
@@ -366,7 +359,7 @@ async def test_a_chain_that_is_said_outright_is_not_continued() -> None:
 def test_a_fallback_that_leads_nowhere_is_a_mistake_in_the_configuration() -> None:
     """It is told when the registry is made, not when it is needed."""
     with pytest.raises(ConfigurationError, match=r"models\.a:m\.fallback: unknown model 'nonsense'"):
-        ModelRegistry({"a": entry("a", replies=[])}, {"a:m": model("a", fallback=("nonsense",))})
+        serving(model("a:m", fallback=("nonsense",)), a=scripted_type())
 
 
 async def test_a_turn_stays_with_the_model_that_began_to_answer_it() -> None:
@@ -379,18 +372,15 @@ async def test_a_turn_stays_with_the_model_that_began_to_answer_it() -> None:
     async with rig(a=[Say(fails=ServerError("x")), Say("a again")], b=[Say(calls=[("t", {})]), Say("b")]) as at:
         session = at.engine.session(["a:m", "b:m"], tools=[tool])
         assert (await session.send("Hi", tool_choice=ToolChoice("required"))).text == "b"
-        forced = [request.tool_choice for request in at.requests("b")]  # type: ignore[attr-defined]
+        forced = [request.tool_choice for request in at.requests("b")]
         assert forced == [ToolChoice("required"), None], "a fallback is forced, too; a second round is not"
         assert (await session.send("Hi")).text == "a again"
 
 
 async def test_a_missing_key_is_passed_over_only_if_there_is_something_else() -> None:
     """A chain works on a machine that has only one of the keys."""
-    adapters = {"a": msgspec.structs.replace(entry("a", replies=[]), missing_key="A_KEY")}
-    adapters["b"] = entry("b", replies=[Say("b")])
-    async with Engine(
-        models=ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")}), trace=False
-    ) as engine:
+    registry = serving(a=entry("a", scripted_type(), missing_key="A_KEY"), b=scripted_type(Say("b")))
+    async with Engine(models=registry, trace=False) as engine:
         message = await engine.session(["a:m", "b:m"]).send("x")
         assert "A_KEY" in (routing_of(message).candidates[0].rejected or "")
         with pytest.raises(ConfigurationError, match="A_KEY"):
@@ -512,9 +502,7 @@ async def test_a_rate_limited_model_comes_after_those_that_are_ready() -> None:
 
 async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None:
     """It makes its provider unavailable, and the turn goes on elsewhere."""
-    broken = AdapterEntry(name="a", type=adapter_type(DoesNotStart), config=AdapterConfig())
-    adapters = {"a": broken, "b": entry("b", replies=[Say("b")])}
-    registry = ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")})
+    registry = serving(a=adapter_type(DoesNotStart), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
         assert [(r.provider, r.state, r.reason) for r in engine.availability.snapshot()] == [
@@ -526,11 +514,7 @@ async def test_an_adapter_that_does_not_start_is_a_reason_to_fall_back() -> None
 
 async def test_an_adapter_that_cannot_even_be_made_is_passed_over() -> None:
     """Whatever its constructor raises is a mistake in the configuration, told with the adapter's name."""
-    adapters = {
-        "a": AdapterEntry(name="a", type=adapter_type(CannotBeMade), config=AdapterConfig()),
-        "b": entry("b", replies=[Say("b")]),
-    }
-    registry = ModelRegistry(adapters, {"a:m": model("a"), "b:m": model("b")})
+    registry = serving(a=adapter_type(CannotBeMade), b=scripted_type(Say("b")))
     async with Engine(models=registry, trace=False) as engine:
         assert (await engine.session(["a:m", "b:m"]).send("x")).text == "b"
         with pytest.raises(ConfigurationError, match="adapter 'a' can't be made: KeyError: 'region'"):

@@ -13,11 +13,11 @@ from adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart,
 from adapters.http.wire_call import WireCall
 from adapters.providers import scripted
 from bus import AuthError, CallboardError, StoreError, TurnComplete, TurnStatus
-from engine import AdapterEntry, Engine, ModelChoice, ModelEntry, ModelRegistry, Tool
+from engine import Engine, ModelChoice, ModelRegistry, Tool
 from engine.middleware import Budget
 from engine.models.registering import entry_of
 from engine.routing.choice import Model
-from tests.support.engines import registry, running
+from tests.support.engines import entry, keeping, running, serving
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
 from tests.support.scripted import Say, adapter_type
 from tests.support.virtual_time import runs_on
@@ -40,8 +40,7 @@ async def test_a_session_s_model_may_be_assigned_to_itself(model: Model) -> None
 
 async def test_a_name_goes_to_the_provider_that_was_registered_last() -> None:
     """Though it was resolved before, as a model of the default provider, by the registry that was there then."""
-    elsewhere = AdapterEntry(name="s", type="scripted", config=AdapterConfig())
-    before = ModelRegistry({"s": elsewhere}, {}, default_provider="s")
+    before = ModelRegistry({"s": entry("s", "scripted")}, {}, default_provider="s")
     assert before.resolve("mine:m").model.adapter == "s"
     mine = scripted.ScriptedAdapter(AdapterConfig(), name="mine", replies=(scripted.Reply(text="x"),))
     after = before.with_adapter(entry_of("mine", mine))
@@ -53,8 +52,7 @@ async def test_a_session_that_cannot_be_deleted_from_the_store_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error leaves it as it was, in memory too; later it can be deleted."""
-    models = registry(Say("one"), Say("two"))
-    async with Engine(models=models, store=tmp_path / "trace.db", capture_content=True) as engine:
+    async with keeping(tmp_path / "trace.db", Say("one"), Say("two")) as engine:
         session = engine.session("s:m")
         await session.send("a")
 
@@ -76,9 +74,8 @@ async def test_a_turn_that_is_asked_for_during_a_deletion_begins_the_session_ane
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits, and its messages are the first ones, stored with a set-up of their own."""
-    models = registry(Say("one"), Say("two"))
     path = tmp_path / "trace.db"
-    async with Engine(models=models, store=path, capture_content=True) as engine:
+    async with keeping(path, Say("one"), Say("two")) as engine:
         session = engine.session("s:m", session_id="ses_x")
         await session.send("a")
         assert engine.store is not None
@@ -93,7 +90,7 @@ async def test_a_turn_that_is_asked_for_during_a_deletion_begins_the_session_ane
         async with group:
             assert await engine.delete_session("ses_x")
         assert [message.text for message in session.messages] == ["b", "two"]
-    async with Engine(models=registry(), store=path, capture_content=True) as engine:
+    async with keeping(path) as engine:
         assert [message.text for message in (await engine.resume("ses_x")).messages] == ["b", "two"]
 
 
@@ -166,9 +163,8 @@ def forgetful(reply: FakeReply) -> Engine:
     def make(config: AdapterConfig, **_: object) -> Forgetful:
         return Forgetful(config, name="toy", transport=transport)
 
-    adapters = {"toy": AdapterEntry(name="toy", type=adapter_type(make), config=AdapterConfig(max_retries=0))}
-    models = {"toy:m": ModelEntry(id="toy:m", adapter="toy", wire_name="m")}
-    return Engine(models=ModelRegistry(adapters, models), trace=False)
+    models = serving(toy=entry("toy", adapter_type(make), AdapterConfig(max_retries=0)))
+    return Engine(models=models, trace=False)
 
 
 async def test_what_a_history_loses_is_told_by_a_session_s_reply() -> None:

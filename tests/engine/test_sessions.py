@@ -9,11 +9,10 @@ import pytest
 
 from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, ThinkingBlock, ToolDefinition
 from bus import CallboardError, ConfigurationError, SessionBusy
-from engine import Engine, Requirements, Tool
+from engine import Requirements, Tool
 from engine.conversation.context import Context, LastTurns
-from tests.support.engines import registry, running, topics
+from tests.support.engines import keeping, running, topics
 from tests.support.scripted import Say
-from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
 
@@ -72,15 +71,13 @@ async def test_where_a_fork_comes_from_is_told() -> None:
 async def test_a_fork_can_be_resumed(tmp_path: Path) -> None:
     """With capture_content what it began with is stored as its own."""
     store = tmp_path / "t.db"
-    async with Engine(
-        models=registry(Say("one"), Say("two")), store=store, capture_content=True, prices=PriceTable.default()
-    ) as engine:
+    async with keeping(store, Say("one"), Say("two")) as engine:
         session = engine.session("s:m")
         await session.send("a")
         fork = session.fork()
         await fork.send("b")
         before = fork.messages
-    async with Engine(models=registry(), store=store, capture_content=True, prices=PriceTable.default()) as engine:
+    async with keeping(store) as engine:
         assert (await engine.resume(fork.id)).messages == before
 
 
@@ -101,14 +98,10 @@ async def test_a_session_has_a_name_that_can_change(tmp_path: Path) -> None:
 
 async def test_a_resumed_session_has_its_name(tmp_path: Path) -> None:
     """The name is stored with the session."""
-    async with Engine(
-        models=registry(Say("one")), store=tmp_path / "t.db", capture_content=True, prices=PriceTable.default()
-    ) as engine:
+    async with keeping(tmp_path / "t.db", Say("one")) as engine:
         session = engine.session("s:m", name="Draft")
         await session.send("a")
-    async with Engine(
-        models=registry(), store=tmp_path / "t.db", capture_content=True, prices=PriceTable.default()
-    ) as engine:
+    async with keeping(tmp_path / "t.db") as engine:
         assert (await engine.resume(session.id)).name == "Draft"
 
 
@@ -200,7 +193,7 @@ async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
         document = session.export()
     path = tmp_path / "t.db"
     for _ in range(2):
-        engine = Engine(models=registry(), store=path, capture_content=True, prices=PriceTable.default())
+        engine = keeping(path)
         async with engine:
             if _ == 0:
                 await engine.import_session(document)
@@ -221,12 +214,7 @@ async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
 async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_path: Path) -> None:
     """It is listed and resumed no more, its words are nowhere in the file, and what it cost still counts."""
     path = tmp_path / "t.db"
-    async with Engine(
-        models=registry(Say("the answer is xylophone"), Say("other")),
-        store=path,
-        capture_content=True,
-        prices=PriceTable.default(),
-    ) as engine:
+    async with keeping(path, Say("the answer is xylophone"), Say("other")) as engine:
         session, other = engine.session("s:m"), engine.session("s:m")
         await session.send("my secret is marmalade")
         await other.send("hello")
@@ -246,12 +234,7 @@ async def test_a_deleted_session_leaves_its_costs_and_nothing_that_was_said(tmp_
 
 async def test_what_two_sessions_said_stays_with_the_other_one(tmp_path: Path) -> None:
     """The same text is stored once; deleting one session takes it from no other."""
-    async with Engine(
-        models=registry(Say("same"), Say("same")),
-        store=tmp_path / "t.db",
-        capture_content=True,
-        prices=PriceTable.default(),
-    ) as engine:
+    async with keeping(tmp_path / "t.db", Say("same"), Say("same")) as engine:
         one, two = engine.session("s:m"), engine.session("s:m")
         await one.send("alike")
         await two.send("alike")

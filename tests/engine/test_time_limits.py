@@ -6,7 +6,6 @@ import anyio
 import pytest
 
 from adapters import (
-    AdapterConfig,
     CancelledError,
     MessageComplete,
     RequestTimeoutError,
@@ -17,9 +16,9 @@ from adapters import (
     UsageSource,
 )
 from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
-from engine import AdapterEntry, Engine, Limits, ModelEntry, ModelRegistry, Timeouts, Tool
+from engine import Engine, Limits, Timeouts, Tool
 from engine.calls.call import CANCEL_GRACE_SECONDS
-from tests.support.engines import registry, running
+from tests.support.engines import entry, registry, running, serving
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 pytestmark = pytest.mark.anyio
@@ -198,8 +197,7 @@ class _Shielded:
 async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() -> None:
     """One terminal event, a stream that ends properly, and nothing of what the adapter still sends."""
     kind = scripted_type(Say("one", "two", "three", "four", pause=lambda: wait(4)), base=Stubborn)
-    entry = AdapterEntry(name="s", type=kind, config=AdapterConfig(), max_concurrency=1)
-    models = ModelRegistry({"s": entry}, {"s:m": ModelEntry(id="s:m", adapter="s", wire_name="m")})
+    models = serving(s=entry("s", kind, max_concurrency=1))
     engine = Engine(models=models, trace=False, limits=Limits(calls_per_provider=1))
     events = engine.bus.subscribe("llm.*")
     async with engine:

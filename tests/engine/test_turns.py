@@ -23,7 +23,7 @@ from adapters import (
 from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
 from bus.streams.events import TurnComplete, TurnEvent
 from engine import Tool
-from tests.support.engines import running, topics
+from tests.support.engines import requests_of, running, topics
 from tests.support.scripted import Say
 
 from ..definition_of_done.rows import row
@@ -96,8 +96,7 @@ async def test_the_model_is_swapped_between_two_turns_and_the_history_goes_along
         assert message.text == "from other"
         assert message.metadata is not None
         assert message.metadata.provider == "other"
-        adapter = engine._runtime.adapters["other"].ref.actor.adapter  # type: ignore[union-attr]
-        assert [m.text for m in adapter.requests[0].messages] == ["one", "from s", "two"]
+        assert [m.text for m in requests_of(engine, "other")[0].messages] == ["one", "from s", "two"]
         assert topics(events.take(), "session.model_changed") == ["session.model_changed"]
 
 
@@ -265,7 +264,7 @@ async def test_tools_run_and_the_model_answers() -> None:
         result = session.messages[2].content[0]
         assert isinstance(result, ToolResultBlock)
         assert (result.text, result.is_error) == ("5", False)
-        requests = engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
+        requests = requests_of(engine)
         assert requests[0].tool_choice == ToolChoice("required")
         assert requests[1].tool_choice is None, "forcing a tool again would never end"
         taken = events.take()
@@ -333,15 +332,6 @@ async def test_a_passive_tool_ends_the_turn_with_its_call_open() -> None:
         assert session.messages[-1].tool_uses[0].name == "ask_a_person"
 
 
-async def test_tool_rounds_are_bounded() -> None:
-    """With max_tool_rounds=0 a call is returned, not run."""
-    async with running(Say(calls=[("add", {"a": 1, "b": 1})])) as (engine, _):
-        session = engine.session("s:m", tools=[ADD])
-        message = await session.send("go", max_tool_rounds=0)
-        assert message.tool_uses[0].input == {"a": 1, "b": 1}
-        assert session.messages[-1] == message
-
-
 async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> None:
     """Forcing a tool that isn't there raises, and neither call nor history knows of it."""
     async with running(Say("x")) as (engine, events):
@@ -357,13 +347,6 @@ async def test_an_unknown_model_names_its_neighbours() -> None:
     async with running(Say("x")) as (engine, _):
         with pytest.raises(ConfigurationError, match="did you mean s:m"):
             engine.session("s.m")
-
-
-async def test_an_unknown_option_is_a_type_error() -> None:
-    """Options are checked by name before a turn begins."""
-    async with running(Say("x")) as (engine, _):
-        with pytest.raises(TypeError, match="temprature"):
-            await engine.session("s:m").send("x", temprature=0)
 
 
 @pytest.mark.parametrize("step", range(5))

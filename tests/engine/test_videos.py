@@ -25,7 +25,8 @@ from bus import (
     Lossless,
 )
 from bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, VideoHandle
+from engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
+from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server
 from tests.support.provider_server import refusing_url
 from tests.support.virtual_time import runs_on
@@ -54,7 +55,7 @@ def server() -> Iterator[MediaServer]:
 
 def registry(url: str, **others: str) -> ModelRegistry:
     """Both providers at that address, and others of OpenAI's protocol at theirs."""
-    adapters = {}
+    adapters: dict[str, AdapterEntry | str] = {}
     for name in ("openai", "gemini", *others):
         config = AdapterConfig(
             options={"download_hosts": ["127.0.0.1"]},
@@ -64,13 +65,9 @@ def registry(url: str, **others: str) -> ModelRegistry:
             stream_read_timeout=5.0,
         )
         kind = name if name in ("openai", "gemini") else "openai"
-        adapters[name] = AdapterEntry(name=name, type=kind, config=config)
+        adapters[name] = entry(name, kind, config)
     names = [SORA, VEO, *(f"{name}:sora-2" for name in others)]
-    models = {
-        name: ModelEntry(id=name, adapter=name.partition(":")[0], wire_name=name.partition(":")[2], kind="video")
-        for name in names
-    }
-    return ModelRegistry(adapters, models)
+    return serving(*[model(name, kind="video") for name in names], **adapters)
 
 
 @asynccontextmanager

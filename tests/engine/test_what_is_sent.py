@@ -21,7 +21,8 @@ from adapters import (
 )
 from adapters.http.adapter import HttpAdapter
 from bus import AuthError, Json
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, NoObjectGeneratedError
+from engine import Engine, NoObjectGeneratedError
+from tests.support.engines import entry, model, serving
 from tests.support.fake_http import FakeReply, FakeTransport
 from tests.support.scripted import adapter_type
 
@@ -55,14 +56,14 @@ WIRES: dict[str, tuple[type[HttpAdapter], str]] = {
 """Each wire's adapter, and where it has the limit of output tokens."""
 
 
-async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **entry: object) -> Json:
+async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None, **said: object) -> Json:
     """The limit in what is sent to a model that models.yaml names and no table knows; None if there is none.
 
     Args:
         wire: A key of `WIRES`.
         prompt: What is asked.
         asked: The limit that the caller wants.
-        entry: What models.yaml says of the model.
+        said: What models.yaml says of the model.
     """
     kind, path = WIRES[wire]
     transport = FakeTransport(FakeReply(b"no reply", status=401))
@@ -72,9 +73,8 @@ async def limit_sent(wire: str, *, prompt: str = "Hi", asked: int | None = None,
         return kind(config, name="a", transport=transport)
 
     config = AdapterConfig(max_retries=0, base_url="https://server.test", options=options)
-    adapters = {"a": AdapterEntry(name="a", type=adapter_type(make), config=config)}
-    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m", **entry)}  # type: ignore[arg-type]
-    async with Engine(models=ModelRegistry(adapters, models), trace=False) as engine:
+    models = serving(model("a:m", **said), a=entry("a", adapter_type(make), config))
+    async with Engine(models=models, trace=False) as engine:
         with pytest.raises(AuthError):
             await engine.generate("a:m", prompt, max_output_tokens=asked)
     value: Json = msgspec.json.decode(transport.requests[0].body)
@@ -116,9 +116,8 @@ def on_anthropic(*replies: FakeReply, **can: bool) -> tuple[Engine, FakeTranspor
         def __init__(self, config: AdapterConfig, **_: object) -> None:
             super().__init__(config, name="a", transport=transport)
 
-    adapters = {"a": AdapterEntry(name="a", type=adapter_type(Wired), config=AdapterConfig(max_retries=0))}
-    models = {"a:m": ModelEntry(id="a:m", adapter="a", wire_name="m", capabilities=can)}
-    return Engine(models=ModelRegistry(adapters, models), trace=False), transport
+    wired = entry("a", adapter_type(Wired), AdapterConfig(max_retries=0))
+    return Engine(models=serving(model("a:m", capabilities=can), a=wired), trace=False), transport
 
 
 async def test_bounds_that_anthropic_refuses_are_checked_here_instead() -> None:

@@ -6,7 +6,6 @@ import anyio
 import pytest
 
 from adapters import (
-    AdapterConfig,
     AdapterError,
     AttemptFailed,
     AttemptObserver,
@@ -23,8 +22,8 @@ from adapters import (
 from adapters.http.stream import HttpStream
 from adapters.requests.history import NOT_EXECUTED
 from bus import Json, Lossless, StreamReset, TurnComplete
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
-from tests.support.engines import running
+from engine import Engine, Tool
+from tests.support.engines import running, serving
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .toy_engines import check_ends
@@ -75,9 +74,7 @@ class DeafWithTool(Deaf):
 
 
 def engine_of(kind: type[Deaf]) -> Engine:
-    entry = AdapterEntry(name="deaf", type=f"{__name__}:{kind.__name__}", config=AdapterConfig())
-    models = {"deaf:m": ModelEntry(id="deaf:m", adapter="deaf", wire_name="m")}
-    return Engine(models=ModelRegistry({"deaf": entry}, models), trace=False)
+    return Engine(models=serving(deaf=f"{__name__}:{kind.__name__}"), trace=False)
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from callboard import Engine, PriceTable, StoreError, StoreUnavailable, TraceStore
+from callboard import PriceTable, StoreError, StoreUnavailable, TraceStore
 from engine.health import check_store
 from tests.support.disks import Medium, medium
-from tests.support.engines import registry
+from tests.support.engines import keeping
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
@@ -29,7 +29,7 @@ def media(tmp_path: Path) -> Iterator[Medium]:
 async def closed_trace(folder: Path) -> Path:
     """A trace file of an engine that was closed."""
     path = folder / "trace.db"
-    async with Engine(models=registry(Say("Hello")), store=path, capture_content=True) as engine:
+    async with keeping(path, Say("Hello")) as engine:
         await engine.session("s:m", session_id="ses_1").send("Hi")
     return path
 

@@ -11,7 +11,8 @@ from adapters import AdapterConfig, RetryPolicy, ToolDefinition
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus import Envelope, LlmCallCompleted, LlmCallFailed, LlmCallStarted, Lossless, Subscription
 from bus.clock import SYSTEM_CLOCK, Clock
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Tool
+from engine import Engine, Tool
+from tests.support.engines import entry, serving
 from tests.support.fake_http import (
     CALL,
     CALL_OVER,
@@ -72,9 +73,7 @@ def toy_engine() -> tuple[Engine, Subscription, list[ToyOnNetwork]]:
     """An engine without a store, a subscription to all its events, and the adapters that it will make."""
     ToyOnNetwork.made = made = []
     config = AdapterConfig(retry=RetryPolicy(base_delay=0.0))
-    entry = AdapterEntry(name="toy", type=f"{__name__}:ToyOnNetwork", config=config)
-    models = ModelRegistry({"toy": entry}, {"toy:m": ModelEntry(id="toy:m", adapter="toy", wire_name="m")})
-    engine = Engine(models=models, trace=False)
+    engine = Engine(models=serving(toy=entry("toy", f"{__name__}:ToyOnNetwork", config)), trace=False)
     return engine, engine.bus.subscribe(">", policy=Lossless(), name="test"), made
 
 

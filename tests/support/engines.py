@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from adapters import AdapterConfig
+from adapters import AdapterConfig, CanonicalRequest
 from bus import Envelope, Lossless, Subscription
 from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
 from engine.middleware import MiddlewareLike
@@ -14,15 +15,37 @@ from tests.support.scripted import Say, scripted_type
 from tracestore import PriceTable
 
 
+def entry(name: str, kind: str, config: AdapterConfig | None = None, **fields: Any) -> AdapterEntry:
+    """What models.yaml says of an adapter of that type."""
+    return AdapterEntry(name=name, type=kind, config=config or AdapterConfig(), **fields)
+
+
+def model(name: str, **fields: Any) -> ModelEntry:
+    """What models.yaml says of a model, which is named by its adapter and its name there."""
+    adapter, _, wire_name = name.partition(":")
+    return ModelEntry(**{"id": name, "adapter": adapter, "wire_name": wire_name, **fields})
+
+
+def serving(*models: ModelEntry, **adapters: AdapterEntry | str) -> ModelRegistry:
+    """These models, on adapters or types of adapters; an adapter without any of them has the model `name:m`."""
+    entries = {name: entry(name, given) if isinstance(given, str) else given for name, given in adapters.items()}
+    bare = [model(f"{name}:m") for name in entries if name not in {each.adapter for each in models}]
+    return ModelRegistry(entries, {each.id: each for each in (*bare, *models)})
+
+
 def registry(*replies: Say, **others: list[Say]) -> ModelRegistry:
     """Adapter `s` with model `s:m` and these replies, and one more for each keyword."""
-    scripts = {"s": list(replies), **others}
-    adapters = {
-        name: AdapterEntry(name=name, type=scripted_type(*script), config=AdapterConfig())
-        for name, script in scripts.items()
-    }
-    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in scripts}
-    return ModelRegistry(adapters, models)
+    return serving(**{name: scripted_type(*script) for name, script in {"s": list(replies), **others}.items()})
+
+
+def keeping(path: Path, *replies: Say, models: ModelRegistry | None = None, **options: Any) -> Engine:
+    """An engine that keeps what is said in a trace file."""
+    return Engine(models=models or registry(*replies), store=path, capture_content=True, **options)
+
+
+def requests_of(engine: Engine, name: str = "s") -> list[CanonicalRequest]:
+    """What a scripted adapter of a running engine was asked."""
+    return list(engine._runtime.adapters[name].ref.actor.adapter.requests)  # type: ignore[union-attr]
 
 
 @asynccontextmanager

@@ -87,6 +87,17 @@ def scripted_type(
     return adapter_type(type("Scripted", (base,), {"script": list(replies), "capabilities": capabilities}))
 
 
+def noting(asked: list[CanonicalRequest]) -> type[ScriptedAdapter]:
+    """A scripted adapter that writes down there what it is asked, over restarts."""
+
+    class Noting(ScriptedAdapter):
+        def say(self, request: CanonicalRequest) -> Say:
+            asked.append(request)
+            return super().say(request)
+
+    return Noting
+
+
 def adapter_type(made: Callable[..., object]) -> str:
     """A type name for an adapter's class, or for what makes one."""
     name = f"Scripted{len(_TYPES)}"

@@ -9,10 +9,11 @@ from contextlib import asynccontextmanager
 import msgspec
 from pydantic import BaseModel
 
-from adapters import AdapterCapabilities, AdapterConfig, CanonicalRequest, StopReason
+from adapters import AdapterCapabilities, CanonicalRequest, StopReason
 from bus.values.json import JsonObject
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import Engine
 from engine.middleware import MiddlewareLike
+from tests.support.engines import serving
 from tests.support.scripted import CAPABILITIES, Say, ScriptedAdapter, scripted_type
 from tracestore import PriceTable
 
@@ -69,15 +70,9 @@ async def running(
             return script.pop(0)
 
     of = {"s": can} if and_then is None else {"s": can, "t": and_then}
-    adapters = {
-        name: AdapterEntry(
-            name=name, type=scripted_type(base=Watched, capabilities=capabilities), config=AdapterConfig()
-        )
-        for name, capabilities in of.items()
-    }
-    models = {f"{name}:m": ModelEntry(id=f"{name}:m", adapter=name, wire_name="m") for name in of}
+    types = {name: scripted_type(base=Watched, capabilities=capabilities) for name, capabilities in of.items()}
     async with Engine(
-        models=ModelRegistry(adapters, models),
+        models=serving(**types),
         trace=False,
         prices=PriceTable.default(),
         middleware=middleware,

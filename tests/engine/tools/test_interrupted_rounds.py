@@ -16,7 +16,7 @@ from bus.streams.events import TurnEvent
 from bus.values.json import JsonObject
 from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from engine.tools.running import INTERRUPTED
-from tests.support.engines import registry, running
+from tests.support.engines import keeping, registry, requests_of, running
 from tests.support.scripted import Say
 
 pytestmark = pytest.mark.anyio
@@ -68,8 +68,7 @@ def results(message: Message) -> list[tuple[str, bool]]:
 
 def asked(engine: Engine) -> list[list[tuple[str, bool]]]:
     """The results in the last request that the scripted adapter got."""
-    adapter: Any = engine._runtime.adapters["s"].ref.actor.adapter  # type: ignore[union-attr]
-    return [results(message) for message in adapter.requests[-1].messages if message.role is Role.TOOL]
+    return [results(message) for message in requests_of(engine)[-1].messages if message.role is Role.TOOL]
 
 
 def ids(session: Session, reply: int) -> list[str]:
@@ -233,13 +232,13 @@ async def test_a_round_that_an_engine_was_closed_under_is_over_after_a_restart(t
     """The history that is stored is the one that was held: nothing waits, and nothing runs again."""
     path = tmp_path / "trace.db"
     models = registry(ADD_AND_HANG, Say("fine"))
-    async with Engine(models=models, store=path, capture_content=True) as engine:
+    async with keeping(path, models=models) as engine:
         session = engine.session("s:m", tools=TOOLS, session_id="ses_1")
         error = await cut_short(session.send("go"), engine.aclose)
         assert isinstance(error, CancelledError)
         held = session.messages
         assert results(held[-1]) == [("3", False), (INTERRUPTED, True)]
-    async with Engine(models=models, store=path, capture_content=True) as engine:
+    async with keeping(path, models=models) as engine:
         session = await engine.resume("ses_1", tools=TOOLS)
         assert [message.content for message in session.messages] == [message.content for message in held]
         assert session.pending_calls == ()

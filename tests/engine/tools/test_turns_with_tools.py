@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
 from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
-from engine import Approved, Denied, Engine, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
-from tests.support.engines import registry, running, topics
+from engine import Approved, Denied, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
+from tests.support.engines import keeping, registry, requests_of, running, topics
 from tests.support.scripted import Say
 
 from ...definition_of_done.rows import row
@@ -38,11 +37,6 @@ BOTH = Say(calls=[("add", {"a": 1, "b": 2}), ("pay", {"euros": 5}), ("ask", {})]
 
 def results(message: Message) -> list[tuple[str, bool]]:
     return [(block.text, block.is_error) for block in message.content if isinstance(block, ToolResultBlock)]
-
-
-def sent(engine: Engine) -> list[Any]:
-    """The requests that the scripted adapter got."""
-    return engine._runtime.adapters["s"].ref.actor.adapter.requests  # type: ignore[union-attr]
 
 
 def everything(folder: Path) -> str:
@@ -81,7 +75,7 @@ async def test_submitting_answers_goes_on_with_the_turn() -> None:
         assert results(session.messages[3]) == [("paid 5", False), ('{"age":7}', False)], (
             "in the order of the calls"
         )
-        told = [results(m) for m in sent(engine)[1].messages if m.role is Role.TOOL]
+        told = [results(m) for m in requests_of(engine)[1].messages if m.role is Role.TOOL]
         assert sum(len(each) for each in told) == 3
         assert topics(events.take(), "tool.") == ["tool.started", "tool.finished"], "one was run here"
 
@@ -95,7 +89,7 @@ async def test_some_answers_leave_the_rest_open() -> None:
         again = await session.submit({open_["pay"]: Denied("too much")})
         assert again == asked
         assert list(pending(session)) == ["ask"]
-        assert len(sent(engine)) == 1
+        assert len(requests_of(engine)) == 1
         assert (await session.submit({open_["ask"]: ToolError("nobody is here")})).text == "done"
         assert results(session.messages[3]) == [("The call was not approved: too much", True)]
         assert results(session.messages[4]) == [("nobody is here", True)]
@@ -116,10 +110,10 @@ async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
     """The state is the history: another engine on the same store approves and runs it."""
     path = tmp_path / "trace.db"
     models = registry(Say(calls=[("pay", {"euros": 9})]), Say("done"))
-    async with Engine(models=models, store=path, capture_content=True) as engine:
+    async with keeping(path, models=models) as engine:
         session = engine.session("s:m", tools=[pay], session_id="ses_1")
         await session.send("go")
-    async with Engine(models=models, store=path, capture_content=True) as engine:
+    async with keeping(path, models=models) as engine:
         session = await engine.resume("ses_1", tools=[pay])
         (waiting,) = session.pending_calls
         assert waiting.input == {"euros": 9}
@@ -242,7 +236,7 @@ async def test_rounds_are_limited(rounds: int, calls: int) -> None:
         async with session.stream("go", max_tool_rounds=rounds) as turn:
             events = [event async for event in turn]
         assert events[-1] == TurnComplete("max_tool_rounds")
-        assert len(sent(engine)) == calls
+        assert len(requests_of(engine)) == calls
         assert list(pending(session)) == ["add"]
 
 
