@@ -25,7 +25,7 @@ from ..common.harmless import note, say
 from ..common.money import cost_text, replies_text
 from ..common.places import command_name
 from ..common.screen import Screen, complain, make_console
-from ..look.events import plural, seconds
+from ..common.words import plural, seconds
 from .replies import ReplyWriter
 
 HELP = "/model NAME swaps the model, /model lists them, /cost, /quit. Ctrl-C cancels a reply, Ctrl-D leaves."

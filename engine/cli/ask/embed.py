@@ -21,7 +21,7 @@ from engine import EmbeddingResult, Engine, load_registry
 from ..common.harmless import note, write_json
 from ..common.money import cost_text
 from ..common.output import json_text
-from ..look.events import plural
+from ..common.words import plural
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -21,7 +21,7 @@ from engine.models.entries import AdapterEntry
 from ..common.harmless import note
 from ..common.output import json_text
 from ..common.screen import Screen, complain, make_console
-from ..look.events import plural
+from ..common.words import plural
 from .chat import first_model
 from .replies import ReplyWriter
 

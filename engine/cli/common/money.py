@@ -6,10 +6,16 @@ from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from functools import reduce
 from operator import add
+from typing import TYPE_CHECKING
 
 from bus import Cost, Message, MessageMetadata
 from bus.values.cost_sum import CostSum
 from engine.calls.events import NOT_KNOWN
+
+from .words import plural
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NANO = 1_000_000_000
 
@@ -95,3 +101,18 @@ def replies_text(history: Iterable[Message]) -> str:
 def _cost_of(reply: MessageMetadata) -> CostSum:
     unknown = reply.cost == NOT_KNOWN
     return CostSum.of_call(None if unknown else reply.usage, reply.cost, unknown=unknown)
+
+
+def tell_beside(console: Console, total: CostSum, unpriced: str = "without a price") -> None:
+    """What a sum doesn't have, and what in it is an estimate, one line each. unpriced: in other words."""
+    if total.unpriced:
+        console.print(f"{plural(total.unpriced, 'call')} {unpriced}, and in no sum.", style="yellow")
+    if total.unknown:
+        console.print(
+            f"{plural(total.unknown, 'call')} of unknown cost, and in no sum: cut off before any usage was known, "
+            "or without an end.",
+            style="yellow",
+            soft_wrap=True,
+        )
+    if total.estimated:
+        console.print(f"{plural(total.estimated, 'call')} counted by estimate.", style="dim")

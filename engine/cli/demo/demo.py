@@ -23,8 +23,9 @@ from ..ask.replies import ReplyWriter
 from ..common.money import percent, usd
 from ..common.places import cassette, command_name, demo_prices, demo_trace, short
 from ..common.screen import LABEL_WIDTH, Screen, make_console
-from ..common.tables import calls_table, reprice_table, summarise
 from ..look.events import describe
+from ..look.traces import calls_table, summarise
+from ..reprice.table import reprice_table
 from .model import Source, demo_registry, shared_server
 from .script import (
     CONVERSATION,

@@ -15,12 +15,12 @@ from bus.values.cost_sum import CostSum
 from tracestore import CostRow, TraceStore
 from tracestore.sql.calls.dimensions import DIMENSIONS
 
-from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable
-from ..common.money import usd
+from ..common.money import tell_beside, usd
 from ..common.output import add_format, write_records
 from ..common.screen import make_console
-from ..common.tables import rate, tell_beside
+from ..common.words import rate
 
 _MAY_GO = {"calls": 3, "in": 4, "out": 5, "cached": 6, "at call time": 1, "estimated": 2}
 _SHORT = {"session": "session_id", "turn": "turn_id", "class": "error_class", "served": "served_model"}

@@ -36,6 +36,7 @@ from bus import (
 from bus.values.cost_sum import CostSum
 
 from ..common.money import cost_text, sum_text, usd
+from ..common.words import plural, seconds
 
 
 def describe(envelope: Envelope) -> str:
@@ -122,14 +123,3 @@ def _of_the_rest(data: Event) -> str:
             return f"{plural(data.count, 'event')} not shown"
         case _:
             return ""
-
-
-def seconds(milliseconds: int | None) -> str:
-    """A duration, short: milliseconds below a second."""
-    if milliseconds is None:
-        return "-"
-    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

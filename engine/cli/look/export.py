@@ -17,9 +17,9 @@ from bus import CallboardError, ConfigurationError
 from tracestore import CallFilter, TraceStore
 from tracestore.export import FORMATS, Format, export_calls
 
-from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.harmless import harmless, harmless_json, note
-from .events import plural
+from ..common.words import plural
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -14,9 +14,10 @@ from bus import Bus, ConfigurationError, Envelope, Lossless
 from tracestore import StoredEvents, TraceStore
 from tracestore.codec import encode_line
 
-from ..common.filters import chosen_file, moment
+from ..common.arguments import chosen_file, moment
 from ..common.harmless import say, write_json
-from .events import describe, plural
+from ..common.words import plural
+from .events import describe
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -28,17 +29,18 @@ from adapters import (
 from adapters.requests.surrogates import mend_json
 from bus import CallboardError
 from bus.private_file import write_private
+from bus.values.cost_sum import CostSum
 from engine.sessions.whole import document_of
 from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
 from tracestore.writing.captured import encode, encode_metadata
 
-from ..common.filters import chosen_file, positive
+from ..common.arguments import chosen_file, positive
+from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
 from ..common.money import sum_text
 from ..common.output import json_text
 from ..common.screen import make_console
-from ..common.tables import session_sum, sessions_table
-from .events import plural
+from ..common.words import moment_text, plural
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -186,3 +188,34 @@ def _of_block(block: ContentBlock) -> str:
             return f"({block.kind}, of {block.provider_raw.provider})"
         case _:
             assert_never(block)
+
+
+def sessions_table(rows: Iterable[SessionRow]) -> FittingTable:
+    """One line for each session; its messages are those that are stored."""
+    table = FittingTable()
+    table.add_column("last")
+    table.add_column("session")  # whole: it is what one copies
+    table.add_column("model", folds=True, may_go=1)
+    numbers = (("turns", 2), ("calls", 3), ("in", 4), ("out", 5), ("cost", 0), ("messages", 6))
+    for heading, may_go in numbers:
+        table.add_column(heading, justify="right", may_go=may_go)
+    table.add_column("resume")
+    for row in rows:
+        table.add_row(
+            moment_text(row.last_us),
+            row.session_id if row.name is None else (row.session_id, row.name),
+            row.model or "-",
+            f"{row.turns:,}",
+            f"{row.calls:,}",
+            f"{row.total_input_tokens:,}",
+            f"{row.output_tokens:,}",
+            sum_text(session_sum(row)),
+            f"{row.messages:,}" if row.messages else "-",
+            "yes" if row.resumable else "-",
+        )
+    return table
+
+
+def session_sum(row: SessionRow) -> CostSum:
+    """What a session cost, as a sum."""
+    return CostSum(row.cost_nano_usd, row.calls, row.estimated, row.unpriced, row.unknown)

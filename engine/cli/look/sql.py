@@ -10,12 +10,12 @@ import anyio
 
 from tracestore import SqlResult, TraceStore
 
-from ..common.filters import chosen_file, positive
+from ..common.arguments import chosen_file, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note
 from ..common.output import add_format, write_records
 from ..common.screen import make_console
-from .events import plural
+from ..common.words import plural
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,13 +11,12 @@ import msgspec
 
 from tracestore import ErrorRow, Percentiles, StatisticsRow, TraceStore
 
-from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write, write_records
 from ..common.screen import make_console
-from ..common.tables import moment_text, rate
+from ..common.words import moment_text, plural, rate, seconds
 from .cost import add_by
-from .events import plural, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
 
 import anyio
+import msgspec
 
+from bus.values.cost_sum import CostSum
 from tracestore import CallFilter, CallRow, TraceStore
 
-from ..common.filters import add_filters, call_filter, chosen_file, positive
+from ..common.arguments import add_filters, call_filter, chosen_file, positive
+from ..common.fitting import FittingTable
 from ..common.money import sum_text
 from ..common.output import add_format, write
 from ..common.screen import make_console
-from ..common.tables import CallSummary, calls_table, summarise
-from .events import plural
+from ..common.words import moment_text, plural, seconds
 
 ATTEMPTS_PER_CALL = 4
 """How many attempts are read for each call that is wanted; more than calls have, but for outages."""
@@ -57,3 +60,65 @@ def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:
     more = "; there may be more, see --limit" if len(calls) == limited else ""
     total = sum_text(reduce(add, (call.sum for call in calls)))
     console.print(f"\n{plural(len(calls), 'call')}, {total}, from {path}{more}", style="dim")
+
+
+class CallSummary(msgspec.Struct, frozen=True):
+    """A call with all its attempts. last: the latest. sum: what they cost together."""
+
+    last: CallRow
+    attempts: int
+    input_tokens: int
+    output_tokens: int
+    sum: CostSum
+
+
+def summarise(rows: Iterable[CallRow]) -> list[CallSummary]:
+    """Attempts, the newest first, as calls in the same order."""
+    attempts: dict[str, list[CallRow]] = {}
+    for row in rows:
+        attempts.setdefault(row.request_id, []).append(row)
+    return [_summary(group) for group in attempts.values()]
+
+
+def _summary(group: Sequence[CallRow]) -> CallSummary:
+    last = max(group, key=lambda row: row.attempt)
+    usages = [row.usage for row in group if row.usage is not None]
+    return CallSummary(
+        last,
+        last.attempt,
+        sum(usage.total_input_tokens for usage in usages),
+        sum(usage.output_tokens for usage in usages),
+        reduce(add, (row.sum for row in group)),
+    )
+
+
+def calls_table(calls: Sequence[CallSummary], *, when: bool = True) -> FittingTable:
+    """One line for each call. when: with the time and the id of each, for a file of many; else numbered."""
+    table = FittingTable()
+    if when:
+        table.add_column("time")
+        table.add_column("call", may_go=3)
+        table.add_column("status")
+    else:
+        table.add_column("call", justify="right")
+    table.add_column("model", folds=True)
+    for heading, may_go in (("attempts", 4), ("first token", 5), ("in", 1), ("out", 2), ("cost", 0)):
+        table.add_column(heading, justify="right", may_go=may_go)
+    for number, call in enumerate(calls, 1):
+        row = call.last
+        head = [moment_text(row.started_us), f"…{row.request_id[-6:]}", row.status] if when else [str(number)]
+        table.add_row(
+            *head,
+            row.model,
+            str(call.attempts),
+            seconds(row.first_token_ms),
+            f"{call.input_tokens:,}",
+            f"{call.output_tokens:,}",
+            _cost(call),
+        )
+    return table
+
+
+def _cost(call: CallSummary) -> str:
+    nothing = call.sum.complete and call.last.usage is None and not call.sum.nano_usd
+    return "-" if nothing else sum_text(call.sum)

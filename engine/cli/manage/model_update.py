@@ -20,7 +20,7 @@ from engine.models.known_models import (
 from tracestore.prices.source import parse
 
 from ..common.harmless import note, say
-from ..look.events import plural
+from ..common.words import plural
 from .price_download import download
 
 UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_and_context_window.json"

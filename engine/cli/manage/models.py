@@ -24,7 +24,7 @@ from ...models.nearest import nearest
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write
 from ..common.screen import make_console
-from ..look.events import plural
+from ..common.words import plural
 from .model_update import UPDATE, add_options, run_update
 
 _WORDS = {"tools": "tools", "vision": "vision", "reasoning": "reasoning", "structured_output": "schema"}

@@ -19,7 +19,7 @@ from tracestore.prices.rows import BUCKETS, US_PER_SECOND
 from tracestore.prices.source import convert, parse
 
 from ..common.screen import make_console
-from ..look.events import plural
+from ..common.words import plural
 from .price_download import download
 
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"

@@ -13,10 +13,10 @@ import anyio
 from bus import StoreError
 from tracestore import PruneReport, TraceStore
 
-from ..common.filters import chosen_file
+from ..common.arguments import chosen_file
 from ..common.places import short
 from ..common.screen import make_console
-from ..look.events import plural
+from ..common.words import plural
 
 _UNITS = {"h": 3600, "d": 86_400, "w": 7 * 86_400}
 _SIZES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}

@@ -16,7 +16,7 @@ from bus.package_data import package_data
 from tracestore import PriceTable, RepriceReport
 
 from ..common.money import exact, percent, places, rounded
-from ..look.events import plural
+from ..common.words import plural
 from .chart import bars, columns, escaped
 from .lines import Line, lines, total
 

@@ -18,17 +18,17 @@ from bus.private_file import write_private
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
 from tracestore.sqlite.repricing.repricing import OnProgress
 
-from ..common.filters import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable
 from ..common.harmless import note
-from ..common.money import usd
+from ..common.money import tell_beside, usd
 from ..common.output import add_format, write, write_records
 from ..common.places import command_name, short
 from ..common.screen import make_console
-from ..common.tables import moment_text, reprice_table, tell_beside
-from ..look.events import plural
+from ..common.words import moment_text, plural
 from .lines import By, columns, records, total
 from .page import Origin, page
+from .table import reprice_table
 
 AT_CALL_TIME = "call-time"
 LATEST = -1
