@@ -11,7 +11,6 @@ import contextlib
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import FrameType
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -21,6 +20,7 @@ from bus import CallboardError, ConfigurationError
 from engine import Engine, ModelRegistry, Reply, Session, TurnStream, load_registry
 from engine.routing.choice import in_words
 
+from ..common.arguments import add_model, add_models_file
 from ..common.harmless import note, say
 from ..common.money import cost_text, replies_text
 from ..common.places import command_name
@@ -33,10 +33,8 @@ HELP = "/model NAME swaps the model, /model lists them, /cost, /quit. Ctrl-C can
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("chat", help="talk to a model; swap it in mid-conversation")
-    parser.add_argument("--model", metavar="NAME", help="by any of its names (default: the configured one)")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_model(parser, required=False)
+    add_models_file(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--save", action="store_true", help="keep what is said, so that it can be resumed")
     parser.add_argument(

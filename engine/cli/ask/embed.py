@@ -7,17 +7,17 @@ import sys
 from base64 import b64encode
 from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TextIO
 
-import anyio
 import msgspec
 
 from adapters.embeddings import INPUT_TYPES, PartialEmbeddingError, Vector
 from bus import CallboardError
 from bus.values.json import Json, JsonObject
-from engine import EmbeddingResult, Engine, load_registry
+from engine import EmbeddingResult, Engine
 
+from ..common.arguments import add_model, add_models_file
+from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, write_json
 from ..common.money import cost_text
 from ..common.output import json_text
@@ -32,10 +32,8 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "has an `error` in place of its `embedding`, and the exit code is then 1.",
     )
     parser.add_argument("text", nargs="*", metavar="TEXT", help="a text (default: the lines of stdin)")
-    parser.add_argument("--model", required=True, metavar="NAME", help="by any of its names")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_model(parser)
+    add_models_file(parser)
     parser.add_argument("--dimensions", type=int, metavar="N", help="of each vector (default: the model's own)")
     parser.add_argument("--input-type", choices=INPUT_TYPES, help="what the texts are embedded for")
     parser.add_argument("--truncate", action="store_true", help="cut texts that are too long")
@@ -52,27 +50,24 @@ def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError, if nothing could be embedded."""
     records = list(_records(arguments.text, arguments.jsonl, sys.stdin))
     texts = [text for text, _ in records]
-    registry = load_registry(arguments.models_file)
 
-    async def work() -> EmbeddingResult:
-        async with Engine(models=registry) as engine:
-            return await engine.embed(
-                texts,
-                model=arguments.model,
-                dimensions=arguments.dimensions,
-                input_type=arguments.input_type,
-                truncate=arguments.truncate,
-            )
+    async def work(engine: Engine) -> EmbeddingResult:
+        return await engine.embed(
+            texts,
+            model=arguments.model,
+            dimensions=arguments.dimensions,
+            input_type=arguments.input_type,
+            truncate=arguments.truncate,
+        )
 
     write = partial(_write, records, as_base64=arguments.base64)
     try:
-        result = anyio.run(work)
+        result = on_engine(arguments, work)
     except PartialEmbeddingError as error:
         write(error.vectors, failures={at: str(failure) for at, failure in error.failures.items()})
         raise
     write(result.vectors)
-    for warning in result.warnings:
-        note(f"{warning.code}: {warning.message}")
+    tell_warnings(result.warnings)
     what = f"{plural(len(texts), 'text')}, {result.dimensions} dimensions, {result.model}"
     note(f"{what}: {plural(result.usage.input_tokens, 'token')}, {cost_text(result.cost)}")
     return 0

@@ -6,12 +6,12 @@ import argparse
 import mimetypes
 from pathlib import Path
 
-import anyio
-
 from bus import CallboardError
-from engine import Engine, ImageResult, load_registry
+from engine import Engine, ImageResult
 from engine.media.images import ImageArguments
 
+from ..common.arguments import add_model, add_models_file
+from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, say
 from ..common.money import cost_text
 
@@ -24,7 +24,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "several. Of a provider that gives an address and no bytes, the address is printed instead.",
     )
     parser.add_argument("prompt", metavar="PROMPT", help="what to show, or what to change")
-    parser.add_argument("--model", required=True, metavar="NAME", help="by any of its names")
+    add_model(parser)
     parser.add_argument(
         "-o", "--output", required=True, type=Path, metavar="FILE", help="several get a number each"
     )
@@ -36,35 +36,28 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--quality", metavar="WORD", help="such as low, medium, high")
     parser.add_argument("--background", metavar="WORD", help="such as transparent")
     parser.add_argument("--format", metavar="WORD", help="of the file: png, jpeg, webp")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_models_file(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    registry = load_registry(arguments.models_file)
 
-    async def work() -> ImageResult:
-        async with Engine(models=registry) as engine:
-            model, options = arguments.model, _options(arguments)
-            if arguments.edit:
-                edited: list[Path] = arguments.edit
-                return await engine.edit_image(
-                    arguments.prompt, edited, mask=arguments.mask, model=model, **options
-                )
-            return await engine.generate_image(arguments.prompt, model=model, **options)
+    async def work(engine: Engine) -> ImageResult:
+        edited: list[Path] = arguments.edit
+        model, options = arguments.model, _options(arguments)
+        if edited:
+            return await engine.edit_image(arguments.prompt, edited, mask=arguments.mask, model=model, **options)
+        return await engine.generate_image(arguments.prompt, model=model, **options)
 
     if arguments.mask is not None and not arguments.edit:
         raise CallboardError("a mask needs an image that it lies upon: give it with --edit")
     try:
-        result = anyio.run(work)
+        result = on_engine(arguments, work)
         _write(result, arguments.output)
     except (OSError, ValueError) as error:
         raise CallboardError(str(error)) from error
-    for warning in result.warnings:
-        note(f"{warning.code}: {warning.message}")
+    tell_warnings(result.warnings)
     what = f"{len(result.images)} of {result.operation}, {result.model}"
     note(f"{what}: {cost_text(result.cost)}")
     return 0

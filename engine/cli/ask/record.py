@@ -18,6 +18,7 @@ from bus.values.json import JsonObject
 from engine import Engine, ModelRegistry, Session, load_registry
 from engine.models.entries import AdapterEntry
 
+from ..common.arguments import add_model, add_models_file
 from ..common.harmless import note
 from ..common.output import json_text
 from ..common.screen import Screen, complain, make_console
@@ -38,13 +39,11 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     )
     parser.add_argument("prompt", nargs="*", metavar="PROMPT", help="what to ask (default: the lines of stdin)")
     parser.add_argument("-o", "--output", required=True, type=Path, metavar="FILE", help="the cassette")
-    parser.add_argument("--model", metavar="NAME", help="by any of its names (default: the configured one)")
+    add_model(parser, required=False)
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--whole", action="store_true", help="ask for whole replies, and not for streams")
     parser.add_argument("--replace", action="store_true", help="also if FILE is there")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_models_file(parser)
     parser.set_defaults(run=run)
 
 

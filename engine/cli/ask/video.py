@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
-
-import anyio
+from typing import TYPE_CHECKING
 
 from adapters.videos import VIDEO_VARIANTS, PollPolicy, VideoJob
 from bus import CallboardError, ConfigurationError
-from engine import Engine, VideoHandle, load_registry
+from engine import Engine, VideoHandle
 
+from ..common.arguments import add_model, add_models_file
+from ..common.engine import on_engine, tell_warnings
 from ..common.harmless import note, say
 from ..common.money import cost_text
-from ..common.screen import make_console
+from ..common.progress import progress_bar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +29,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "the waiting and not the job; --resume comes back to it.",
     )
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="what to show")
-    parser.add_argument("--model", required=True, metavar="NAME", help="by any of its names")
+    add_model(parser)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to download it to")
     parser.add_argument("--resume", metavar="ID", help="go on with a job that was created before")
     parser.add_argument("--no-wait", action="store_true", help="only create it, and print its id")
@@ -39,9 +39,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     parser.add_argument("--audio", action=argparse.BooleanOptionalAction, help="with or without sound")
     parser.add_argument("--variant", choices=VIDEO_VARIANTS, default="video", help="what to download")
     parser.add_argument("--every", type=float, metavar="SECONDS", help="look so often (default: 2 to 15 seconds)")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_models_file(parser)
     parser.set_defaults(run=run)
 
 
@@ -51,15 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError("callboard video takes a prompt, or --resume ID of a job that was created before")
     if arguments.output is None and not arguments.no_wait:
         raise ConfigurationError("callboard video needs -o FILE, or --no-wait")
-    registry = load_registry(arguments.models_file)
     waiting = _Waiting(arguments)
-
-    async def work() -> None:
-        async with Engine(models=registry) as engine:
-            await waiting.run(engine)
-
     try:
-        anyio.run(work)
+        on_engine(arguments, waiting.run)
     except BaseException:
         waiting.say_how_to_resume()
         raise
@@ -76,14 +68,14 @@ class _Waiting:
     async def run(self, engine: Engine) -> None:
         """Raises CallboardError."""
         handle = self._handle = await self._begin(engine)
-        for warning in handle.warnings:
-            note(f"{warning.code}: {warning.message}")
+        tell_warnings(handle.warnings)
         if self._arguments.no_wait:
             say(handle.id)
             return
         note(f"video {handle.id}, {handle.model}")
         output: Path = self._arguments.output
-        with shown_progress() as bar:
+        with progress_bar() as drawn:
+            bar = Bar(drawn)
             result = await handle.wait(on_progress=bar.looked)
             try:
                 await handle.download(self._arguments.variant, to=output, on_progress=bar.loaded)
@@ -131,46 +123,25 @@ class _Waiting:
         note(f"video {handle.id} {goes_on}; to come back to it: {shlex.join(words)}")
 
 
-class Bar(Protocol):
-    """What shows how far it is."""
+class Bar:
+    """Shows how far the job is, and then the download.
 
-    def looked(self, job: VideoJob) -> None: ...
-    def loaded(self, done: int, total: int | None) -> None: ...
+    Args:
+        bar: The bar to draw on; None draws nothing.
+    """
 
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar = bar
+        self._task = bar.add_task("queued", total=None) if bar is not None else None
 
-class _NoBar:
     def looked(self, job: VideoJob) -> None:
-        pass
+        """Show the state of the job."""
+        self._show(job.status.replace("_", " "), job.progress or 0.0, None if job.progress is None else 1.0)
 
     def loaded(self, done: int, total: int | None) -> None:
-        pass
+        """Show the bytes that have been downloaded."""
+        self._show("downloading", done, total)
 
-
-@contextmanager
-def shown_progress() -> Iterator[Bar]:
-    """A bar on stderr, if that is a terminal: of the job, and then of the download."""
-    if not sys.stderr.isatty():
-        yield _NoBar()
-        return
-    make_console()  # says what is missing, if rich is
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as drawn:
-        task = drawn.add_task("queued", total=None)
-
-        class Drawn:
-            def looked(self, job: VideoJob) -> None:
-                known = job.progress is not None
-                drawn.update(
-                    task,
-                    description=job.status.replace("_", " "),
-                    total=1.0 if known else None,
-                    completed=job.progress or 0.0,
-                )
-
-            def loaded(self, done: int, total: int | None) -> None:
-                drawn.update(task, description="downloading", completed=done, total=total)
-
-        yield Drawn()
+    def _show(self, description: str, completed: float, total: float | None) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, description=description, completed=completed, total=total)

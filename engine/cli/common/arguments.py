@@ -20,11 +20,29 @@ _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _AGO = re.compile(r"(\d{1,5})([mhdw])")
 
 
-def add_filters(parser: argparse.ArgumentParser) -> None:
-    """Which file, and which of its calls."""
+def add_models_file(parser: argparse.ArgumentParser) -> None:
+    """``--models-file``."""
+    parser.add_argument(
+        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
+    )
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """``--model``, by any of its names."""
+    default = "" if required else " (default: the configured one)"
+    parser.add_argument("--model", required=required, metavar="NAME", help=f"by any of its names{default}")
+
+
+def add_file(parser: argparse.ArgumentParser) -> None:
+    """``--db``, the trace file."""
     parser.add_argument(
         "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
     )
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """The trace file, and which of its calls."""
+    add_file(parser)
     parser.add_argument("--session", metavar="ID", help="only of this session")
     parser.add_argument("--model", metavar="M", help="only this model: provider:name or name, '*' at the end")
     parser.add_argument("--provider", metavar="P", help="only of this provider")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Any
 
-import anyio
-
-from bus import ConfigurationError
 from bus.values.cost_sum import CostSum
 from tracestore import CostRow, TraceStore
 from tracestore.sql.calls.dimensions import DIMENSIONS
 
-from ..common.arguments import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
 from ..common.money import tell_beside, usd
 from ..common.output import add_format, write_records
+from ..common.reading import from_trace, price_version
 from ..common.screen import make_console
 from ..common.words import rate
 
@@ -62,7 +60,7 @@ def dimensions(text: str) -> tuple[str, ...]:
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     by: tuple[str, ...] = arguments.by
-    rows = anyio.run(_read, arguments)
+    rows = from_trace(arguments, partial(_read, arguments))
     if arguments.format != "table":
         fields = (*CostRow.__struct_fields__[1:], "cache_hit_rate")
         write_records(arguments.format, (*by, *fields), (_record(by, row) for row in rows))
@@ -71,20 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _read(arguments: argparse.Namespace) -> list[CostRow]:
-    async with TraceStore.open_readonly(chosen_file(arguments)) as store:
-        under: str | None = arguments.under
-        if under is not None:
-            known = [table.version for table in await store.price_tables()]
-            fitting = [version for version in known if version.startswith(under)]
-            if len(fitting) != 1:
-                raise ConfigurationError(
-                    f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
-                    f"the file knows {', '.join(known) or 'none'}"
-                )
-            under = fitting[0]
-        rows = await store.costs(call_filter(arguments), arguments.by, under=under)
+async def _read(arguments: argparse.Namespace, store: TraceStore) -> list[CostRow]:
     by: tuple[str, ...] = arguments.by
+    under = await price_version(store, arguments.under)
+    rows = await store.costs(call_filter(arguments), by, under=under)
     if "day" in by:  # days are read in their order; within one the dearest comes first
         rows.sort(key=lambda row: row.key[by.index("day")])
     return rows

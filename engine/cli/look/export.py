@@ -19,6 +19,7 @@ from tracestore.export import FORMATS, Format, export_calls
 
 from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.harmless import harmless, harmless_json, note
+from ..common.reading import price_version
 from ..common.words import plural
 
 if TYPE_CHECKING:
@@ -83,9 +84,5 @@ class _Terminal(io.RawIOBase):
 async def _export(source: Path, path: str, format: Format, where: CallFilter, under: str | None) -> int:
     target = _stdout(format) if path == STDOUT else Path(path)
     async with TraceStore.open_readonly(source) as store:
-        if under is not None:
-            known = [table.version for table in await store.price_tables()]
-            if under not in known:
-                there = ", ".join(known) or "none"
-                raise ConfigurationError(f"{source}: no costs under price version {under!r}; there are: {there}")
+        under = await price_version(store, under)
         return await export_calls(store, target, format, where=where, under=under)

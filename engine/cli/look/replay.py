@@ -14,7 +14,7 @@ from bus import Bus, ConfigurationError, Envelope, Lossless
 from tracestore import StoredEvents, TraceStore
 from tracestore.codec import encode_line
 
-from ..common.arguments import chosen_file, moment
+from ..common.arguments import add_file, chosen_file, moment
 from ..common.harmless import say, write_json
 from ..common.words import plural
 from .events import describe
@@ -26,9 +26,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="the events of a trace file again, at the pace at which they came or at once",
         description="Plays stored events through a bus again and prints them with the seconds since the first.",
     )
-    parser.add_argument(
-        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
-    )
+    add_file(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--session", metavar="ID", help="only of this session")
     which.add_argument("--run", metavar="ID", dest="run_id", help="only of this run of an engine")

@@ -34,11 +34,12 @@ from engine.sessions.whole import document_of
 from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
 from tracestore.writing.captured import encode, encode_metadata
 
-from ..common.arguments import chosen_file, positive
+from ..common.arguments import add_file, chosen_file, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
 from ..common.money import sum_text
 from ..common.output import json_text
+from ..common.reading import from_trace
 from ..common.screen import make_console
 from ..common.words import moment_text, plural
 
@@ -46,9 +47,7 @@ from ..common.words import moment_text, plural
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("sessions", help="the sessions of a trace file, or what was said in one")
     parser.add_argument("session", nargs="?", metavar="SESSION", help="show what is stored of this one")
-    parser.add_argument(
-        "--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
-    )
+    add_file(parser)
     parser.add_argument("--export", type=Path, metavar="FILE", help="write SESSION as a document of its own")
     parser.add_argument(
         "--delete", action="store_true", help="delete SESSION and what was said in it; its calls and costs stay"
@@ -81,18 +80,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.session is not None:
         transcript(anyio.run(_saved, path, arguments.session), as_json=arguments.json)
         return 0
-    rows = anyio.run(_sessions, path, arguments.limit)
+    rows = from_trace(arguments, lambda store: store.sessions(arguments.limit))
     if arguments.json:
         for row in rows:
             write_json(json_text(row))
         return 0
     show(path, rows)
     return 0
-
-
-async def _sessions(path: Path, limit: int) -> list[SessionRow]:
-    async with TraceStore.open_readonly(path) as store:
-        return await store.sessions(limit)
 
 
 async def _saved(path: Path, session_id: str) -> SavedSession:

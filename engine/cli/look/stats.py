@@ -6,14 +6,14 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import msgspec
 
-from tracestore import ErrorRow, Percentiles, StatisticsRow, TraceStore
+from tracestore import ErrorRow, Percentiles, StatisticsRow
 
-from ..common.arguments import add_filters, call_filter, chosen_file
+from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write, write_records
+from ..common.reading import from_trace
 from ..common.screen import make_console
 from ..common.words import moment_text, plural, rate, seconds
 from .cost import add_by
@@ -40,12 +40,7 @@ def add_errors_command(commands: argparse._SubParsersAction[argparse.ArgumentPar
 def run_stats(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
     by: tuple[str, ...] = arguments.by
-
-    async def read() -> list[StatisticsRow]:
-        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
-            return await store.statistics(call_filter(arguments), by)
-
-    rows = anyio.run(read)
+    rows = from_trace(arguments, lambda store: store.statistics(call_filter(arguments), by))
     if arguments.format != "table":
         write_records(arguments.format, (*by, *_COLUMNS), (_record(by, row) for row in rows))
         return 0
@@ -114,12 +109,7 @@ def _times(found: Percentiles) -> tuple[str, str, str]:
 
 def run_errors(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-
-    async def read() -> list[ErrorRow]:
-        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
-            return await store.errors(call_filter(arguments))
-
-    rows = anyio.run(read)
+    rows = from_trace(arguments, lambda store: store.errors(call_filter(arguments)))
     if arguments.format != "table":
         write(arguments.format, ErrorRow, rows)
         return 0

@@ -8,16 +8,16 @@ from functools import reduce
 from operator import add
 from pathlib import Path
 
-import anyio
 import msgspec
 
 from bus.values.cost_sum import CostSum
-from tracestore import CallFilter, CallRow, TraceStore
+from tracestore import CallRow
 
 from ..common.arguments import add_filters, call_filter, chosen_file, positive
 from ..common.fitting import FittingTable
 from ..common.money import sum_text
 from ..common.output import add_format, write
+from ..common.reading import from_trace
 from ..common.screen import make_console
 from ..common.words import moment_text, plural, seconds
 
@@ -35,20 +35,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def run(arguments: argparse.Namespace) -> int:
     """Raises CallboardError."""
-    path = chosen_file(arguments)
-    rows = anyio.run(_read, path, call_filter(arguments), arguments.limit)
+    where, limit = call_filter(arguments), arguments.limit
+    rows = from_trace(arguments, lambda store: store.calls(where, limit * ATTEMPTS_PER_CALL))
+    # Asked for failed calls, nobody means the attempts after which the call went on.
+    rows = [row for row in rows if where.status is None or not row.will_retry]
     if arguments.format != "table":
         write(arguments.format, CallRow, rows[: arguments.limit])
         return 0
-    show(path, summarise(rows)[: arguments.limit], limited=arguments.limit)
+    show(chosen_file(arguments), summarise(rows)[: arguments.limit], limited=arguments.limit)
     return 0
-
-
-async def _read(path: Path, where: CallFilter, limit: int) -> list[CallRow]:
-    async with TraceStore.open_readonly(path) as store:
-        rows = await store.calls(where, limit * ATTEMPTS_PER_CALL)
-    # Asked for failed calls, nobody means the attempts after which the call went on.
-    return [row for row in rows if where.status is None or not row.will_retry]
 
 
 def show(path: Path, calls: list[CallSummary], *, limited: int) -> None:

@@ -18,6 +18,7 @@ from engine.home import home_folder
 from tracestore import TraceStore
 from tracestore.sqlite.library import sqlite_version
 
+from ..common.arguments import add_models_file
 from ..common.harmless import one_line, write_json
 from ..common.output import json_text
 from ..common.places import TRACE_NAME
@@ -47,9 +48,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Looks, and mends nothing. Exit code: 0 all is well, 1 a check failed, 2 the configuration "
         "can't be read.",
     )
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_models_file(parser)
     parser.add_argument("--db", type=Path, metavar="PATH", help="trace file (default: $CALLBOARD_HOME/trace.db)")
     parser.add_argument("--offline", action="store_true", help="ask no provider")
     parser.add_argument("--json", action="store_true", help="one JSON object")

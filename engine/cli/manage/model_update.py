@@ -21,19 +21,16 @@ from tracestore.prices.source import parse
 
 from ..common.harmless import note, say
 from ..common.words import plural
-from .price_download import download
+from .updating import add_update_options, differences, download
 
 UPSTREAM = "https://raw.githubusercontent.com/BerriAI/litellm/main/model_prices_and_context_window.json"
 UPDATE = "update"
-MOST_SHOWN = 20
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Those of the update, among those of `callboard models`."""
     update = parser.add_argument_group("callboard models update")
-    update.add_argument("--from", dest="source", default=UPSTREAM, metavar="FILE|URL", help="https only")
-    update.add_argument("--dry-run", action="store_true", help="only show the difference")
-    update.add_argument("--shipped", action="store_true", help="go back to what came with Callboard")
+    add_update_options(update, UPSTREAM, "what came with Callboard")
 
 
 def run_update(arguments: argparse.Namespace) -> int:
@@ -66,19 +63,11 @@ def read_source(data: bytes, source: str) -> KnownModels:
 
 
 def difference(before: KnownModels, after: KnownModels) -> list[str]:
-    """What changes, by model; at most `MOST_SHOWN` lines of a kind."""
+    """What changes, by model."""
     old, new = ({model.id: model for model in known.models} for known in (before, after))
-    kinds = {
-        "new": sorted(new.keys() - old.keys()),
-        "gone": sorted(old.keys() - new.keys()),
-        "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
-    }
-    lines = []
-    for kind, names in kinds.items():
-        lines += [f"{kind}: {name} {_facts((new if name in new else old)[name])}" for name in names[:MOST_SHOWN]]
-        if len(names) > MOST_SHOWN:
-            lines.append(f"{kind}: and {len(names) - MOST_SHOWN} more")
-    return lines or ["nothing has changed"]
+    return differences(old, new, lambda name: _facts((new if name in new else old)[name])) or [
+        "nothing has changed"
+    ]
 
 
 def _facts(model: KnownModel) -> str:

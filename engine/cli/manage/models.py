@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from engine.runtime.adapter_pool import make_spare
 from tracestore.prices.home import price_table
 
 from ...models.nearest import nearest
+from ..common.arguments import add_models_file
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write
 from ..common.screen import make_console
@@ -59,6 +60,20 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     date: str = ""
 
 
+_OF_INFO = tuple(name for name in Line.__struct_fields__ if name not in ("id", "state", "reason"))
+"""The fields that are those of `ModelInfo`."""
+
+_OF_CAPABILITIES = {
+    "context_window": "max_context_tokens",
+    "max_output": "max_output_tokens",
+    "supports_tools": "supports_tools",
+    "supports_vision": "supports_images",
+    "supports_reasoning": "supports_thinking",
+    "supports_structured_output": "supports_structured_output",
+}
+"""The fields that a configured model's adapter knows, as `AdapterCapabilities` calls them."""
+
+
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "models",
@@ -75,9 +90,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         "--provider", metavar="NAME", help="only those of an adapter here, or else of any provider"
     )
     parser.add_argument("--capability", metavar="NAME", help=f"only those with {', '.join(CAPABILITIES)}")
-    parser.add_argument(
-        "--models-file", type=Path, metavar="PATH", help="models.yaml (default: $CALLBOARD_HOME/models.yaml)"
-    )
+    add_models_file(parser)
     add_options(parser)
     add_format(parser, "for each model")
     parser.set_defaults(run=run)
@@ -155,50 +168,22 @@ def _unknown(name: str) -> str:
 
 
 def _known(info: ModelInfo) -> Line:
-    return Line(
-        id=f"{info.provider}:{info.id}",
-        display_name=info.display_name,
-        state="",
-        context_window=info.context_window,
-        max_output=info.max_output,
-        supports_tools=info.supports_tools,
-        supports_vision=info.supports_vision,
-        supports_reasoning=info.supports_reasoning,
-        supports_structured_output=info.supports_structured_output,
-        input_cost_per_million=info.input_cost_per_million,
-        output_cost_per_million=info.output_cost_per_million,
-        aliases=info.aliases,
-        released=info.released,
-        deprecated=info.deprecated,
-        retires=info.retires,
-        source=info.source,
-        date=info.date,
-    )
+    return Line(id=f"{info.provider}:{info.id}", state="", **{name: getattr(info, name) for name in _OF_INFO})
 
 
 def _line(model: ConfiguredModel) -> Line:
     """A configured model, as its adapter knows it."""
     can, info = model.capabilities, model.info
-    return Line(
-        id=model.id,
-        display_name=None if info is None else info.display_name,
-        state=model.state,
-        context_window=None if can is None else can.max_context_tokens,
-        max_output=None if can is None else can.max_output_tokens,
-        supports_tools=None if can is None else can.supports_tools,
-        supports_vision=None if can is None else can.supports_images,
-        supports_reasoning=None if can is None else can.supports_thinking,
-        supports_structured_output=None if can is None else can.supports_structured_output,
-        input_cost_per_million=model.input_cost_per_million,
-        output_cost_per_million=model.output_cost_per_million,
-        aliases=model.aliases,
-        released=None if info is None else info.released,
-        deprecated=info is not None and info.deprecated,
-        retires=None if info is None else info.retires,
-        reason=model.reason,
-        source="" if info is None else info.source,
-        date="" if info is None else info.date,
-    )
+    facts: dict[str, Any] = dict.fromkeys(_OF_INFO) | {"deprecated": False, "source": "", "date": ""}
+    if info is not None:
+        facts |= {name: getattr(info, name) for name in _OF_INFO}
+    facts |= {field: None if can is None else getattr(can, name) for field, name in _OF_CAPABILITIES.items()}
+    facts |= {
+        "input_cost_per_million": model.input_cost_per_million,
+        "output_cost_per_million": model.output_cost_per_million,
+        "aliases": model.aliases,
+    }
+    return Line(id=model.id, state=model.state, reason=model.reason, **facts)
 
 
 # -- how it looks

@@ -20,10 +20,9 @@ from tracestore.prices.source import convert, parse
 
 from ..common.screen import make_console
 from ..common.words import plural
-from .price_download import download
+from .updating import add_update_options, differences, download
 
 UPSTREAM = "https://raw.githubusercontent.com/pydantic/genai-prices/refs/heads/main/prices/new_data/v2/data.json"
-MOST_SHOWN = 20
 
 
 def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -70,9 +69,7 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         description="Reads a price snapshot, or the data of genai-prices, and keeps it in $CALLBOARD_HOME if it "
         "is valid. Calls are priced by it from then on; what earlier calls cost stays as it is.",
     )
-    update.add_argument("--from", dest="source", default=UPSTREAM, metavar="FILE|URL", help="https only")
-    update.add_argument("--dry-run", action="store_true", help="only show the difference")
-    update.add_argument("--shipped", action="store_true", help="go back to the prices that came with Callboard")
+    add_update_options(update, UPSTREAM, "the prices that came with Callboard")
     update.set_defaults(run=run_update)
 
 
@@ -87,7 +84,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     ]
     for row in rows:
         text = " ".join(part for part in (row.model, _conditions(row), _rates(row)) if part)
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        console.print(text, soft_wrap=True)
     console.print(f"\n{plural(len(rows), 'price')} now, of {table.label} ({table.version})", style="dim")
     return 0
 
@@ -103,7 +100,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         text = (
             f"{number}. {match.row.model} ({whose}; {match.rule})\n   {_conditions(match.row)} {_rates(match.row)}"
         )
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        console.print(text, soft_wrap=True)
     if not matches:
         console.print(f"Unpriced: no row is for {model}.", style="yellow")
     return 0 if matches else 1
@@ -123,15 +120,13 @@ def run_explain(arguments: argparse.Namespace) -> int:
     bill = table.explain(model, usage, at_us, served_model=arguments.served, priced_as=priced_as)
     console = make_console()
     _heading(model, priced_as, table)
-    console.print(f"At {_iso(at_us)}, {usage.total_input_tokens} input tokens in total.", highlight=False)
+    console.print(f"At {_iso(at_us)}, {usage.total_input_tokens} input tokens in total.")
     for match in table.matches(model, arguments.served, priced_as):
         chosen = match.row is bill.row
         why = "taken" if chosen else _why_not(match.row, at_us, usage)
         console.print(
             f"{'*' if chosen else '-'} {match.row.model} {_conditions(match.row)} ({match.rule}): {why}",
             soft_wrap=True,
-            highlight=False,
-            markup=False,
         )
         if chosen:
             break
@@ -144,7 +139,7 @@ def run_explain(arguments: argparse.Namespace) -> int:
         console.print(f"Unpriced: {bill.cost.reason}.", style="yellow", soft_wrap=True)
         return 1
     if bill.cost.reason:
-        console.print(f"  ({bill.cost.reason})", highlight=False, markup=False)
+        console.print(f"  ({bill.cost.reason})")
     console.print(f"Together {bill.pico_usd} pico-USD, rounded once: ${bill.cost.usd:f}", style="bold")
     return 0
 
@@ -161,9 +156,9 @@ def run_update(arguments: argparse.Namespace) -> int:
     snapshot = read_source(download(source, price_snapshot.MOST_BYTES), source)
     before, after = published_table(home), PriceTable.of(snapshot.prices())
     for line in difference(before, after):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(line, soft_wrap=True)
     for reason, models in snapshot.left_out.items():
-        console.print(f"left out: {reason} ({plural(models, 'model')})", style="dim", highlight=False)
+        console.print(f"left out: {reason} ({plural(models, 'model')})", style="dim")
     if arguments.dry_run:
         console.print("Nothing was changed.", style="dim")
         return 0
@@ -211,22 +206,13 @@ def read_source(data: bytes, source: str) -> price_snapshot.Snapshot:
 
 
 def difference(before: PriceTable, after: PriceTable) -> list[str]:
-    """What changes from one table to another, by model; at most `MOST_SHOWN` lines of a kind."""
+    """What changes from one table to another, by model."""
     old, new = _by_model(before), _by_model(after)
-    kinds = {
-        "new": sorted(new.keys() - old.keys()),
-        "gone": sorted(old.keys() - new.keys()),
-        "changed": sorted(model for model in new.keys() & old.keys() if new[model] != old[model]),
-    }
-    lines = []
-    for kind, models in kinds.items():
-        for model in models[:MOST_SHOWN]:
-            was, now = (_rates(table[model][0]) if model in table else "" for table in (old, new))
-            arrow = " -> " if was and now else ""
-            lines.append(f"{kind}: {model} {was}{arrow}{now}")
-        if len(models) > MOST_SHOWN:
-            lines.append(f"{kind}: and {len(models) - MOST_SHOWN} more")
-    return lines or ["no price has changed"]
+
+    def rates(model: str) -> str:
+        return " -> ".join(_rates(table[model][0]) for table in (old, new) if model in table)
+
+    return differences(old, new, rates) or ["no price has changed"]
 
 
 def _by_model(table: PriceTable) -> dict[str, list[PriceRow]]:
@@ -256,7 +242,7 @@ def _names(name: str) -> tuple[str, str | None]:
 def _heading(model: str, priced_as: str | None, table: PriceTable) -> None:
     known_as = f", in price lists {priced_as}" if priced_as else ""
     text = f"{model}{known_as}, under {table.label} ({table.version})"
-    make_console().print(text, style="bold", soft_wrap=True, highlight=False)
+    make_console().print(text, style="bold", soft_wrap=True)
 
 
 def _moment(text: str) -> int:

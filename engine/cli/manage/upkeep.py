@@ -13,7 +13,7 @@ import anyio
 from bus import StoreError
 from tracestore import PruneReport, TraceStore
 
-from ..common.arguments import chosen_file
+from ..common.arguments import add_file, chosen_file
 from ..common.places import short
 from ..common.screen import make_console
 from ..common.words import plural
@@ -29,7 +29,7 @@ def add_prune(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         description="Deletes calls with all that belongs to them, and events, in small steps: programs that write "
         "to the file go on meanwhile. Calls without an end stay. Try it with --dry-run first.",
     )
-    _add_file(parser)
+    add_file(parser)
     parser.add_argument("--older-than", type=age, metavar="AGE", help="what ended longer ago, as 90d, 12h or 8w")
     parser.add_argument("--max-size", type=size, metavar="SIZE", help="the oldest, until it takes less: 500M, 2G")
     parser.add_argument(
@@ -46,14 +46,8 @@ def add_backup(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         description="Copies the trace file as it is at this moment. Overwrites nothing.",
     )
     parser.add_argument("path", type=Path, metavar="PATH", help="where the copy goes")
-    _add_file(parser)
+    add_file(parser)
     parser.set_defaults(run=backup)
-
-
-def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--db", type=Path, metavar="FILE", help="trace file (default: $CALLBOARD_HOME/trace.db, else the demo's)"
-    )
 
 
 def prune(arguments: argparse.Namespace) -> int:

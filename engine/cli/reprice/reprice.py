@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -24,6 +23,8 @@ from ..common.harmless import note
 from ..common.money import tell_beside, usd
 from ..common.output import add_format, write, write_records
 from ..common.places import command_name, short
+from ..common.progress import progress_bar
+from ..common.reading import from_trace
 from ..common.screen import make_console
 from ..common.words import moment_text, plural
 from .lines import By, columns, records, total
@@ -125,21 +126,10 @@ def _only_looks(arguments: argparse.Namespace) -> bool:
 @contextmanager
 def shown_progress() -> Iterator[OnProgress | None]:
     """A bar on stderr, if that is a terminal; for a file of a single chunk it never appears."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    make_console()  # says what is missing, if rich is
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("repricing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("calls"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=False) as bar:
+    with progress_bar() as bar:
+        if bar is None:
+            yield None
+            return
         task = bar.add_task("repricing", total=None, visible=False)
         yield lambda done, last: bar.update(task, completed=done, total=last, visible=done < last)
 
@@ -280,11 +270,7 @@ def _undo(path: Path, arguments: argparse.Namespace) -> int:
 
 
 def _history(path: Path, arguments: argparse.Namespace) -> int:
-    async def read() -> list[RepriceRun]:
-        async with TraceStore.open_readonly(path) as store:
-            return await store.reprice_runs()
-
-    runs = anyio.run(read)
+    runs = from_trace(arguments, lambda store: store.reprice_runs())
     if arguments.format != "table":
         write(arguments.format, RepriceRun, runs)
         return 0

@@ -1,0 +1,48 @@
+"""Reading the trace file that a command is about."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+
+from bus import ConfigurationError
+from tracestore import TraceStore
+
+from .arguments import chosen_file
+
+T = TypeVar("T")
+
+
+def from_trace(arguments: argparse.Namespace, read: Callable[[TraceStore], Awaitable[T]]) -> T:
+    """The result of a query of the chosen trace file.
+
+    Raises:
+        StoreError: The file can't be read, or there is none.
+    """
+
+    async def work() -> T:
+        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
+            return await read(store)
+
+    return anyio.run(work)
+
+
+async def price_version(store: TraceStore, under: str | None) -> str | None:
+    """The whole price version that ``--under`` means by its beginning; None for none.
+
+    Raises:
+        ConfigurationError: The trace file knows no such version, or several.
+    """
+    if under is None:
+        return None
+    known = [table.version for table in await store.price_tables()]
+    fitting = [version for version in known if version.startswith(under)]
+    if len(fitting) != 1:
+        raise ConfigurationError(
+            f"--under {under}: {'several' if fitting else 'no'} price versions begin so; "
+            f"the file knows {', '.join(known) or 'none'}"
+        )
+    return fitting[0]
