@@ -16,7 +16,9 @@ from adapters.providers.ollama.models import (
     read_show,
     read_tags,
 )
-from bus.values.json import Json
+from bus.values.json import Json, JsonObject
+
+from ...support.wires.ollama import call, last, line
 
 SHOWN: Json = {
     "modelfile": "FROM x",
@@ -133,3 +135,23 @@ def test_a_catalogue_is_bounded() -> None:
     assert catalogue.facts("0") is None
     assert catalogue.facts("1") is not None
     assert catalogue.facts(str(MAX_MODELS)) is not None
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        line(thinking="Hm."),
+        line(content="Hi"),
+        line(tool_calls=[call("look", {"at": 1}), call("clock", {}, "call_1")]),
+        last(),
+        last("length", {}),
+        last(None, content="Hi"),
+    ],
+)
+def test_the_official_client_takes_our_lines_for_its_servers(vector: JsonObject) -> None:
+    """They are written by hand, so somebody else must say that they are right."""
+    judged = ollama.ChatResponse.model_validate(vector)
+    assert judged.message.content == vector["message"]["content"]
+    assert judged.done == vector["done"]
+    assert judged.eval_count == vector.get("eval_count")
+    assert len(judged.message.tool_calls or ()) == len(vector["message"].get("tool_calls", ()))

@@ -17,6 +17,7 @@ from .wire import Wire
 
 class AnthropicWire(Wire):
     name = "anthropic"
+    names_events = True
     adapter = AnthropicAdapter
     base_url = "https://api.anthropic.com"
     id_prefix = "toolu_0"
@@ -119,3 +120,68 @@ class AnthropicWire(Wire):
 
     def judged(self, body: bytes) -> list[str]:
         return messages_faults(body)
+
+
+# -- the words of the protocol
+
+START_USAGE: JsonObject = {
+    "input_tokens": 20,
+    "cache_creation_input_tokens": 0,
+    "cache_read_input_tokens": 0,
+    "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+    "output_tokens": 2,
+    "service_tier": "standard",
+}
+
+
+def event(kind: str, **fields: Json) -> JsonObject:
+    return {"type": kind, **fields}
+
+
+def message_start(usage: Json = START_USAGE, **fields: Json) -> JsonObject:
+    message: JsonObject = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-test",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+        **fields,
+    }
+    return event("message_start", message=message)
+
+
+def start(index: int, kind: str, **fields: Json) -> JsonObject:
+    return event("content_block_start", index=index, content_block={"type": kind, **fields})
+
+
+def delta(index: int, kind: str, **fields: Json) -> JsonObject:
+    return event("content_block_delta", index=index, delta={"type": kind, **fields})
+
+
+def stop(index: int) -> JsonObject:
+    return event("content_block_stop", index=index)
+
+
+def ending(reason: str | None = "end_turn", usage: Json = None, **fields: Json) -> list[JsonObject]:
+    """The last two events. usage: ten output tokens, if not given."""
+    usage = {"output_tokens": 10} if usage is None else usage
+    changed: JsonObject = {"stop_reason": reason, "stop_sequence": None, **fields}
+    return [event("message_delta", delta=changed, usage=usage), event("message_stop")]
+
+
+def text(index: int, *fragments: str) -> list[JsonObject]:
+    """A whole text block."""
+    deltas = [delta(index, "text_delta", text=fragment) for fragment in fragments]
+    return [start(index, "text", text=""), *deltas, stop(index)]
+
+
+def tool(index: int, name: str, call_id: str, *fragments: str) -> list[JsonObject]:
+    """A whole tool call, with the empty fragment that always comes first."""
+    deltas = [delta(index, "input_json_delta", partial_json=fragment) for fragment in ("", *fragments)]
+    return [start(index, "tool_use", id=call_id, name=name, input={}), *deltas, stop(index)]
+
+
+PING = event("ping")

@@ -94,3 +94,55 @@ class ChatWire(Wire):
 
     def judged(self, body: bytes) -> list[str]:
         return chat_faults(body)
+
+
+# -- the words of the protocol
+
+USAGE: JsonObject = {
+    "prompt_tokens": 100,
+    "completion_tokens": 20,
+    "total_tokens": 120,
+    "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
+    "completion_tokens_details": {"reasoning_tokens": 5},
+}
+
+
+DONE = b"[DONE]"
+
+
+STOP: JsonObject = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+
+
+def chunk(finish: Json = None, **delta: Json) -> JsonObject:
+    """One chunk with one choice."""
+    choice: JsonObject = {"index": 0, "delta": delta, "finish_reason": finish}
+    return {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "test-2026", "choices": [choice]}
+
+
+def tool(index: Json = 0, wire_id: Json = "call_1", name: Json = "look", arguments: Json = "") -> JsonObject:
+    """A fragment of a tool call; what is None is left out."""
+    function: JsonObject = {
+        key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None
+    }
+    fields: JsonObject = {"index": index, "id": wire_id, "type": "function", "function": function}
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+def tools(*fragments: JsonObject) -> JsonObject:
+    return chunk(tool_calls=list(fragments))
+
+
+def more(arguments: Json, index: Json = 0) -> JsonObject:
+    return tools(tool(index, None, None, arguments))
+
+
+def reply(finish: Json = "stop", **message: Json) -> JsonObject:
+    """A whole reply."""
+    choice: JsonObject = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "model": "test-2026",
+        "choices": [choice],
+        "usage": USAGE,
+    }

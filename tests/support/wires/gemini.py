@@ -101,3 +101,35 @@ class GeminiWire(Wire):
 
     def judged(self, body: bytes) -> list[str]:
         return contents_faults(body)
+
+
+# -- the words of the protocol
+
+IDENTITY: JsonObject = {"modelVersion": "gemini-test-001", "responseId": "reply-1"}
+
+
+USAGE: JsonObject = {"promptTokenCount": 20, "candidatesTokenCount": 10, "totalTokenCount": 30}
+
+
+def chunk(*parts: Json, finish: Json = None, usage: Json = None, **fields: Json) -> JsonObject:
+    """A chunk with one candidate. finish: its finish reason. fields: of the candidate."""
+    candidate: JsonObject = {"content": {"parts": list(parts), "role": "model"}, "index": 0, **fields}
+    if finish is not None:
+        candidate["finishReason"] = finish
+    return {"candidates": [candidate], **({"usageMetadata": usage} if usage else {}), **IDENTITY}
+
+
+def text(said: str, signature: str | None = None) -> JsonObject:
+    return {"text": said, **({"thoughtSignature": signature} if signature else {})}
+
+
+def thought(said: str, signature: str | None = None) -> JsonObject:
+    return {"thought": True, **text(said, signature)}
+
+
+def call(name: str, signature: str | None = None, **fields: Json) -> JsonObject:
+    part: JsonObject = {"functionCall": {"name": name, **fields}}
+    return {**part, "thoughtSignature": signature} if signature else part
+
+
+END = chunk(text(""), finish="STOP", usage=USAGE)

@@ -12,7 +12,7 @@ from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage
 
 from ..judges import ollama_faults
-from .wire import Wire
+from .wire import Event, Wire, as_data
 
 
 class OllamaWire(Wire):
@@ -77,6 +77,12 @@ class OllamaWire(Wire):
     def write_event(self, name: str, data: Json) -> bytes:
         return msgspec.json.encode(data) + b"\n"
 
+    def stream(self, *events: Event, named: bool = True, line_end: bytes = b"\n", colon: bytes = b": ") -> bytes:
+        return b"".join(as_data(event) + line_end for event in events)
+
+    def other_forms(self, *events: Event) -> list[bytes]:
+        return [self.stream(*events, line_end=b"\r\n"), self.stream(*events).replace(b"\n", b"\n\n").rstrip()]
+
     def error_body(self, condition: str) -> tuple[int, Json]:
         status, message = {
             "rate limit": (429, "too many concurrent requests"),
@@ -101,3 +107,32 @@ class OllamaWire(Wire):
 
     def judged(self, body: bytes) -> list[str]:
         return ollama_faults(body)
+
+
+# -- the words of the protocol
+
+METRICS: JsonObject = {
+    "total_duration": 174560334,
+    "load_duration": 101397084,
+    "prompt_eval_count": 11,
+    "prompt_eval_duration": 13074791,
+    "eval_count": 18,
+    "eval_duration": 52479709,
+}
+
+
+def line(**message: Json) -> JsonObject:
+    """One line of a stream, before the last."""
+    said: JsonObject = {"role": "assistant", "content": "", **message}
+    return {"model": "qwen3:8b", "created_at": "2026-10-17T23:14:07.414671Z", "message": said, "done": False}
+
+
+def last(reason: str | None = "stop", metrics: JsonObject = METRICS, **message: Json) -> JsonObject:
+    """The last line, or a whole reply."""
+    ended: JsonObject = {} if reason is None else {"done_reason": reason}
+    return {**line(**message), "done": True, **ended, **metrics}
+
+
+def call(name: str, arguments: Json, wire_id: str | None = None) -> JsonObject:
+    function: JsonObject = {"name": name, "arguments": arguments}
+    return {"function": function} if wire_id is None else {"id": wire_id, "function": function}

@@ -25,6 +25,7 @@ _INCOMPLETE = {
 
 class ResponsesWire(Wire):
     name = "openai"
+    names_events = True
     adapter = OpenAIAdapter
     base_url = "https://api.openai.com"
     history = "input"
@@ -131,3 +132,110 @@ class ResponsesWire(Wire):
 
     def judged(self, body: bytes) -> list[str]:
         return responses_faults(body)
+
+
+# -- the words of the protocol
+
+USAGE: JsonObject = {
+    "input_tokens": 100,
+    "input_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
+    "output_tokens": 20,
+    "output_tokens_details": {"reasoning_tokens": 5},
+    "total_tokens": 120,
+}
+
+
+def event(kind: str, **fields: Json) -> JsonObject:
+    return {"type": f"response.{kind}", **fields}
+
+
+def response(status: str | None = "completed", **fields: Json) -> JsonObject:
+    """A response object; `output` is empty, as one backend leaves it at the end of a stream."""
+    return {
+        "id": "resp_1",
+        "object": "response",
+        "model": "gpt-test-2026",
+        "status": status,
+        "error": None,
+        "incomplete_details": None,
+        "output": [],
+        "usage": USAGE,
+        **fields,
+    }
+
+
+CREATED = event("created", response=response("in_progress", usage=None))
+
+
+def ending(status: str = "completed", **fields: Json) -> JsonObject:
+    return event(status, response=response(status, **fields))
+
+
+def message(*texts: str, item_id: str = "msg_1", **fields: Json) -> JsonObject:
+    parts: list[Json] = [{"type": "output_text", "text": text, "annotations": []} for text in texts]
+    return {
+        "type": "message",
+        "id": item_id,
+        "role": "assistant",
+        "status": "completed",
+        "content": parts,
+        **fields,
+    }
+
+
+def call(name: str, arguments: str, number: int = 1, **fields: Json) -> JsonObject:
+    return {
+        "type": "function_call",
+        "id": f"fc_{number}",
+        "call_id": f"call_{number}",
+        "name": name,
+        "arguments": arguments,
+        "status": "completed",
+        **fields,
+    }
+
+
+def reasoning(*summary: str, number: int = 1, **fields: Json) -> JsonObject:
+    parts: list[Json] = [{"type": "summary_text", "text": text} for text in summary]
+    return {
+        "type": "reasoning",
+        "id": f"rs_{number}",
+        "summary": parts,
+        "encrypted_content": f"secret {number}",
+        **fields,
+    }
+
+
+def added(index: int, item: JsonObject) -> JsonObject:
+    """An item is announced: without what comes later."""
+    empty: JsonObject = {"content": [], "summary": [], "arguments": ""}
+    start = {**item, **{name: value for name, value in empty.items() if name in item}, "status": "in_progress"}
+    if "encrypted_content" in item:
+        start["encrypted_content"] = "shorter"
+    return event("output_item.added", output_index=index, item=start)
+
+
+def done(index: int, item: JsonObject) -> JsonObject:
+    return event("output_item.done", output_index=index, item=item)
+
+
+def text_delta(index: int, delta: Json, part: int = 0, **fields: Json) -> JsonObject:
+    return event(
+        "output_text.delta",
+        item_id="msg_1",
+        output_index=index,
+        content_index=part,
+        delta=delta,
+        logprobs=[],
+        **fields,
+    )
+
+
+def arguments_delta(index: int, delta: Json, number: int = 1) -> JsonObject:
+    return event("function_call_arguments.delta", item_id=f"fc_{number}", output_index=index, delta=delta)
+
+
+def summary_delta(index: int, delta: str, part: int = 0) -> JsonObject:
+    return event(
+        "reasoning_summary_text.delta", item_id="rs_1", output_index=index, summary_index=part, delta=delta
+    )

@@ -87,3 +87,21 @@ class WordyTGIWire(TGIWire):
     """Emulated calls are answers to other requests than plain ones; they are tested with the adapter."""
 
     adapter = Wordy
+
+
+# -- the words of the protocol
+
+
+def token(text: str, *, special: bool = False) -> JsonObject:
+    """One event before the last."""
+    said: JsonObject = {"id": 7, "text": text, "logprob": None, "special": special}
+    return {"index": 1, "token": said, "generated_text": None, "details": None}
+
+
+def details(reason: Json = "eos_token", **fields: Json) -> JsonObject:
+    return {"finish_reason": reason, "generated_tokens": 4, "input_length": 9, "seed": None, **fields}
+
+
+def end(text: str, found: Json, last: str = "</s>", *, special: bool = True) -> JsonObject:
+    """The last event: its own token, the whole text, and the details."""
+    return {**token(last, special=special), "generated_text": text, "details": found}

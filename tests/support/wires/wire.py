@@ -14,6 +14,21 @@ from adapters.http.adapter import HttpAdapter
 from adapters.transport.transport import HttpReply, HttpRequest, Transport
 from bus.clock import Clock
 from bus.values.json import Json, JsonObject
+from bus.values.messages import Message
+
+Event = JsonObject | bytes | str
+"""An event of a stream; what is text or bytes stands for its data as they are."""
+
+
+def as_data(event: Event) -> bytes:
+    """An event's data as they stand in a body."""
+    match event:
+        case bytes():
+            return event
+        case str():
+            return event.encode()
+        case _:
+            return msgspec.json.encode(event)
 
 
 class Wire(HttpKit):
@@ -35,12 +50,35 @@ class Wire(HttpKit):
     fetches = True
     calls_tools = True
     has_response_ids = True
+    hello = Message.user("Hello")
+    names_events = False
+    """Whether a stream's events have names of their own: the type that stands in their data."""
+
     knows: ClassVar[Mapping[str, Json]] = {}
     _stops: ClassVar[Mapping[str, str]] = {}
 
     @abstractmethod
     def body(self, text: str, calls: int, stop: str, thought: str = "") -> JsonObject:
         """As in the kit; it may begin with a thought."""
+
+    def stream(self, *events: Event, named: bool = True, line_end: bytes = b"\n", colon: bytes = b": ") -> bytes:
+        """A streamed body of these events."""
+        parts: list[bytes] = []
+        for event in events:
+            data = as_data(event)
+            name = str(event.get("type", "")) if isinstance(event, dict) else "other"
+            head = [b"event" + colon + name.encode()] if named and self.names_events else []
+            parts.append(line_end.join([*head, b"data" + colon + data, b"", b""]))
+        return b"".join(parts)
+
+    def other_forms(self, *events: Event) -> list[bytes]:
+        """The same body as other servers and proxies write it."""
+        return [
+            self.stream(*events, line_end=b"\r\n"),
+            self.stream(*events, line_end=b"\r"),
+            self.stream(*events, named=False),
+            b": comment\n\n" + self.stream(*events, colon=b":"),
+        ]
 
     @abstractmethod
     def events(self, text: str, calls: int, stop: str, thought: str = "") -> Iterator[tuple[str, JsonObject]]:

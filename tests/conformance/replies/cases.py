@@ -1,0 +1,111 @@
+"""A reply of one wire and what is to become of it: the rows of the tables in this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from bus.values.json import JsonObject
+from bus.values.usage import StopReason
+
+from ...support.wires import WIRES, ChatWire, Wire
+from ...support.wires import anthropic as a
+from ...support.wires import chat as c
+from ...support.wires import gemini as g
+from ...support.wires import ollama as o
+from ...support.wires import responses as r
+from ...support.wires import tgi as t
+from ...support.wires.reading import Reading, read
+from ...support.wires.wire import Event
+
+__all__ = [
+    "CHAT",
+    "CLAUDE",
+    "EACH",
+    "GEMINI",
+    "HI",
+    "OLLAMA",
+    "OVER",
+    "RESPONSES",
+    "TGI",
+    "Case",
+    "check",
+    "quirky",
+    "table",
+]
+
+CLAUDE, RESPONSES, _, GEMINI, OLLAMA, TGI = WIRES
+CHAT = ChatWire("default")
+EACH = pytest.mark.parametrize("wire", WIRES, ids=lambda wire: wire.name)
+
+
+HI: dict[str, list[JsonObject]] = {
+    "anthropic": [a.message_start(), *a.text(0, "Hi")[:2]],
+    "openai": [r.CREATED, r.added(0, r.message("Hi")), r.text_delta(0, "Hi")],
+    "openai_compatible": [c.chunk(content="Hi")],
+    "gemini": [g.chunk(g.text("Hi"))],
+    "ollama": [o.line(content="Hi")],
+    "tgi": [t.token("Hi")],
+}
+"""The beginning of a stream that says Hi."""
+
+OVER: dict[str, list[JsonObject | bytes]] = {
+    "anthropic": [*a.ending()],
+    "openai": [r.ending()],
+    "openai_compatible": [c.STOP, c.DONE],
+    "gemini": [g.END],
+    "ollama": [o.last()],
+    "tgi": [t.end("Hi", t.details())],
+}
+"""Its regular end."""
+
+
+def quirky(quirks: str) -> ChatWire:
+    """Chat Completions of a server with quirks."""
+    return ChatWire(quirks)
+
+
+class Case(msgspec.Struct, frozen=True):
+    """The events of a stream, and what is said by them; None for what is not looked at."""
+
+    wire: Wire
+    name: str
+    """What is odd about it."""
+
+    events: Sequence[Event]
+    said: Sequence[object]
+    """The content in short, see `in_short`."""
+
+    stop: StopReason | None = None
+    kept: Sequence[JsonObject | None] | None = None
+    """What the blocks keep for their provider."""
+
+    fragments: Sequence[str] | None = None
+    """The pieces in which the calls' arguments are delivered."""
+
+    deltas: Sequence[str] | None = None
+    warnings: Sequence[str] = ()
+    changes: Mapping[str, Any] = {}
+    """Of the request; `config` of the adapter."""
+
+
+def table(*cases: Case) -> pytest.MarkDecorator:
+    """Parametrise a test by its `case`."""
+    return pytest.mark.parametrize("case", cases, ids=[f"{case.wire.name}-{case.name}" for case in cases])
+
+
+def check(case: Case) -> Reading:
+    """Read a case in every way, and compare what came of it."""
+    reading = read(case.wire, *case.events, **case.changes)
+    assert reading.error is None, reading.error
+    assert reading.said == list(case.said)
+    if case.stop is not None:
+        assert reading.last.stop_reason is case.stop
+    for name in ("kept", "fragments", "deltas"):
+        expected = getattr(case, name)
+        assert expected is None or getattr(reading, name) == list(expected), name
+    assert reading.warnings == list(case.warnings)
+    return reading

@@ -1,0 +1,238 @@
+"""Token counts on each wire: in disjoint buckets, as far as they are said, and never made up in silence."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from bus.values.json import Json, JsonObject
+from bus.values.usage import TokenUsage, UsageSource
+
+from ...support.wires import Wire
+from ...support.wires import anthropic as a
+from ...support.wires import chat as c
+from ...support.wires import gemini as g
+from ...support.wires import ollama as o
+from ...support.wires import responses as r
+from ...support.wires import tgi as t
+from ...support.wires.reading import Reading, read, read_whole
+from .cases import CHAT, CLAUDE, GEMINI, HI, OLLAMA, RESPONSES, TGI
+
+PARTIAL, INCONSISTENT, ESTIMATED = UsageSource.PARTIAL, UsageSource.INCONSISTENT, UsageSource.ESTIMATED
+
+
+def whole(wire: Wire, usage: Json) -> Reading:
+    """A whole reply that says Hi and reports this."""
+    bodies: dict[Wire, JsonObject] = {
+        CLAUDE: {**a.message_start()["message"], "content": [{"type": "text", "text": "Hi"}], "usage": usage},
+        RESPONSES: r.response(output=[r.message("Hi")], usage=usage),
+        CHAT: {**c.reply(content="Hi"), "usage": usage},
+        GEMINI: {**g.chunk(g.text("Hi"), finish="STOP"), "usageMetadata": usage},
+    }  # fmt: skip
+    return read_whole(wire, bodies[wire])
+
+
+def messages(output: object = 4, **fields: Json) -> JsonObject:
+    return {"input_tokens": 3, "output_tokens": output, **fields}
+
+
+def written(total: int, short: int | None, long: int) -> JsonObject:
+    split: JsonObject = {"ephemeral_1h_input_tokens": long}
+    return messages(
+        cache_creation_input_tokens=total,
+        cache_creation=split if short is None else {**split, "ephemeral_5m_input_tokens": short},
+    )
+
+
+def chat(prompt: Json = 9, completion: Json = 3, **fields: Json) -> JsonObject:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, **fields}
+
+
+COUNTS: list[tuple[Wire, JsonObject, TokenUsage]] = [
+    (CLAUDE, messages(), TokenUsage(3, 4)),
+    (CLAUDE, {"input_tokens": 0, "output_tokens": 0}, TokenUsage(0, 0)),
+    (CLAUDE, messages(cache_read_input_tokens=5, cache_creation_input_tokens=6), TokenUsage(3, 4, 5, 6)),
+    (CLAUDE, written(30, 10, 20), TokenUsage(3, 4, 0, 30, 20)),
+    (CLAUDE, messages(cache_creation={"ephemeral_1h_input_tokens": 20}), TokenUsage(3, 4, 0, 20, 20)),
+    (CLAUDE, written(50, 0, 20), TokenUsage(3, 4, 0, 50, 50)),  # the total grew after the split was known
+    (CLAUDE, written(5, 7, 20), TokenUsage(3, 4, 0, 5, 5, source=INCONSISTENT)),  # the total shrank
+    (CLAUDE, messages(output_tokens_details={"thinking_tokens": 2}), TokenUsage(3, 4, reasoning_tokens=2)),
+    (CLAUDE, messages(output_tokens_details={"thinking_tokens": 9}),
+     TokenUsage(3, 4, reasoning_tokens=4, source=INCONSISTENT)),
+    (CLAUDE, {"output_tokens": 4}, TokenUsage(0, 4, source=PARTIAL)),
+    (CLAUDE, {"input_tokens": 3.7, "output_tokens": -4}, TokenUsage(3, 0, source=INCONSISTENT)),
+    (RESPONSES, r.USAGE, TokenUsage(10, 20, 60, 30, reasoning_tokens=5)),
+    (RESPONSES, {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 9}, "output_tokens": 1},
+     TokenUsage(0, 1, 9, source=INCONSISTENT)),
+    (RESPONSES, {"input_tokens": 5.0, "output_tokens": 2.0, "input_tokens_details": None}, TokenUsage(5, 2)),
+    (RESPONSES, {"input_tokens": 5, "output_tokens": "many", "output_tokens_details": []},
+     TokenUsage(5, 0)),
+    (CHAT, c.USAGE, TokenUsage(10, 20, 60, 30, reasoning_tokens=5)),
+    (CHAT, chat(total_tokens=12), TokenUsage(9, 3)),
+    (CHAT, chat(307, 26, total_tokens=560, completion_tokens_details={"reasoning_tokens": 227}),
+     TokenUsage(307, 253, reasoning_tokens=227)),
+    (CHAT, chat(35, 12, total_tokens=109), TokenUsage(35, 74, reasoning_tokens=62, source=PARTIAL)),
+    (CHAT, chat(prompt_cache_hit_tokens=8), TokenUsage(1, 3, 8)),
+    (CHAT, chat(cached_tokens=4), TokenUsage(5, 3, 4)),
+    (CHAT, chat(prompt_tokens_details={"cached_tokens": 20}), TokenUsage(0, 3, 20, source=INCONSISTENT)),
+    (CHAT, chat(4.0, 3.0, total_tokens=None, prompt_tokens_details=None, completion_tokens_details=[]),
+     TokenUsage(4, 3)),
+    (CHAT, chat(0, 0), TokenUsage(0, 0)),
+    (CHAT, chat(9, -3), TokenUsage(9, 0, source=INCONSISTENT)),
+    (CHAT, {"completion_tokens": 3, "total_tokens": 12}, TokenUsage(9, 3, source=PARTIAL)),
+    (CHAT, chat(completion_tokens_details={"reasoning_tokens": 9}),
+     TokenUsage(9, 3, reasoning_tokens=3, source=INCONSISTENT)),
+    (CHAT, {"prompt_tokens": 9}, TokenUsage(9, 0, source=PARTIAL)),
+    (GEMINI, {"promptTokenCount": 14, "totalTokenCount": 14}, TokenUsage(14, 0)),
+    (GEMINI, {"promptTokenCount": 9.0, "candidatesTokenCount": 2.0}, TokenUsage(9, 2)),
+    (GEMINI, {"promptTokenCount": 5, "cachedContentTokenCount": 9}, TokenUsage(0, 0, 9, source=INCONSISTENT)),
+    (GEMINI, {"promptTokenCount": 5, "thoughtsTokenCount": 0}, TokenUsage(5, 0, reasoning_tokens=0)),
+    (GEMINI, {"promptTokenCount": 5, "candidatesTokenCount": "x", "thoughtsTokenCount": True}, TokenUsage(5, 0)),
+    (GEMINI, {"promptTokenCount": 5, "candidatesTokenCount": -1}, TokenUsage(5, 0, source=INCONSISTENT)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "usage", "expected"), COUNTS,
+                         ids=[f"{wire.name}-{usage}"[:70] for wire, usage, _ in COUNTS])  # fmt: skip
+def test_usage_goes_into_disjoint_buckets(wire: Wire, usage: JsonObject, expected: TokenUsage) -> None:
+    """Cache reads and writes are no fresh input, hidden reasoning is output; nonsense is left out, and told."""
+    found = whole(wire, usage).usage
+    assert msgspec.structs.replace(found, raw=None) == expected
+    assert found.raw is not None
+    assert msgspec.json.decode(found.raw) == usage
+
+
+NOTHING: list[tuple[Wire, Json]] = [
+    *[
+        (CLAUDE, usage)
+        for usage in ({"input_tokens": True, "output_tokens": "4"}, {"service_tier": "standard"}, {})
+    ],
+    (RESPONSES, None),
+    *[(CHAT, usage) for usage in (None, [], "much", {}, {"total_tokens": 5}, {"prompt_tokens": "many"})],
+    (GEMINI, {"trafficType": "ON_DEMAND"}),
+]
+
+
+@pytest.mark.parametrize(("wire", "usage"), NOTHING, ids=lambda value: getattr(value, "name", None) or str(value))
+def test_usage_that_says_nothing_is_estimated(wire: Wire, usage: Json) -> None:
+    """And said to be."""
+    reading = whole(wire, usage)
+    assert reading.usage.source is ESTIMATED
+    assert reading.usage.total_tokens > 0
+    assert "usage_estimated" in [warning.code for warning in reading.reply.warnings]
+
+
+OF_CHAT: list[list[JsonObject]] = [
+    [c.STOP, {"choices": [], "usage": c.USAGE}],
+    [c.STOP | {"usage": c.USAGE}],
+    [c.STOP, c.chunk(content="") | {"usage": c.USAGE}],
+    [c.STOP | {"x_groq": {"id": "req_1", "usage": c.USAGE}}],
+    [{"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", "usage": c.USAGE}]}],
+    [c.chunk() | {"usage": {**c.USAGE, "completion_tokens": 1}}, c.STOP | {"usage": c.USAGE}],
+    [c.STOP | {"usage": c.USAGE, "x_groq": {"usage": c.USAGE}}, c.chunk() | {"usage": None}],
+]
+GROWN: JsonObject = {**a.START_USAGE, "input_tokens": 2068, "cache_read_input_tokens": 55096,
+                     **{key: value for key, value in written(30, 20, 10).items() if "cache" in key}}  # fmt: skip
+AT_LAST: JsonObject = {"input_tokens": 22397, "cache_read_input_tokens": 0, "cache_creation_input_tokens": None,
+                       "output_tokens": 50, "output_tokens_details": {"thinking_tokens": 12}}  # fmt: skip
+STREAMED: list[tuple[Wire, list[JsonObject], TokenUsage]] = [
+    *[(CHAT, [*HI["openai_compatible"], *events], TokenUsage(10, 20, 60, 30, reasoning_tokens=5))
+      for events in OF_CHAT],
+    (CLAUDE, [a.message_start(GROWN), *a.text(0, "a"), *a.ending(usage=AT_LAST)],
+     TokenUsage(22397, 50, 0, 30, 10, reasoning_tokens=12)),
+    (CLAUDE, [a.message_start(), *a.text(0, "a"), *a.ending(usage={})], TokenUsage(20, 2, source=PARTIAL)),
+    (GEMINI, [
+        g.chunk(g.text("A"), usage={"promptTokenCount": 169, "cachedContentTokenCount": 60,
+        "thoughtsTokenCount": 7}),
+        g.chunk(g.text("B"), usage={"promptTokenCount": 100, "candidatesTokenCount": 4,
+                                    "toolUsePromptTokenCount": 30}),
+        g.chunk(finish="STOP", usage={"candidatesTokenCount": 5, "trafficType": "ON_DEMAND"}),
+        {"usageMetadata": {"trafficType": "ON_DEMAND"}}], TokenUsage(70, 12, 60, reasoning_tokens=7)),
+    (OLLAMA, [*HI["ollama"], o.last()], TokenUsage(11, 18)),
+    (OLLAMA, [o.last("stop", {"prompt_eval_count": 11})], TokenUsage(11, 0)),
+    (TGI, [*HI["tgi"], t.end("Hi", t.details())], TokenUsage(9, 4)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("wire", "events", "expected"), STREAMED,
+                         ids=[f"{wire.name}-{number}" for number, (wire, _,
+                         _) in enumerate(STREAMED)])  # fmt: skip
+def test_usage_is_found_wherever_a_stream_has_it(
+    wire: Wire, events: list[JsonObject], expected: TokenUsage
+) -> None:
+    """The last report counts, field by field; nulls replace nothing, and nothing adds up."""
+    assert msgspec.structs.replace(read(wire, *events).usage, raw=None) == expected
+
+
+def test_what_was_reported_is_kept_in_raw() -> None:
+    """Merged field by field; with all durations, for prices by time; with what another model used."""
+    raw = read(CLAUDE, a.message_start(GROWN), *a.text(0, "a"), *a.ending(usage=AT_LAST)).usage.raw
+    assert raw is not None
+    found = msgspec.json.decode(raw)
+    assert (found["cache_creation_input_tokens"], found["service_tier"], found["output_tokens"]) == (
+        30,
+        "standard",
+        50,
+    )
+    raw = read(OLLAMA, *HI["ollama"], o.last()).usage.raw
+    assert raw is not None
+    assert msgspec.json.decode(raw) == o.METRICS
+    advisor = messages(iterations=[{"type": "advisor_message", "input_tokens": 2518, "output_tokens": 22}])
+    assert whole(CLAUDE, advisor).usage.input_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"eval_count": 18},
+        {"prompt_eval_count": 0, "eval_count": 18},
+        {"prompt_eval_count": 11},
+        {"prompt_eval_count": None, "eval_count": True},
+        {},
+    ],
+)
+def test_counts_that_ollama_leaves_out_are_no_zeros(metrics: JsonObject) -> None:
+    """All of the prompt was cached, and older servers say 0: it is estimated, what is said is kept."""
+    reading = read(OLLAMA, *HI["ollama"], o.last("stop", metrics))
+    usage = reading.usage
+    assert usage.source is ESTIMATED
+    assert (usage.input_tokens > 0, usage.output_tokens > 0) == (True, True)
+    assert usage.output_tokens == 18 or metrics.get("eval_count") != 18
+    assert usage.input_tokens == 11 or metrics.get("prompt_eval_count") != 11
+
+
+def test_without_details_of_tgi_nothing_is_made_up() -> None:
+    """Neither a reason nor counts; a prompt's size may stand in its tokens."""
+    streamed = read(TGI, *HI["tgi"], t.end("Hi", None))
+    assert (streamed.last.raw_stop_reason, streamed.usage.source) == (None, ESTIMATED)
+    assert streamed.warnings == ["no_stop_reason"]
+    bare = read_whole(TGI, {"generated_text": "Hi", "details": t.details(input_length=None)}).usage
+    assert (bare.source, bare.output_tokens, bare.input_tokens > 0) == (ESTIMATED, 4, True)
+    prefill: Json = [{"id": 1, "text": "H", "logprob": None}] * 3
+    counted = read_whole(TGI, {"generated_text": "Hi", "details": t.details(input_length=None, prefill=prefill)})
+    assert (counted.usage.input_tokens, counted.usage.source) == (3, UsageSource.REPORTED)
+
+
+@pytest.mark.parametrize(
+    ("usage", "nano_usd"),
+    [
+        ({"cost": 0.00019325}, 193_250),
+        ({"cost": 0}, 0),
+        ({"cost": 1e-9}, 1),
+        ({"cost": 0.0000001, "is_byok": True, "cost_details": {"upstream_inference_cost": 0.002}}, 2_000_100),
+        ({"cost": 0.5, "is_byok": True, "cost_details": None}, 500_000_000),
+        ({"cost": 0.5, "is_byok": False, "cost_details": {"upstream_inference_cost": 0.5}}, 500_000_000),
+        *[({"cost": odd}, None) for odd in (None, "0.1", True, -1, 1e300)],
+        ({}, None),
+    ],
+)
+def test_a_reported_cost_is_kept_to_the_digit(usage: JsonObject, nano_usd: int | None) -> None:
+    """In nano-USD; with a key of one's own at the provider behind, its bill is added. Nonsense is no cost."""
+    assert whole(CHAT, {**c.USAGE, **usage}).usage.reported_cost_nano_usd == nano_usd
+
+
+def test_costs_add_up_only_if_all_are_known() -> None:
+    """A sum that left one out would be too small."""
+    known, unknown = TokenUsage(1, reported_cost_nano_usd=5), TokenUsage(1)
+    assert (known + known).reported_cost_nano_usd == 10
+    assert (known + unknown).reported_cost_nano_usd is None

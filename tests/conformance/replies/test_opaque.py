@@ -1,0 +1,109 @@
+"""What has no canonical form is kept word for word, in its place; and what belongs to a text stays with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bus.values.content import OpaqueBlock
+from bus.values.json import Json, JsonObject
+from bus.values.usage import StopReason
+
+from ...support.wires import anthropic as a
+from ...support.wires import chat as c
+from ...support.wires import gemini as g
+from ...support.wires import responses as r
+from ...support.wires.reading import read, read_whole
+from .cases import CHAT, CLAUDE, GEMINI, RESPONSES, Case, check, table
+
+CITED: JsonObject = {"type": "char_location", "cited_text": "x", "document_index": 0}
+CITED_TOO: JsonObject = {**CITED, "cited_text": "y"}
+FOUND: JsonObject = {"type": "web_search_result", "url": "https://x.test", "page_age": None}
+SEARCH: JsonObject = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "x"}}
+RESULT: JsonObject = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [FOUND]}
+HOLOGRAM: JsonObject = {"type": "hologram", "parts": ["a", "b"], "caption": "cd", "depth": 2}
+COMPACTED: JsonObject = {"type": "compaction", "content": "So far: nothing."}
+BARE_CALL: JsonObject = {"type": "server_tool_use", "id": "s", "name": "code_execution", "input": {}}
+WEB: JsonObject = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
+NOTE: JsonObject = {
+    "type": "url_citation",
+    "url": "https://x.test",
+    "start_index": 0,
+    "end_index": 5,
+    "title": "E",
+}
+NOTED = r.message(content=[{"type": "output_text", "text": "Hello", "annotations": [NOTE]}], phase="commentary")
+PARTS: dict[str, JsonObject] = {
+    "executableCode": {"executableCode": {"language": "PYTHON", "code": "1+1"}, "thoughtSignature": "c2ln"},
+    "codeExecutionResult": {"codeExecutionResult": {"outcome": "OUTCOME_OK", "output": "2"}},
+    "inlineData": {"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}},
+    "toolCall": {"thoughtSignature": "c2ln", "toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "args": {}}},
+    "hologram": {"hologram": {"depth": 3}},
+}
+PAINTED: Json = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+def claude(*events: JsonObject) -> list[JsonObject]:
+    return [a.message_start(), *events, *a.ending()]
+
+
+def grounded(*queries: str) -> JsonObject:
+    return {"webSearchQueries": list(queries)}
+
+
+@table(
+    Case(CLAUDE, "citations before their text", claude(a.start(0, "text", text="", citations=[]),
+         a.delta(0, "citations_delta", citation=CITED), a.delta(0, "text_delta", text="x it is"),
+         a.delta(0, "citations_delta", citation=CITED_TOO), a.stop(0), *a.text(1, "plain")), ["x it is", "plain"],
+         kept=[{"citations": [CITED, CITED_TOO]}, None]),
+    Case(CLAUDE, "server tools", claude(a.start(0, "server_tool_use", id="srvtoolu_1", name="web_search",
+         input={}),
+         *[a.delta(0, "input_json_delta", partial_json=part) for part in ("", '{"q', '": "x"}')], a.stop(0),
+         a.start(1, "web_search_tool_result", tool_use_id="srvtoolu_1", content=[FOUND]),
+         a.stop(1), *a.text(2, "So.")), [{"server_tool_use": SEARCH}, {"web_search_tool_result": RESULT}, "So."]),
+    Case(CLAUDE, "a server tool without arguments", claude(a.start(0, "server_tool_use", id="s",
+         name="code_execution", input={}), a.delta(0, "input_json_delta", partial_json=""), a.stop(0)),
+         [{"server_tool_use": BARE_CALL}]),
+    Case(CLAUDE, "a compaction", claude(a.start(0, "compaction", content=None),
+         a.delta(0, "compaction_delta", content="So far: nothing."), a.stop(0)), [{"compaction": COMPACTED}]),
+    Case(CLAUDE, "kinds of the future", claude(a.event("weather_report", delta=["odd"], index="north"),
+         a.start(0, "hologram", parts=["a"], caption="c", depth=1),
+         a.delta(0, "hologram_delta", parts=["b"], caption="d", depth=2, extra=None), a.stop(0),
+         a.start(1, "text", text=""), a.delta(1, "emphasis_delta", strength=9), a.delta(1, "text_delta",
+         text="Hi"),
+         a.stop(1)), [{"hologram": HOLOGRAM}, "Hi"], warnings=["unknown_event", "unknown_delta"]),
+    Case(RESPONSES, "a search", [r.CREATED, r.added(0, WEB), r.event("web_search_call.searching", output_index=0,
+         item_id="ws_1"), r.done(0, WEB), r.added(1, r.message("Hi")), r.text_delta(1, "Hi"),
+         r.done(1, r.message("Hi")), r.ending()], [{"web_search_call": WEB}, "Hi"], StopReason.END_TURN),
+    Case(RESPONSES, "phase and citations", [r.CREATED, r.added(0, NOTED), r.text_delta(0, "Hello"),
+         r.done(0, NOTED), r.ending()], ["Hello"], kept=[{"phase": "commentary", "annotations": [NOTE]}]),
+    Case(CHAT, "an image", [c.chunk(content="Look:", images=[PAINTED], audio={"data": ""}), c.STOP, c.DONE],
+         ["Look:", {"image_url": PAINTED}]),
+    Case(GEMINI, "parts", [g.chunk(g.text("So"), *PARTS.values()), g.chunk(g.text("then")), g.END],
+         ["So", *[{kind: part} for kind, part in PARTS.items()], "then"]),
+    Case(GEMINI, "what is about the reply", [
+         g.chunk(g.text("A"), groundingMetadata=grounded("a"), logprobsResult={"chosenCandidates": [1]}),
+         g.chunk(g.text("B"), groundingMetadata=grounded("a", "b"), logprobsResult={"chosenCandidates": [2]}),
+         g.chunk(finish="STOP", usage=g.USAGE, groundingMetadata={}, citationMetadata=None)],
+         ["AB", {"groundingMetadata": {"groundingMetadata": grounded("a", "b")}},
+          {"logprobsResult": {"logprobsResult": {"chosenCandidates": [1, 2]}}}]),
+)  # fmt: skip
+def test_what_is_not_canonical_is_kept(case: Case) -> None:
+    """Whole and in its place, whatever it is put together from."""
+    check(case)
+
+
+CONTAINER: JsonObject = {"id": "container_1", "expires_at": "2026-01-01T00:00:00Z"}
+CALL: JsonObject = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("tool_use", True), ("pause_turn", True), ("end_turn", False)])
+def test_the_container_of_a_reply_that_will_go_on_is_kept(reason: str, kept: bool) -> None:
+    """In which its tools wait; it comes with the message's end, or with its beginning."""
+    body = {**a.message_start(container=CONTAINER)["message"], "content": [CALL], "stop_reason": reason}
+    for reading in (
+        read(CLAUDE, a.message_start(), *a.tool(0, "f", "toolu_1"), *a.ending(reason, container=CONTAINER)),
+        read(CLAUDE, a.message_start(container=CONTAINER), *a.tool(0, "f", "toolu_1"), *a.ending(reason)),
+        read_whole(CLAUDE, body),
+    ):
+        found = [block.provider_raw.data for block in reading.content if isinstance(block, OpaqueBlock)]
+        assert found == [{**CONTAINER, "type": "container"}] * kept
