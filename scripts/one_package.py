@@ -18,6 +18,12 @@ PACKAGE = "callboard"
 ONLY_IN_A_CHECKOUT = ("_rooms.py", *(f"{room}.py" for room in ROOMS))
 """Files of `callboard/` in whose place the rooms themselves stand."""
 
+FOR_THE_DEMO = {
+    "examples/demo-prices.yaml": "engine/cli/demo-prices.yaml",
+    "cassettes/local": "engine/cli/cassettes",
+}
+"""Where in the package the demo finds what it reads elsewhere in a checkout."""
+
 
 class CannotRewrite(Exception):
     """An import, or a module's name in a string, that would mean something else in the package."""
@@ -92,6 +98,11 @@ def build(root: Path, target: Path) -> None:
     shutil.copytree(root / PACKAGE, target, ignore=shutil.ignore_patterns("__pycache__", *ONLY_IN_A_CHECKOUT))
     for room in ROOMS:
         shutil.copytree(root / room, target / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for origin, copy in FOR_THE_DEMO.items():
+        if (root / origin).is_dir():
+            shutil.copytree(root / origin, target / copy)
+        else:
+            shutil.copy(root / origin, target / copy)
     files = {path: path.relative_to(target) for path in target.rglob("*.py")}
     modules = frozenset(
         ".".join(place.with_suffix("").parts).removesuffix(".__init__") for place in files.values()

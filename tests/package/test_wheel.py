@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from adapters.providers.local.settings import find_model
-from scripts.one_package import ONLY_IN_A_CHECKOUT, ROOMS, rewritten
+from scripts.one_package import FOR_THE_DEMO, ONLY_IN_A_CHECKOUT, ROOMS, rewritten
 from scripts.wheel_environment import ROOT, WheelEnvironment, make_environment
 from tests.book.snippets import codes
 
@@ -65,10 +65,12 @@ def host(tmp_path: Path) -> Path:
 
 def run(installed: WheelEnvironment, folder: Path, *words: str | Path) -> str:
     """What the environment's interpreter prints in a folder, which must be all that it says."""
+    environment = {**os.environ, "CALLBOARD_HOME": str(folder / "home"), "PYTHONUTF8": "1"}
+    environment.pop("PYTHONPATH", None)
     done = subprocess.run(
         [installed.python, *words],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=200,
@@ -119,6 +121,7 @@ def test_the_commands_run_beside_folders_called_like_ours(installed: WheelEnviro
     script = installed.python.with_name("callboard")
     assert run(installed, host, script, "--version").startswith("callboard ")
     assert "reprice" in run(installed, host, "-m", "callboard", "--help")
+    assert "example prices" in run(installed, host, script, "demo", "--cassettes", "--plain")
     help_of_the_kit = run(installed, host, "-m", "callboard.adapters.conformance", "--help")
     assert help_of_the_kit.startswith("usage: python -m callboard.adapters.conformance ")
 
@@ -131,8 +134,9 @@ def test_the_wheel_holds_one_package_and_no_more(installed: WheelEnvironment) ->
     assert {name.suffix for name in ours} <= SHIPPED
     assert not {"tests", "test", "__pycache__"} & {part for name in ours for part in name.parts}
     assert not [name for name in ours if name.parts[1] in ONLY_IN_A_CHECKOUT]
-    for needed in ("py.typed", "tracestore/prices/snapshots/prices.json", "engine/cli/demo-prices.yaml"):
-        assert PurePosixPath("callboard", needed) in ours
+    for needed in ("tracestore/prices/snapshots/prices.json", *FOR_THE_DEMO.values()):
+        assert [name for name in ours if name.is_relative_to(PurePosixPath("callboard", needed))]
+    assert PurePosixPath("callboard/py.typed") in ours
 
 
 def test_no_module_of_the_wheel_names_a_room_by_itself(installed: WheelEnvironment) -> None:
