@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
 from typing import Literal, TypeAlias, cast
 
@@ -137,13 +136,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         """What stands at a place in the provider's folder; imported at its first use."""
         return _load(self.package, place)
 
-    def file(self, name: str) -> Path:
-        """The path of a data file in the provider's folder, for who writes one in a checkout."""
-        return Path(str(import_module(self.package).__file__)).with_name(name)
-
-    def data(self, name: str) -> bytes:
-        """The content of a data file in the provider's folder."""
-        return package_data(self.package, name)
+    def data(self, file: str) -> bytes:
+        """A data file of the provider's folder."""
+        return package_data(self.package, file)
 
     def vendor_name(self, options: Mapping[str, Json], base_url: str | None) -> str | None:
         """Whose models an adapter serves, by the name in price tables; None if that is not known.

@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from adapters.provider import provider_named
 from adapters.usage.estimate import count, numbers
 from adapters.usage.rates import RateRow, TokenRates, rate_rows
 from adapters.usage.vocabularies import vocabulary_of
@@ -68,6 +67,8 @@ FAMILIES: tuple[tuple[str, str, str], ...] = (
     ("gemini", "", ""),
 )
 """Protocol, host and model of each row; the first that fits is a request's family. The last are the protocols'."""
+
+ROOT = Path(__file__).resolve().parents[2]
 
 FEWEST = 10
 MEDIAN = 0.10
@@ -193,9 +194,8 @@ def write(rows: Mapping[tuple[str, str, str], RateRow]) -> None:
     """Write the rows of each protocol into its provider's folder, one a line."""
     for protocol in dict.fromkeys(kind for kind, _, _ in rows):
         lines = [_line(row) for (kind, _, _), row in rows.items() if kind == protocol]
-        provider = provider_named(protocol)
-        assert provider is not None
-        provider.file("rates.json").write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+        path = ROOT / "adapters" / "providers" / protocol / "rates.json"
+        path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def _line(row: RateRow) -> str:

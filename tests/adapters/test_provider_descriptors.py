@@ -1,0 +1,208 @@
+"""A provider is one folder: its descriptor is true, and a folder that is added is found by every list."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from adapters import AdapterConfig, create_adapter
+from adapters.http.adapter import HttpAdapter
+from adapters.provider import Provider, providers, vendors
+from adapters.transport.addresses import host_of
+from adapters.transport.key_owner import check_key_goes_home
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "adding_a_provider"
+each_provider = pytest.mark.parametrize("provider", providers(), ids=lambda provider: provider.name)
+
+
+@each_provider
+def test_a_descriptor_is_called_as_its_folder_and_its_places_exist(provider: Provider) -> None:
+    """The adapter, the table of models, the rates and whatever else it names."""
+    assert (ROOT / "adapters" / "providers" / provider.name / "provider.py").is_file()
+    assert callable(provider.load(provider.adapter))
+    for place in (provider.models, provider.vendor_of):
+        assert place is None or provider.load(place)
+    assert provider.rates is None or provider.data(provider.rates)
+    assert provider.models is None or provider.vendor is not None, "a table is its vendor's"
+    assert not provider.expected or provider.key_variables
+
+
+@each_provider
+def test_the_key_of_its_own_variable_goes_to_its_home(provider: Provider) -> None:
+    """Its home is the address that its adapter has unless one is configured."""
+    assert bool(provider.home) == bool(provider.key_words)
+    if provider.home is None:
+        return
+    adapter = create_adapter(provider.name, AdapterConfig(api_key="k"), name=provider.name)
+    assert isinstance(adapter, HttpAdapter)
+    assert host_of(adapter.base_url) == provider.home
+    for variable in provider.key_variables:
+        check_key_goes_home(provider.name, variable, adapter.base_url, of_many=True)
+
+
+def test_names_are_given_once() -> None:
+    """Of adapters, of what price files call vendors, and of what is there without a configuration."""
+    for names in (
+        [provider.adapter_name for provider in providers()],
+        [vendor.genai_prices for vendor in vendors() if vendor.genai_prices],
+        [name for vendor in vendors() for name in vendor.litellm],
+        [preset.name for provider in providers() for preset in provider.presets],
+        [provider.precedence for provider in providers() if provider.expected],
+    ):
+        assert len(names) == len(set(names))
+
+
+DESCRIPTOR = """
+from adapters.provider import Provider, Vendor
+
+PROVIDER = Provider(
+    name="parley",
+    adapter="adapter:ParleyAdapter",
+    key_variables=("PARLEY_API_KEY",),
+    base_url_variable="PARLEY_BASE_URL",
+    home="api.parley.example",
+    key_words=("parley",),
+    models="data",
+    rates="rates.json",
+    vocabulary="qwen",
+    vendor=Vendor(name="talk", telemetry="parley.ai", genai_prices="parley-inc", litellm=("parley_chat",)),
+)
+"""
+DATA = """
+from adapters.model_table import ModelFile, ModelRow, ModelTable
+
+
+class Model(ModelRow, frozen=True, kw_only=True):
+    reasons = False
+
+
+TABLE = ModelTable(__name__, ModelFile[Model])
+find_model = TABLE.resembling
+"""
+MODELS = {
+    "date": "2026-11-22",
+    "source": "nowhere",
+    "models": [{"id": "parley-2", "display_name": "Parley 2", "context_window": 8000, "max_output": 1000}],
+    "like": [["parley-", "parley-2"]],
+}
+RATES = [{"host": "", "model": "", "samples": 1, "rates": {"request": 77}}]
+SEEN = """
+import json
+import sys
+from pathlib import Path
+
+import adapters.providers
+
+adapters.providers.__path__.append(sys.argv[1])
+
+from adapters import AdapterConfig, ParleyAdapter, create_adapter
+from adapters.provider import published_vendor
+from adapters.usage.estimate import rates_for
+from bus import ConfigurationError
+from engine import list_models
+from engine.models.config import read_models_yaml, registry_from_env
+from engine.models.entries import AdapterEntry
+from engine.models.known_models import convert
+from engine.models.published_prices import published_provider
+from engine.models.registering import entry_of
+from tracestore.export.genai import provider_names
+
+
+def refused(kind, variable):
+    try:
+        create_adapter(kind, AdapterConfig(api_key="k", api_key_env=variable), name="mine")
+    except ConfigurationError as error:
+        return str(error)
+
+
+file = Path(sys.argv[1], "models.yaml")
+file.write_text("adapters: {mine: {type: parley}}\\nmodels: {mine:m: {adapter: mine, wire_name: m}}\\n")
+configured = registry_from_env({"PARLEY_API_KEY": "k", "PARLEY_BASE_URL": "https://p.test"})
+made = create_adapter("parley", AdapterConfig(api_key="k", api_key_env="PARLEY_API_KEY"), name="mine")
+listing = {"parley_chat/parley-9": {"mode": "chat", "litellm_provider": "parley_chat"}}
+print(json.dumps({
+    "class": isinstance(made, ParleyAdapter),
+    "address": made.base_url,
+    "type": entry_of("mine", made).type,
+    "models.yaml": read_models_yaml(file, {}).adapters["mine"].type,
+    "environment": configured.adapters["parley"].config.base_url,
+    "default": configured.default_provider,
+    "missing": "parley" in registry_from_env({}).adapters,
+    "its key elsewhere": "PARLEY_API_KEY" in refused("openai", "PARLEY_API_KEY"),
+    "another's key": "api.parley.example" in refused("parley", "OPENAI_API_KEY"),
+    "price list": published_provider(AdapterEntry(name="mine", type="parley", config=AdapterConfig())),
+    "genai-prices": published_vendor("parley-inc"),
+    "LiteLLM": convert(listing, source="", day="2026-11-22").models[0].id,
+    "telemetry": provider_names()["parley"],
+    "table": [info.id for info in list_models("talk")],
+    "rates": [rates_for("parley", "", "m").request, rates_for("parley", "", "m").vocabulary],
+}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of providers with one: the example of the docs as a provider of the tree."""
+    parley = tmp_path / "parley"
+    parley.mkdir()
+    (parley / "__init__.py").touch()
+    (parley / "provider.py").write_text(DESCRIPTOR)
+    (parley / "data.py").write_text(DATA)
+    (parley / "models.json").write_text(json.dumps(MODELS))
+    (parley / "rates.json").write_text(json.dumps(RATES))
+    (parley / "adapter.py").write_text((EXAMPLE / "parley.py").read_text())
+    kit = (EXAMPLE / "kit.py").read_text().replace("from .parley", "from adapters.providers.parley.adapter")
+    (tmp_path / "parley_kit.py").write_text(kit)
+    return tmp_path
+
+
+def run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}", "CALLBOARD_HOME": str(folder)}
+    return subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_folder_with_a_descriptor_is_all_that_a_provider_needs(folder: Path) -> None:
+    """Every list of providers has it, without an edit elsewhere."""
+    done = run(folder, SEEN)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "class": True,
+        "address": "https://api.parley.example",
+        "type": "parley",
+        "models.yaml": "parley",
+        "environment": "https://p.test",
+        "default": "parley",
+        "missing": False,
+        "its key elsewhere": True,
+        "another's key": True,
+        "price list": "talk",
+        "genai-prices": "talk",
+        "LiteLLM": "talk:parley-9",
+        "telemetry": "parley.ai",
+        "table": ["parley-2"],
+        "rates": [77.0, "qwen"],
+    }
+
+
+def test_an_adapter_of_such_a_folder_passes_the_conformance_kit(folder: Path) -> None:
+    """By the command of the docs."""
+    done = run(
+        folder,
+        "import sys, runpy, adapters.providers; adapters.providers.__path__.append(sys.argv.pop())\n"
+        "sys.argv += ['parley_kit:PARLEY']; runpy.run_module('adapters.conformance', run_name='__main__')",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failed" in done.stdout
