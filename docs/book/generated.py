@@ -14,6 +14,8 @@ from typing import get_args
 import msgspec
 
 import bus
+from adapters.provider import provider_named
+from adapters.registry import adapter_types
 from bus.streams.events import StreamEvent, TurnEvent
 from engine.cli.main import build_parser
 
@@ -82,6 +84,18 @@ def events() -> str:
         "\n\n".join([f"## {group}.*", *(_struct(event, event.topic_of()) for event in members)])
         for group, members in groups.items()
     )
+
+
+def providers() -> str:
+    """Every type of adapter, with what its descriptor and its folder say of it."""
+    rows = []
+    for name in adapter_types():
+        provider = provider_named(name)
+        assert provider is not None
+        speaks = (inspect.getdoc(import_module(provider.package)) or "").partition("\n")[0]
+        keys = ", ".join(f"`{variable}`" for variable in provider.key_variables)
+        rows.append((f"`{name}`", _in_a_cell(speaks), ", ".join(provider.kinds) or "what was recorded", keys))
+    return _table(("`type`", "what it speaks", "models for", "key, without a models.yaml"), rows)
 
 
 def stream_events() -> str:
@@ -203,6 +217,7 @@ ROOT = Path(__file__).parents[2]
 PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "events": events,
+    "providers": providers,
     "stream_events": stream_events,
     "definition_of_done": definition_of_done,
     **{f"rest_of_{room.replace('.', '_')}": partial(_rest, room) for room in (*ROOMS, *INNER)},

@@ -15,6 +15,7 @@ from adapters.http.adapter import HttpAdapter
 from adapters.provider import Provider, providers, vendors
 from adapters.transport.addresses import host_of
 from adapters.transport.key_owner import check_key_goes_home
+from tests.book.snippets import DOCS, codes
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "adding_a_provider"
@@ -58,22 +59,6 @@ def test_names_are_given_once() -> None:
         assert len(names) == len(set(names))
 
 
-DESCRIPTOR = """
-from adapters.provider import Provider, Vendor
-
-PROVIDER = Provider(
-    name="parley",
-    adapter="adapter:ParleyAdapter",
-    key_variables=("PARLEY_API_KEY",),
-    base_url_variable="PARLEY_BASE_URL",
-    home="api.parley.example",
-    key_words=("parley",),
-    models="data",
-    rates="rates.json",
-    vocabulary="qwen",
-    vendor=Vendor(name="talk", telemetry="parley.ai", genai_prices="parley-inc", litellm=("parley_chat",)),
-)
-"""
 DATA = """
 from adapters.model_table import ModelFile, ModelRow, ModelTable
 
@@ -152,7 +137,7 @@ def folder(tmp_path: Path) -> Path:
     parley = tmp_path / "parley"
     parley.mkdir()
     (parley / "__init__.py").touch()
-    (parley / "provider.py").write_text(DESCRIPTOR)
+    (parley / "provider.py").write_text(codes(DOCS / "adding-a-provider.md", "python")[-1])
     (parley / "data.py").write_text(DATA)
     (parley / "models.json").write_text(json.dumps(MODELS))
     (parley / "rates.json").write_text(json.dumps(RATES))
