@@ -25,7 +25,7 @@ each_provider = pytest.mark.parametrize("provider", providers(), ids=lambda prov
 @each_provider
 def test_a_descriptor_is_called_as_its_folder_and_its_places_exist(provider: Provider) -> None:
     """The adapter, the table of models, the rates and whatever else it names."""
-    assert (ROOT / "adapters" / "providers" / provider.name / "provider.py").is_file()
+    assert provider.load("provider:PROVIDER") is provider
     assert callable(provider.load(provider.adapter))
     for place in (provider.models, provider.vendor_of):
         assert place is None or provider.load(place)
@@ -60,7 +60,7 @@ def test_names_are_given_once() -> None:
 
 
 DATA = """
-from adapters.model_table import ModelFile, ModelRow, ModelTable
+from callboard.adapters.model_table import ModelFile, ModelRow, ModelTable
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
@@ -82,21 +82,21 @@ import json
 import sys
 from pathlib import Path
 
-import adapters.providers
+import callboard.adapters.providers
 
-adapters.providers.__path__.append(sys.argv[1])
+callboard.adapters.providers.__path__.append(sys.argv[1])
 
-from adapters import AdapterConfig, ParleyAdapter, create_adapter
-from adapters.provider import published_vendor
-from adapters.usage.estimate import rates_for
-from bus import ConfigurationError
-from engine import list_models
-from engine.models.config import read_models_yaml, registry_from_env
-from engine.models.entries import AdapterEntry
-from engine.models.known_models import convert
-from engine.models.published_prices import published_provider
-from engine.models.registering import entry_of
-from tracestore.export.genai import provider_names
+from callboard.adapters import AdapterConfig, ParleyAdapter, create_adapter
+from callboard.adapters.provider import published_vendor
+from callboard.adapters.usage.estimate import rates_for
+from callboard.bus import ConfigurationError
+from callboard.engine import list_models
+from callboard.engine.models.config import read_models_yaml, registry_from_env
+from callboard.engine.models.entries import AdapterEntry
+from callboard.engine.models.known_models import convert
+from callboard.engine.models.published_prices import published_provider
+from callboard.engine.models.registering import entry_of
+from callboard.tracestore.export.genai import provider_names
 
 
 def refused(kind, variable):
@@ -129,6 +129,16 @@ print(json.dumps({
     "rates": [rates_for("parley", "", "m").request, rates_for("parley", "", "m").vocabulary],
 }))
 """
+CHECKED = """
+import runpy
+import sys
+
+import callboard.adapters.providers
+
+callboard.adapters.providers.__path__.append(sys.argv.pop())
+sys.argv.append("parley_kit:PARLEY")
+runpy.run_module("callboard.adapters.conformance", run_name="__main__")
+"""
 
 
 @pytest.fixture
@@ -142,7 +152,11 @@ def folder(tmp_path: Path) -> Path:
     (parley / "models.json").write_text(json.dumps(MODELS))
     (parley / "rates.json").write_text(json.dumps(RATES))
     (parley / "adapter.py").write_text((EXAMPLE / "parley.py").read_text())
-    kit = (EXAMPLE / "kit.py").read_text().replace("from .parley", "from adapters.providers.parley.adapter")
+    kit = (
+        (EXAMPLE / "kit.py")
+        .read_text()
+        .replace("from .parley", "from callboard.adapters.providers.parley.adapter")
+    )
     (tmp_path / "parley_kit.py").write_text(kit)
     return tmp_path
 
@@ -184,10 +198,6 @@ def test_a_folder_with_a_descriptor_is_all_that_a_provider_needs(folder: Path) -
 
 def test_an_adapter_of_such_a_folder_passes_the_conformance_kit(folder: Path) -> None:
     """By the command of the docs."""
-    done = run(
-        folder,
-        "import sys, runpy, adapters.providers; adapters.providers.__path__.append(sys.argv.pop())\n"
-        "sys.argv += ['parley_kit:PARLEY']; runpy.run_module('adapters.conformance', run_name='__main__')",
-    )
+    done = run(folder, CHECKED)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
