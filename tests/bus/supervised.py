@@ -22,6 +22,7 @@ from bus import (
     Strategy,
     Supervisor,
 )
+from tests.support.present import present
 from tests.support.virtual_time import FakeClock
 
 
@@ -45,12 +46,11 @@ class Obedient(Actor):
             hook()
 
     async def receive(self, message: object) -> object:
-        assert self.context is not None
         match message:
             case "crash":
                 raise Boom(self.name)
             case "exit":
-                self.context.stop()
+                present(self.context).stop()
             case ("sleep", float() as seconds):
                 await anyio.sleep(seconds)
             case _ if callable(message):

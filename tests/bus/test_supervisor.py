@@ -29,6 +29,7 @@ from bus import (
     TaskHandle,
 )
 from tests.bus.supervised import Boom, World
+from tests.support.present import present
 from tests.support.virtual_time import VirtualLoop, run_virtual
 
 pytestmark = pytest.mark.anyio
@@ -321,8 +322,7 @@ async def test_a_nested_supervisor_that_gives_up_is_restarted_with_its_children(
         with pytest.raises(LookupError, match="is a supervisor"):
             root.child("nested")
         statistics = root.statistics().children[1].supervisor
-        assert statistics is not None
-        assert [child.name for child in statistics.children] == ["a", "b"]
+        assert [child.name for child in present(statistics).children] == ["a", "b"]
         await root.stop_child("nested")
         assert not a.running
         assert outside.running

@@ -10,6 +10,7 @@ import pytest
 from engine import get_latest_model, get_model_info, list_models
 from engine.cli import main
 from engine.models.known_models import FILE_NAME, convert, decode, encode
+from tests.support.present import present
 
 LIST = {
     "sample_spec": {"mode": "one of: chat, …", "litellm_provider": "one of …", "max_input_tokens": "max input"},
@@ -56,8 +57,7 @@ def test_a_new_model_is_known_with_its_source_and_date(updated: Path) -> None:
     assert len(info.date) == len("2026-11-22")
     assert "gpt-9" in [each.id for each in list_models("openai")]
     newcomer = get_model_info("newcomer:m-1")
-    assert newcomer is not None
-    assert newcomer.context_window is None
+    assert present(newcomer).context_window is None
 
 
 def test_a_model_of_a_price_list_gets_what_it_can_do(updated: Path) -> None:
@@ -77,8 +77,7 @@ def test_an_adapters_own_table_stands_before_it(updated: Path) -> None:
     assert info.context_window != 7
     assert info.supports_vision is True
     latest = get_latest_model("openai")
-    assert latest is not None
-    assert latest.id != "gpt-9"
+    assert present(latest).id != "gpt-9"
 
 
 def test_what_does_not_chat_or_is_no_model_is_left_out(updated: Path, home: Path) -> None:

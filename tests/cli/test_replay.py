@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.present import present
+
 from .running import PATIENCE_SECONDS, call, start
 
 
@@ -71,9 +73,7 @@ def test_replay_badly_asked_says_so(traced: Path, options: tuple[str, ...]) -> N
 def test_a_slow_replay_shows_each_event_when_it_comes_and_can_be_interrupted(traced: Path) -> None:
     """A hundred thousand times slower than it was, the first line is there at once."""
     with start("replay", "--speed", "0.00001", home=traced) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline()
+        assert present(process.stdout).readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_SECONDS) == 130
-        assert process.stderr.read() == b""
+        assert present(process.stderr).read() == b""

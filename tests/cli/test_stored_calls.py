@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.present import present
+
 from .running import PRICES, call, start
 
 LABELS = ("example prices, first version", "example prices, second version")
@@ -188,8 +190,7 @@ def test_without_a_trace_file_of_its_own_the_demos_is_taken(traced: Path) -> Non
 def test_a_reader_that_leaves_early_gets_no_traceback(traced: Path) -> None:
     """`callboard traces | head` ends quietly."""
     with start("traces", "--json", home=traced) as process:
-        assert process.stdout is not None
-        process.stdout.close()
+        present(process.stdout).close()
         _, err = process.communicate(timeout=40)
     assert process.returncode in (0, 141)  # 0 if all was written before the pipe was closed
     assert err == b""

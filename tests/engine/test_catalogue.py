@@ -13,6 +13,7 @@ from adapters.registry import model_table, tabled_vendors
 from bus import CallboardError, Clock
 from engine import ModelInfo, get_latest_model, get_model_info, list_models
 from engine.models.catalogue import Catalogue
+from tests.support.present import present
 from tracestore import PriceRow, PriceTable
 from tracestore.prices.home import SNAPSHOT_NAME
 from tracestore.prices.snapshot import SHIPPED, Snapshot, SnapshotModel, encode, read, shipped_snapshot
@@ -100,8 +101,7 @@ def test_a_name_that_several_have_must_say_whose() -> None:
     catalogue = Catalogue(snapshot(*models), PriceTable([]))
     assert catalogue.info("m") is None
     found = catalogue.info("q:m")
-    assert found is not None
-    assert found.provider == "q"
+    assert present(found).provider == "q"
 
 
 def snapshot(*models: SnapshotModel) -> Snapshot:
@@ -137,8 +137,7 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
         assert info is not None
         assert (str(info.input_cost_per_million), str(info.output_cost_per_million)) == expected
     unpriced = catalogue.info("gpt-5.4")
-    assert unpriced is not None
-    assert unpriced.input_cost_per_million is None
+    assert present(unpriced).input_cost_per_million is None
 
 
 # -- lists
@@ -148,8 +147,7 @@ def test_prices_are_those_in_force_of_the_usual_tier_and_a_small_prompt() -> Non
 def test_a_providers_models_are_those_of_its_table_in_its_order() -> None:
     for provider in tabled_vendors():
         table = model_table(provider)
-        assert table is not None
-        assert ids(list_models(provider, include_retired=True)) == [row.id for row in table.rows]
+        assert ids(list_models(provider, include_retired=True)) == [row.id for row in present(table).rows]
 
 
 def test_all_are_all_those_and_what_other_price_lists_name() -> None:
@@ -206,8 +204,7 @@ def test_a_capability_that_there_isnt_is_told_with_the_nearest() -> None:
 )
 def test_the_latest_is_the_best_for_general_use(provider: str, capability: str | None, model: str) -> None:
     info = shipped_on("2026-11-22").latest(provider, capability)
-    assert info is not None
-    assert info.id == model
+    assert present(info).id == model
 
 
 def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,8 +215,7 @@ def test_the_latest_is_never_one_that_is_gone_or_for_one_purpose_only(monkeypatc
     special = msgspec.structs.replace(best, id="special", general=False)
     monkeypatch.setattr(type(table), "rows", (gone, special, *others))
     latest = shipped_on("2026-11-22").latest("openai")
-    assert latest is not None
-    assert latest.id == others[0].id
+    assert present(latest).id == others[0].id
 
 
 def test_of_a_provider_without_a_table_none_is_the_latest() -> None:

@@ -19,6 +19,7 @@ from bus import (
 )
 from bus.values.usage import UsageSource
 from engine import Timeouts, tool
+from tests.support.present import present
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .slow_engines import WAYS, Slow, an_engine
@@ -52,8 +53,7 @@ async def test_whatever_waits_for_an_engine_that_is_closed_is_told_so(way: str) 
         async def close() -> None:
             await anyio.sleep(2)
             report = await engine.aclose()
-            assert report is not None
-            assert report.clean
+            assert present(report).clean
 
         group.start_soon(close)
         with pytest.raises(CancelledError, match=CLOSED):
@@ -85,12 +85,10 @@ async def test_what_had_arrived_is_kept_with_its_usage() -> None:
     assert seen[-1] == TurnComplete("cancelled", "CancelledError: the engine was closed while this call ran")
     assert session.messages[-1].text == '{"a": '
     assert caught.value.content == session.messages[-1].content
-    assert caught.value.usage is not None
-    assert caught.value.usage.source is UsageSource.PARTIAL
+    assert present(caught.value.usage).source is UsageSource.PARTIAL
     assert caught.value.turn.messages == session.messages  # type: ignore[attr-defined]
     (end,) = check_ends([each for each in events.take() if each.topic.startswith("llm.")])
-    assert end.usage is not None
-    assert end.usage.source is UsageSource.PARTIAL
+    assert present(end.usage).source is UsageSource.PARTIAL
 
 
 async def test_turns_that_wait_for_their_session_end_as_well() -> None:
@@ -149,8 +147,7 @@ async def test_an_engine_that_is_closed_while_it_starts_is_closed() -> None:
 
         group.start_soon(ask)
         await anyio.lowlevel.checkpoint()
-        assert engine._host.life is not None
-        assert engine._host.life.state == "starting"
+        assert present(engine._host.life).state == "starting"
         await engine.aclose()
     assert engine.closed
 

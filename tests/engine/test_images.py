@@ -13,6 +13,7 @@ from bus import ConfigurationError, LlmCallCompleted, LlmCallStarted, Lossless, 
 from engine import AdapterEntry, Engine
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server, png
+from tests.support.present import present
 from tests.support.provider_server import refusing_url
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import runs_on
@@ -69,8 +70,7 @@ async def test_an_image_is_made_priced_by_its_tokens_and_traced(server: MediaSer
         assert started.operation == "image"
         assert completed.cost == result.cost
         await engine.flush()
-        assert engine.store is not None
-        (call,) = await engine.store.calls()
+        (call,) = await present(engine.store).calls()
         assert call.cost.nano_usd == result.cost.nano_usd
 
 

@@ -14,6 +14,7 @@ from bus.log import ROOT
 from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerError, tool
 from tests.engine.tools.rounds import result_of
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
@@ -115,8 +116,7 @@ async def test_a_hosts_code_that_raises_leaves_its_traceback(
     """As the exception of one log record, and nothing on stdout or stderr."""
     await broken()
     (record,) = (record for record in caplog.records if record.name.startswith(ROOT))
-    assert record.exc_info is not None
-    assert isinstance(record.exc_info[1], ValueError)
+    assert isinstance(present(record.exc_info)[1], ValueError)
     assert record.levelno >= logging.WARNING
     assert capfd.readouterr() == ("", "")
 

@@ -43,6 +43,7 @@ from engine.middleware import (
 from engine.middleware.caching import key_of
 from tests.support.engines import registry, requests_of, running, topics
 from tests.support.logs import captured_logs
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import run_virtual
 from tracestore import PriceRow, PriceTable, SavedReplies, TraceStore
@@ -363,8 +364,7 @@ async def test_a_budget_counts_what_was_asked_for_in_vain() -> None:
         with pytest.raises(StreamError) as caught:
             async with engine.stream("s:m", "x") as stream:
                 await stream.result()
-        assert caught.value.usage is not None
-        assert budget.spent_tokens() == 30 + caught.value.usage.total_tokens > 30
+        assert budget.spent_tokens() == 30 + present(caught.value.usage).total_tokens > 30
 
 
 async def test_a_budget_per_session_leaves_the_others_theirs() -> None:
@@ -443,8 +443,7 @@ async def test_another_model_answers_what_the_first_one_refused() -> None:
     assert reply.text == "Yes"
     assert reply.metadata is not None
     assert reply.metadata.model == "b:m"
-    assert reply.metadata.routing is not None
-    assert reply.metadata.routing.model == "b:m"
+    assert present(reply.metadata.routing).model == "b:m"
 
 
 async def test_another_model_answers_when_the_first_one_fails() -> None:

@@ -10,6 +10,7 @@ import pytest
 from callboard import ConfiguredModel, Engine, PriceRow, PriceTable, RateLimitError
 from engine.models.config import read_models_yaml, registry_from_env
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.scripted import Say
 
 
@@ -58,8 +59,7 @@ models:
   work:b: {adapter: work, wire_name: unheard-of}
 """
     known, unheard = engine_of(text, home).models()[:2]
-    assert known.info is not None
-    assert known.info.display_name == "Claude Opus 4.6"
+    assert present(known.info).display_name == "Claude Opus 4.6"
     assert known.capabilities is not None
     assert (known.capabilities.supports_tools, known.capabilities.max_context_tokens) == (False, 1_000_000)
     assert (known.input_cost_per_million, known.output_cost_per_million) == (Decimal(5), Decimal(25))

@@ -9,6 +9,7 @@ import pytest
 
 from engine.pricing import watch as price_watch
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable, TraceStore
 
@@ -37,15 +38,13 @@ async def test_a_repricing_by_another_store_is_noticed_at_the_next_turn(
             assert (envelope.data.pricing_version, envelope.data.calls) == (DEAR.version, 2)
             assert engine.prices != DEAR, "new calls have the prices of this engine"
             first = session.messages[1].metadata
-            assert first is not None
-            assert first.pricing_version == DEAR.version
+            assert present(first).pricing_version == DEAR.version
             await engine.undo_reprice()
             with anyio.fail_after(20):
                 envelope = await anext(events)
             assert (envelope.data.pricing_version, envelope.data.calls) == ("", 0)
             first = session.messages[1].metadata
-            assert first is not None
-            assert first.pricing_version != DEAR.version
+            assert present(first).pricing_version != DEAR.version
 
 
 async def test_looks_are_a_second_apart(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from callboard import CallFilter, Engine, PriceRow, PriceTable, StoreError, TraceStore
 from engine.pricing import watch as price_watch
 from tests.support.engines import running, topics
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
@@ -105,7 +106,6 @@ async def test_a_call_under_way_gets_the_cost_of_a_repricing_with_its_end(tmp_pa
         await engine.flush()
         await price_of_a_new_call(engine)
         await engine.flush()
-        assert engine.store is not None
-        rows = sorted(await engine.store.calls(), key=lambda row: row.call_id)
+        rows = sorted(await present(engine.store).calls(), key=lambda row: row.call_id)
         assert [row.cost and row.cost.nano_usd for row in rows] == [PAID["dear"], PAID["dear"], PAID["cheap"]]
         assert [row.at_call_time and row.at_call_time.nano_usd for row in rows] == [PAID["cheap"]] * 3

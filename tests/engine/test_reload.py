@@ -14,6 +14,7 @@ from bus import CallboardError, ConfigReloaded, ConfigurationError, Lossless, Su
 from bus.events.catalogue import ProviderAvailabilityChanged
 from engine import AdapterEntry, Engine, ModelDefaults, ModelRegistry, Tool
 from tests.support.engines import entry, model, serving
+from tests.support.present import present
 from tests.support.scripted import Say, scripted_type
 from tests.support.virtual_time import Backend, backend
 from tracestore import TraceStore
@@ -183,8 +184,7 @@ async def test_an_engine_is_closed_while_a_replaced_adapter_still_works() -> Non
         made = engine._runtime.adapters["a"].ref.actor.adapter  # type: ignore[union-attr]
         await engine.reload(registry(adapter("b")))
         report = await engine.aclose()
-    assert report is not None
-    assert report.clean
+    assert present(report).clean
     assert made.closed
 
 
@@ -281,6 +281,5 @@ class TestOverARestart:
             message = await engine.session(["a:m", "b:m"]).send("x")
         async with TraceStore.open_readonly(tmp_path / "trace.db") as store:
             rows = {row.model: row for row in await store.calls()}
-        assert message.metadata is not None
-        assert rows["b:m"].routing == message.metadata.routing
+        assert rows["b:m"].routing == present(message.metadata).routing
         assert rows["a:m"].status == "failed"

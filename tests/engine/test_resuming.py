@@ -32,6 +32,7 @@ from engine.routing.choice import Model
 from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
 from tests.support.engines import keeping, registry, requests_of
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
@@ -105,14 +106,13 @@ async def test_a_resumed_sessions_history_reaches_the_model(path: Path) -> None:
 async def test_resuming_is_not_creating(path: Path) -> None:
     """Who watches is told of one session, and of its setup only where content is captured."""
     async with keeping(path, Say("One."), Say("Two.")) as engine:
-        assert engine.store is not None
         session = engine.session("s:m", session_id="x")
         await session.send("First")
         del session
         resumed = await engine.resume("x")
         await resumed.send("Second")
         await engine.flush()
-        events = [envelope.data for envelope in await engine.store.events(topic="session.*")]
+        events = [envelope.data for envelope in await present(engine.store).events(topic="session.*")]
     assert sum(isinstance(event, SessionCreated) for event in events) == 1
     assert [event for event in events if isinstance(event, SessionConfigured)] == [
         SessionConfigured(history=0, begins=True),
@@ -123,10 +123,9 @@ async def test_resuming_is_not_creating(path: Path) -> None:
 async def test_without_capture_no_setup_is_published_and_nothing_can_be_resumed(path: Path) -> None:
     """The default keeps no content; the error says what was missing."""
     async with Engine(models=registry(Say("One.")), store=path) as engine:
-        assert engine.store is not None
         await engine.session("s:m", system_prompt="A secret.", session_id="x").send("First")
         await engine.flush()
-        assert await engine.store.events(topic="session.configured") == []
+        assert await present(engine.store).events(topic="session.configured") == []
         with pytest.raises(CallboardError, match="capture_content=True"):
             await engine.resume("x")
 
@@ -357,8 +356,7 @@ async def test_who_had_the_session_before_is_told_with_the_next_turn(path: Path)
         await one.flush()
         with pytest.raises(SessionTakenOver):
             await second.send("Fourth")
-        assert one.store is not None
-        stored = [message.text for message in await one.store.messages("x")]
+        stored = [message.text for message in await present(one.store).messages("x")]
     assert stored == ["First", "One.", "Second", "Two.", "Third", "Three."]
 
 
@@ -430,6 +428,5 @@ async def test_a_session_imported_over_a_stored_one_is_this_engines(path: Path) 
         await two.flush()
         with pytest.raises(SessionTakenOver):
             await first.send("Third")
-        assert two.store is not None
-        stored = [message.text for message in await two.store.messages("x")]
+        stored = [message.text for message in await present(two.store).messages("x")]
     assert stored == ["First", "One.", "Instead", "Mine."]

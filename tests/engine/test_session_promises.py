@@ -12,13 +12,14 @@ import pytest
 from adapters import AdapterConfig, CallWarning, CanonicalRequest, MessageStart, ToolDefinition
 from adapters.http.wire_call import WireCall
 from adapters.providers import scripted
-from bus import AuthError, CallboardError, StoreError, TurnComplete, TurnStatus
+from bus import AuthError, CallboardError, StoreError, TurnStatus
 from engine import Engine, ModelChoice, ModelRegistry, Tool
 from engine.middleware import Budget
 from engine.models.registering import entry_of
 from engine.routing.choice import Model
 from tests.support.engines import entry, keeping, running, serving
 from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
+from tests.support.present import present
 from tests.support.scripted import Say, adapter_type
 from tests.support.virtual_time import runs_on
 
@@ -121,20 +122,10 @@ async def test_a_turn_that_ran_out_of_tool_rounds_says_so_in_its_reply() -> None
     async with running(Say(calls=calls), Say(calls=calls), Say(calls=calls)) as (engine, _):
         session = engine.session("s:m", tools=[READ])
         reply = await session.send("a", max_tool_rounds=1)
-        assert reply.metadata is not None
-        assert [warning.code for warning in reply.metadata.warnings] == ["max_tool_rounds"]
+        assert [warning.code for warning in present(reply.metadata).warnings] == ["max_tool_rounds"]
         assert session.messages[-1] == reply
         result = await engine.generate("s:m", "a", tools=[READ], max_tool_rounds=0)
         assert (result.status, result.warnings) == ("max_tool_rounds", ())
-
-
-async def test_a_stream_that_stop_when_ended_says_stopped() -> None:
-    """As the trace does."""
-    async with running(Say(calls=[("read", {})])) as (engine, _):
-        session = engine.session("s:m", tools=[READ])
-        async with session.stream("a", stop_when=lambda steps: True) as turn:
-            events = [event async for event in turn]
-    assert events[-1] == TurnComplete("stopped")
 
 
 async def test_a_budget_forgets_the_sessions_that_were_quiet_for_longest() -> None:
@@ -172,8 +163,7 @@ async def test_what_a_history_loses_is_told_by_a_session_s_reply() -> None:
     async with forgetful(whole(*HELLO)) as engine:
         session = engine.session("toy:m")
         reply = await session.send("a")
-        assert reply.metadata is not None
-        assert [warning.code for warning in reply.metadata.warnings] == ["image_left_out"]
+        assert [warning.code for warning in present(reply.metadata).warnings] == ["image_left_out"]
         assert session.messages[-1] == reply
 
 

@@ -12,6 +12,7 @@ from bus import CallboardError, ConfigurationError, SessionBusy
 from engine import Requirements, Tool
 from engine.conversation.context import Context, LastTurns
 from tests.support.engines import keeping, running, topics
+from tests.support.present import present
 from tests.support.scripted import Say
 
 pytestmark = pytest.mark.anyio
@@ -240,8 +241,7 @@ async def test_what_two_sessions_said_stays_with_the_other_one(tmp_path: Path) -
         await two.send("alike")
         before = two.messages
         await engine.delete_session(one.id)
-        assert engine.store is not None
-        assert tuple(await engine.store.messages(two.id)) == before
+        assert tuple(await present(engine.store).messages(two.id)) == before
 
 
 async def test_a_session_whose_turn_runs_is_not_deleted() -> None:

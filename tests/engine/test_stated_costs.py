@@ -9,6 +9,7 @@ import pytest
 from adapters import ServerError, TokenUsage
 from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable
 
@@ -33,8 +34,7 @@ async def test_a_stated_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: b
         assert engine.store is not None
         (row,), (total,) = await engine.store.calls(), await engine.store.costs(by=())
         (ended,) = [e.data for e in events.take() if isinstance(e.data, LlmCallCompleted)]
-    assert message.metadata is not None
-    assert ended.cost == message.metadata.cost == row.cost == row.at_call_time == COST
+    assert ended.cost == present(message.metadata).cost == row.cost == row.at_call_time == COST
     assert (total.cost_nano_usd, total.at_call_time_nano_usd) == (7, 7)
 
 
@@ -46,8 +46,7 @@ async def test_a_call_that_failed_costs_what_the_provider_stated(tmp_path: Path)
         with pytest.raises(ServerError):
             await engine.session("s:m").send("Hi")
         await engine.flush()
-        assert engine.store is not None
-        (row,) = await engine.store.calls()
+        (row,) = await present(engine.store).calls()
         (ended,) = [e.data for e in events.take() if isinstance(e.data, LlmCallFailed)]
     assert ended.cost == row.cost == COST
 

@@ -8,6 +8,7 @@ import pytest
 
 from callboard import AuthError, Engine, Limits, ServerError
 from tests.support.engines import registry, running
+from tests.support.present import present
 from tests.support.scripted import Say
 
 pytestmark = pytest.mark.anyio
@@ -38,8 +39,7 @@ async def test_a_running_turn_and_those_behind_it_are_counted() -> None:
         assert (counted.turns_running, counted.turns_waiting) == (1, 1)
         (provider,) = counted.providers
         assert (provider.provider, provider.running, provider.in_flight, provider.waiting) == ("s", True, 1, 0)
-        assert provider.adapter is not None
-        assert provider.adapter.calls == 1
+        assert present(provider.adapter).calls == 1
         assert counted.streams.open == 2
         after = engine.statistics()
         assert (after.turns_running, after.turns_waiting, after.providers[0].in_flight) == (0, 0, 0)
@@ -71,8 +71,7 @@ async def test_the_tree_of_supervision_and_the_availability_of_providers_are_in_
         names = [child.name for child in counted.supervisor.children]
         assert names == ["availability", "session manager", "adapters"]
         below = counted.supervisor.children[-1].supervisor
-        assert below is not None
-        assert [child.name for child in below.children] == ["s"]
+        assert [child.name for child in present(below).children] == ["s"]
         (known,) = counted.availability
         assert (known.provider, known.state, known.reason) == ("s", "unavailable", "key refused")
         assert known.retry_at_us is not None
@@ -85,8 +84,7 @@ async def test_statistics_outlive_the_engine() -> None:
         await anyio.sleep(2)
     counted = engine.statistics()
     assert counted.state == "closed"
-    assert counted.supervisor is not None
-    assert not counted.supervisor.running
+    assert not present(counted.supervisor).running
     assert not counted.providers[0].running
     await anyio.sleep(5)
     assert engine.statistics().uptime_seconds == counted.uptime_seconds > 0

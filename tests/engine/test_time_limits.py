@@ -19,6 +19,7 @@ from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
 from engine import Engine, Limits, Timeouts, Tool
 from engine.calls.call import CANCEL_GRACE_SECONDS
 from tests.support.engines import entry, registry, running, serving
+from tests.support.present import present
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
 pytestmark = pytest.mark.anyio
@@ -50,8 +51,7 @@ async def test_a_turn_out_of_time_keeps_what_came_and_fails() -> None:
         assert anyio.current_time() == pytest.approx(3)
         assert caught.value.content == (TextBlock("Well, "),)
         assert [message.text for message in session.messages] == ["Hello", "Well, "]
-        assert session.messages[-1].metadata is not None
-        assert session.messages[-1].metadata.stop_reason is StopReason.CANCELLED
+        assert present(session.messages[-1].metadata).stop_reason is StopReason.CANCELLED
         log = caught.value.turn.log  # type: ignore[attr-defined]  # documented on Session.send
         assert isinstance(log.since(0)[-1], TurnComplete)
         assert log.since(0)[-1].status == "failed"
@@ -218,5 +218,4 @@ async def test_a_call_whose_adapter_ignores_cancelling_ends_after_its_grace() ->
         assert len(terminals(events)) == 1
         partial = session.messages[-1]
         assert partial.metadata is not None
-        assert partial.metadata.usage is not None
-        assert partial.metadata.usage.source is UsageSource.PARTIAL
+        assert present(partial.metadata.usage).source is UsageSource.PARTIAL

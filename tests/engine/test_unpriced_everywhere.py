@@ -24,6 +24,7 @@ from bus import (
 from engine import Engine
 from engine.cli import main
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.reply_models import registry as real_registry
 from tests.support.reply_server import USAGE_OUT, reply_server
 from tests.support.scripted import Say
@@ -118,8 +119,7 @@ async def test_repricing_says_what_it_cannot_price(path: Path) -> None:
             (CostSource.COMPUTED, OTHERS_LATER.version),
         ]
         await engine.undo_reprice()
-        assert engine.store is not None
-        (total,) = await engine.store.costs(by=())
+        (total,) = await present(engine.store).costs(by=())
         assert (total.unpriced, total.cost_nano_usd) == (1, KNOWN_NANO)
 
 

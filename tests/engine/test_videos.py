@@ -28,6 +28,7 @@ from bus.errors import CancelledError, ContentFilterError, NotFoundError, Outcom
 from engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
 from tests.support.engines import entry, model, serving
 from tests.support.media_server import MediaServer, media_server
+from tests.support.present import present
 from tests.support.provider_server import refusing_url
 from tests.support.virtual_time import runs_on
 from tracestore import PriceRow, PriceTable
@@ -85,8 +86,7 @@ async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
 async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
     """Of each call its operation, how it ended, and what it cost in nano-USD."""
     await engine.flush()
-    assert engine.store is not None
-    found = await engine.store.sql("SELECT operation, status, cost_nano FROM calls ORDER BY id")
+    found = await present(engine.store).sql("SELECT operation, status, cost_nano FROM calls ORDER BY id")
     return [(str(one), str(two), None if cost is None else int(str(cost))) for one, two, cost in found.rows]
 
 
@@ -526,8 +526,7 @@ async def test_the_events_of_a_job_are_stored(server: MediaServer, tmp_path: Pat
     async with engine_at(server, tmp_path / "trace.db") as engine:
         await (await a_video(engine)).wait()
         await engine.flush()
-        assert engine.store is not None
-        stored = [envelope.data for envelope in await engine.store.events()]
+        stored = [envelope.data for envelope in await present(engine.store).events()]
     kinds = [event for event in stored if isinstance(event, JobCreated | JobProgress | JobCompleted)]
     assert len(kinds) == 5
     (bill,) = [event for event in stored if isinstance(event, LlmCallCompleted) and event.usage.details]

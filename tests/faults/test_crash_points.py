@@ -16,6 +16,7 @@ from bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
 from engine import Engine
 from tests.support.engines import registry, running, topics
 from tests.support.invariants import check_stream
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
@@ -76,8 +77,7 @@ async def test_a_writer_that_crashes_loses_and_doubles_nothing(seed: int, tmp_pa
             for _ in range(3):  # the fifth in a row would be the engine's end
                 await asyncio.sleep(chance.uniform(0, 0.03))
                 hosted = await engine._host.living()
-                assert hosted.supervisor is not None
-                hosted.supervisor.child("trace writer").tell("no writer understands this")
+                present(hosted.supervisor).child("trace writer").tell("no writer understands this")
 
         async with anyio.create_task_group() as group:
             group.start_soon(crash)

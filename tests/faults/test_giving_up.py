@@ -17,6 +17,7 @@ from bus import AdapterError, CallboardError, Envelope, Lossless, Subscription, 
 from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEvent
 from engine import Engine, Session
 from tests.support.engines import registry, running
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on
 from tracestore import TraceStore
@@ -35,8 +36,7 @@ async def crash_until_the_end(engine: Engine, actor: str) -> None:
     """Crash an actor each time it is up, until its supervisor gives up and the engine has ended."""
     hosted = engine._host.life
     assert hosted is not None
-    assert hosted.supervisor is not None
-    ref = hosted.supervisor.child(actor)
+    ref = present(hosted.supervisor).child(actor)
     with anyio.fail_after(10):
         while hosted.state == "running":
             if ref.running:

@@ -18,6 +18,7 @@ from bus import Envelope, Lossless, StoreError, StoreStateChanged, Subscription
 from engine import Engine
 from tests.support.disks import attempt_mount
 from tests.support.engines import registry
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import PriceTable, TraceStore, WriterOptions
@@ -51,9 +52,8 @@ class Rig:
     async def until(self, state: str) -> None:
         hosted = self.engine._host.life
         assert hosted is not None
-        assert hosted.writer is not None
         with anyio.fail_after(20):
-            while hosted.writer.state != state:  # noqa: ASYNC110
+            while present(hosted.writer).state != state:  # noqa: ASYNC110
                 await anyio.sleep(0.005)
 
     async def complaint(self) -> str:
@@ -76,8 +76,7 @@ async def rig_on(path: Path, options: WriterOptions = IMPATIENT, *, content: boo
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
         hosted = await engine._host.living()
-        assert hosted.writer is not None
-        hosted.writer._options = options
+        present(hosted.writer)._options = options
         yield Rig(engine, events)
 
 
@@ -142,8 +141,7 @@ async def test_a_full_disk_loses_what_it_says_and_no_more(small_disk: Path) -> N
         await rig.engine.flush()
         hosted = rig.engine._host.life
         assert hosted is not None
-        assert hosted.writer is not None
-        said = hosted.writer.statistics()
+        said = present(hosted.writer).statistics()
         run_id = rig.engine.bus.run_id
         assert said.lost_first_seq is not None
         assert said.lost_last_seq is not None
@@ -162,8 +160,7 @@ async def test_a_database_that_is_full_spills_and_loses_nothing(tmp_path: Path) 
     async with rig_on(path, content=True) as rig:
         await rig.talk(3)
         await rig.engine.flush()
-        assert rig.engine.store is not None
-        database = rig.engine.store._database
+        database = present(rig.engine.store)._database
         ((pages,),) = await database.read("PRAGMA page_count")
         await database.read(f"PRAGMA max_page_count = {pages}")
         await rig.talk(80)
@@ -241,19 +238,16 @@ async def test_a_file_that_another_program_locks_is_written_when_it_lets_go(tmp_
     async with rig_on(path) as rig:
         await rig.talk(1)
         await rig.engine.flush()
-        assert rig.engine.store is not None
-        await rig.engine.store._database.read("PRAGMA busy_timeout = 20")
+        await present(rig.engine.store)._database.read("PRAGMA busy_timeout = 20")
         with subprocess.Popen(  # noqa: ASYNC220
             [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as holder:
-            assert holder.stdout is not None
-            assert await anyio.to_thread.run_sync(holder.stdout.readline) == b"held\n"
+            assert await anyio.to_thread.run_sync(present(holder.stdout).readline) == b"held\n"
             await rig.talk(10)
             with pytest.raises(StoreError, match="locked"):
                 await rig.engine.flush()
             assert "locked" in await rig.complaint()
-            assert holder.stdin is not None
-            holder.stdin.close()
+            present(holder.stdin).close()
         await rig.engine.flush()
         run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
     assert {(run_id, seq) for seq in range(1, last + 1)} <= await stored(path)
@@ -310,7 +304,6 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
         text=True,
     ) as other:
         assert other.stdout is not None
-        assert other.stdin is not None
         other_run = (await anyio.to_thread.run_sync(other.stdout.readline)).strip()
         async with rig_on(path) as rig:
             for _ in range(20):
@@ -318,7 +311,7 @@ async def test_two_processes_write_one_file(tmp_path: Path) -> None:
                 await rig.engine.flush()
             run_id, last = rig.engine.bus.run_id, rig.engine.bus.last_seq
             other_last = int(await anyio.to_thread.run_sync(other.stdout.readline))
-            other.stdin.close()
+            present(other.stdin).close()
     wanted = {(run_id, seq) for seq in range(1, last + 1)} | {(other_run, seq) for seq in range(1, other_last + 1)}
     assert wanted <= await stored(path)
     async with TraceStore.open_readonly(path) as store:
@@ -357,8 +350,7 @@ async def test_a_damaged_page_stops_no_call_and_what_was_kept_goes_into_the_next
         assert "trace.db" in await rig.complaint()
         hosted = rig.engine._host.life
         assert hosted is not None
-        assert hosted.writer is not None
-        before = hosted.writer.statistics().committed  # what touches no damaged page
+        before = present(hosted.writer).statistics().committed  # what touches no damaged page
         path.rename(tmp_path / "damaged.db")
         remove_database(path)
         await rig.engine.flush()

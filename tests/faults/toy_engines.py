@@ -30,6 +30,7 @@ from tests.support.fake_http import (
     sse,
     whole,
 )
+from tests.support.present import present
 
 TOOL_REPLY = (TEXT, MORE, CALL, HALF, REST, CALL_OVER, USAGE, WANTS_TOOL)
 OVERLOADED = b'{"error": {"type": "overloaded_error"}}'
@@ -98,7 +99,6 @@ def check_ends(envelopes: Sequence[Envelope]) -> int:
 async def check_closed(engine: Engine, made: Sequence[ToyOnNetwork]) -> None:
     """Close the engine, and assert that nothing is left of it."""
     report = await engine.aclose()
-    assert report is not None
-    assert report.clean
+    assert present(report).clean
     assert all(adapter.network.all_closed for adapter in made), "every reply is closed"
     assert asyncio.all_tasks() == {asyncio.current_task()}

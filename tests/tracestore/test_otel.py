@@ -31,6 +31,7 @@ from bus import (
     UsageSource,
 )
 from tests.support.engines import running
+from tests.support.present import present
 from tests.support.scripted import Say
 from tracestore import StoredEvents, TraceStore
 from tracestore.export import OtelExporter
@@ -171,8 +172,7 @@ def test_providers_have_the_conventions_names(model: str, provider: str, name: s
     collector = Collector(provider_names={"mine": "azure.ai.openai"})
     collector.handle(make.started(model=model), make.completed(model=model))
     attributes = collector.span(name).attributes
-    assert attributes is not None
-    assert attributes["gen_ai.provider.name"] == provider
+    assert present(attributes)["gen_ai.provider.name"] == provider
 
 
 def test_embeddings_are_an_operation_of_their_own() -> None:
@@ -212,8 +212,7 @@ def test_a_turn_is_the_parent_of_its_attempts_and_tools() -> None:
     tool = collector.span("execute_tool look")
     first, second, alone = [span for span in collector.spans if span.name == "chat gpt-5"]
     for child in (first, tool, second):
-        assert child.parent is not None
-        assert child.parent.span_id == root.get_span_context().span_id
+        assert present(child.parent).span_id == root.get_span_context().span_id
         assert (child.attributes or {})["gen_ai.conversation.id"] == "ses_1"
         assert root.start_time <= child.start_time <= child.end_time <= root.end_time
     assert alone.parent is None

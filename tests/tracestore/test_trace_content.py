@@ -37,6 +37,7 @@ from bus.values.messages import (
     ToolDefinition,
 )
 from bus.values.usage import Cost, CostSource, StopReason, TokenUsage, UsageSource
+from tests.support.present import present
 from tracestore import Capture, TraceStore
 from tracestore.codec import decode_line, encode_line
 from tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
@@ -326,8 +327,7 @@ async def test_a_change_of_setup_keeps_the_history(store: TraceStore, make: Make
     await store.write(captured(configured(make, history=2, setup=other)))
     saved = await store.saved_session("s")
     assert saved is not None
-    assert saved.setup is not None
-    assert (saved.setup.model, len(saved.messages), saved.missing) == ("opus", 2, ())
+    assert (present(saved.setup).model, len(saved.messages), saved.missing) == ("opus", 2, ())
 
 
 # -- Redaction
@@ -350,8 +350,7 @@ async def test_the_hook_decides_what_is_stored(store: TraceStore, make: Maker) -
     await store.write(envelopes)
     saved = await store.saved_session("s")
     assert saved is not None
-    assert saved.setup is not None
-    assert saved.setup.system_prompt == "You are kind."
+    assert present(saved.setup).system_prompt == "You are kind."
     assert [message.text for message in saved.messages] == ["I am [name]", "Hi, [name]"]
     assert saved.messages[0].id == "msg_1"
     assert saved.missing == ("message 1 was not stored (redacted)",)
@@ -379,8 +378,7 @@ async def test_a_hook_that_fails_stores_nothing_and_stops_nothing(
     assert saved is not None
     assert saved.messages == ()
     assert saved.withheld is not None
-    assert saved.setup is not None
-    assert saved.setup.system_prompt is None
+    assert present(saved.setup).system_prompt is None
     assert all("redaction failed" in missing for missing in saved.missing)
     assert len(await store.calls()) == 1
     assert b"1234" not in everything(store)

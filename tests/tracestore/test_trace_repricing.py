@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bus import SYSTEM_CLOCK, Cost, CostSource, StoreError, TokenUsage, UsageSource
+from tests.support.present import present
 from tracestore import CallFilter, PriceAlias, PriceRow, PriceTable, TraceStore
 from tracestore.sqlite.repricing import repricing
 
@@ -103,10 +104,8 @@ async def test_a_filter_limits_what_is_repriced(store: TraceStore, make: Maker) 
     assert (report.calls, report.sum_before_nano_usd, report.sum_after_nano_usd) == (1, 120_000, 350_000)
     (inside,) = await store.calls(CallFilter(session_id="s1"))
     (outside,) = await store.calls(CallFilter(session_id="s3"))
-    assert inside.cost is not None
-    assert outside.cost is not None
-    assert inside.cost.pricing_version == SECOND.version
-    assert outside.cost.pricing_version == FIRST.version
+    assert present(inside.cost).pricing_version == SECOND.version
+    assert present(outside.cost).pricing_version == FIRST.version
     (run, _) = await store.reprice_runs()
     assert (run.where, run.calls, run.sum_after_nano_usd) == (CallFilter(session_id="s1"), 1, 350_000)
 
@@ -314,8 +313,7 @@ async def test_sql_and_table_agree_at_the_edges(
     await store.reprice(table)
     (row,) = await store.calls()
     assert row.cost == table.price("openai:gpt-5", usage, T0)
-    assert row.cost is not None
-    assert row.cost.nano_usd == nano
+    assert present(row.cost).nano_usd == nano
 
 
 async def test_a_stored_cost_cannot_be_edited(store: TraceStore, make: Maker) -> None:

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
+from tests.support.present import present
 from tracestore.codec import encode_line
 from tracestore.sqlite import files
 from tracestore.sqlite.files import run_locks
@@ -306,8 +307,7 @@ async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[
         while len(killed) < 2:
             process = python(_CALLS_FOR_EVER, path)
             killed.insert(0, process)
-            assert process.stdout is not None
-            assert await anyio.to_thread.run_sync(process.stdout.readline) == "calling\n"
+            assert await anyio.to_thread.run_sync(present(process.stdout).readline) == "calling\n"
         await anyio.sleep(chance.uniform(0.0, 0.15))
     for process in killed:
         process.kill()
@@ -331,8 +331,7 @@ async def test_what_a_forked_child_inherits_keeps_no_lock_of_a_dead_parent(
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
     path = tmp_path / "trace.db"
     process = python(_FORKS_AND_IS_KILLED, path)
-    assert process.stdout is not None
-    child = int(process.stdout.readline())
+    child = int(present(process.stdout).readline())
     try:
         process.wait(20)
         async with TraceStore(path) as store:

@@ -11,6 +11,7 @@ import pytest
 from adapters import Message, NetworkError, Role, StopReason, ToolChoice, ToolDefinition
 from bus import CallboardError, CapabilityError, Json, JsonObject, RequestTimeoutError
 from engine import NoObjectGeneratedError, SchemaError, Tool
+from tests.support.present import present
 from tests.support.scripted import Say
 
 from .object_engines import ADA, NO_SCHEMA, ONLY_WORDS, PERSON, THINKS, Person, Place, ended, running
@@ -59,8 +60,7 @@ async def test_a_reply_becomes_what_was_asked_for(schema: object, reply: str, ou
     assert result.output == output
     assert type(result.output) is type(output)
     assert result.text == reply
-    assert asked[0].output_schema is not None
-    assert asked[0].output_schema["type"] == "object"
+    assert present(asked[0].output_schema)["type"] == "object"
 
 
 async def test_a_result_has_text_usage_cost_and_steps() -> None:

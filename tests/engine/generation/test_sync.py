@@ -20,6 +20,7 @@ from adapters import CancelledError, ServerError, ToolDefinition
 from bus import CallboardError, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.engines import registry
+from tests.support.present import present
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
@@ -148,8 +149,7 @@ def test_ctrl_c_cancels_the_call(ask: str, tmp_path: Path) -> None:
         "e = engine(Say('never', pause=wait))\n"
         f"try:\n    {ask}\nexcept KeyboardInterrupt:\n    print('interrupted')",
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "waiting\n"
+    assert present(process.stdout).readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
     said, errors = process.communicate(timeout=30)
     assert (process.returncode, said, errors) == (0, "interrupted\n", "")

@@ -15,6 +15,7 @@ from bus import CallboardError, ConfigurationError, ToolProgress
 from engine import Tool, mcp_tools
 from tests.support.engines import running
 from tests.support.logs import captured_logs
+from tests.support.present import present
 from tests.support.scripted import Say
 
 from .rounds import Told, call, result_of, run
@@ -125,9 +126,8 @@ async def test_a_server_that_dies_is_an_error_for_the_model() -> None:
 @pytest.fixture
 def url() -> Iterator[str]:
     with subprocess.Popen([*COMMAND, "http"], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
+            yield f"http://127.0.0.1:{int(present(process.stdout).readline())}/mcp"
         finally:
             process.kill()
 

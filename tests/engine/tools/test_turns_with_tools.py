@@ -11,6 +11,7 @@ from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
 from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
 from engine import Approved, Denied, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
 from tests.support.engines import keeping, registry, requests_of, running, topics
+from tests.support.present import present
 from tests.support.scripted import Say
 
 from ...definition_of_done.rows import row
@@ -265,8 +266,7 @@ async def test_progress_is_in_the_stream_and_on_the_bus_but_its_words_are_not_st
         assert [event.message for event in streamed] == ["reading the secret diary"]
         assert [e.data for e in events.take() if e.topic == "tool.progress"] == streamed
         await engine.flush()
-        assert engine.store is not None
-        stored = await engine.store.events(topic="tool.progress")
+        stored = await present(engine.store).events(topic="tool.progress")
     assert [e.data.fraction for e in stored] == [0.5]  # type: ignore[attr-defined]
     assert "secret diary" not in everything(tmp_path)
 
