@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from callboard import AbortController, CallEnd, CallInfo, Middleware, ServerErro
 from tests.engine.tools.rounds import result_of
 from tests.support.engines import running
 from tests.support.present import present
+from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 
@@ -31,9 +30,11 @@ from tests.support.engines import running
 from tests.support.scripted import Say
 
 async def main():
-    async with running(Say("a", pause=lambda: asyncio.sleep(9)), store=Path(sys.argv[1])) as (engine, _):
+    async with running(Say("a", pause=lambda: asyncio.sleep(9)), store=Path(sys.argv[1])) as (engine, events):
         asyncio.create_task(engine.session("s:m").send("Hi"))
-        await asyncio.sleep(0.1)
+        async for envelope in events:
+            if envelope.topic == "llm.call_started":
+                break
         await engine.flush()
         os._exit(0)
 
@@ -125,9 +126,7 @@ def test_a_script_has_its_streams_to_itself(tmp_path: Path) -> None:
     """Beside a raising tool and the lost run of another process, stdout is the script's JSON, stderr is empty."""
     trace = str(tmp_path / "trace.db")
     for program in (DIES, UNRELATED):
-        done = subprocess.run(
-            [sys.executable, "-c", program, trace], cwd=CHECKOUT, capture_output=True, text=True, timeout=60
-        )
+        done = ended(program, trace)
         assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == '["done", null, null, "process_lost"]\n'
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from pathlib import Path
 
 import anyio
@@ -33,6 +30,7 @@ from engine.sessions.setup import configured, model_of
 from engine.sessions.state import SessionState
 from tests.support.engines import keeping, registry, requests_of
 from tests.support.present import present
+from tests.support.programs import CHECKOUT, ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tests.tracestore.trace_making import Maker
@@ -42,7 +40,6 @@ from tracestore.writing.spill import SpillFile
 
 pytestmark = pytest.mark.anyio
 
-CHECKOUT = Path(__file__).parents[2]
 PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
 WEATHER = ToolDefinition("weather", "Tells it.")
 
@@ -314,25 +311,14 @@ asyncio.run(main())
 """
 
 
-def run_until_killed(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )
-
-
 async def test_a_session_survives_kill_9_after_a_flush(path: Path) -> None:
     """All of it is there in the next process, and it goes on."""
-    ended = run_until_killed(path)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    killed = ended(PROGRAM, path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     async with keeping(path, Say("Three.")) as engine:
         session = await engine.resume("x")
         assert [message.text for message in session.messages] == ["First", "One.", "Second", "Two."]
-        assert [message.id for message in session.messages] == json.loads(ended.stdout)
+        assert [message.id for message in session.messages] == json.loads(killed.stdout)
         assert (await session.send("Third")).text == "Three."
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from callboard import Engine, TraceStore
 from tests.support.engines import registry
+from tests.support.programs import ended
 from tests.support.virtual_time import runs_on
 
 pytestmark = pytest.mark.anyio
@@ -51,17 +50,6 @@ asyncio.run(main(*sys.argv[1:]))
 anyio_backend = runs_on("asyncio")
 
 
-def ended(path: Path, how: str, ending: str) -> None:
-    """A process that has three answers, and is gone."""
-    subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path), how, ending],
-        cwd=CHECKOUT,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        timeout=60,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize("ending", ["kill", "exit", "terminate"])
 @pytest.mark.parametrize("how", ["send", "stream"])
 async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
@@ -69,7 +57,7 @@ async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
 ) -> None:
     """All calls are completed in the file, and the session goes on with all messages."""
     path = tmp_path / "trace.db"
-    ended(path, how, ending)
+    ended(PROGRAM, path, how, ending)
     async with Engine(models=registry(), store=path, capture_content=True) as engine:
         await (await engine._host.living()).settle()
         session = await engine.resume("ses_x")
@@ -81,7 +69,7 @@ async def test_a_process_that_ends_after_an_answer_loses_nothing_of_it(
 async def test_the_end_of_a_streamed_message_is_shown_when_its_call_is_safe(tmp_path: Path) -> None:
     """Whoever sees a message's last event, and dies, leaves a completed call."""
     path = tmp_path / "trace.db"
-    ended(path, "message", "kill")
+    ended(PROGRAM, path, "message", "kill")
     async with Engine(models=registry(), store=path) as engine:
         await (await engine._host.living()).settle()
     await only_completed(path, 3)

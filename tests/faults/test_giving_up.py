@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from bus.streams.events import MessageComplete, TextDelta, TurnComplete, TurnEve
 from engine import Engine, Session
 from tests.support.engines import registry, running
 from tests.support.present import present
+from tests.support.programs import ended
 from tests.support.scripted import Say
 from tests.support.virtual_time import FakeClock, runs_on
 from tracestore import TraceStore
@@ -175,15 +173,7 @@ asyncio.run(main())
 @pytest.mark.parametrize("actor", VITAL)
 def test_the_interpreter_ends_after_an_engine_that_gave_up(actor: str, tmp_path: Path) -> None:
     """Though nobody closes it and it is still referenced; with nothing said on stderr, and all of it stored."""
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "trace.db"), actor],
-        cwd=CHECKOUT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        check=False,
-    )
+    process = ended(PROGRAM, tmp_path / "trace.db", actor, timeout=30)
     assert (process.returncode, process.stderr) == (0, "")
     assert process.stdout.endswith("over\n")
     assert "supervisor.escalated" in process.stdout

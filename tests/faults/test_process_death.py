@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.support.programs import started
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
 
 pytestmark = pytest.mark.anyio
 
-CHECKOUT = Path(__file__).parents[2]
 
 PROGRAM = """
 import asyncio, sys
@@ -57,17 +54,6 @@ asyncio.run(main())
 anyio_backend = runs_on("asyncio")
 
 
-def program(path: Path, ending: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(path), ending],
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )
-
-
 async def seen(path: Path) -> tuple[Counter[str], Counter[tuple[str, int]]]:
     """Statuses of the calls, and how often each call stands in the file."""
     async with TraceStore(path) as store:  # as the next process opens it: for writing
@@ -78,7 +64,7 @@ async def seen(path: Path) -> tuple[Counter[str], Counter[tuple[str, int]]]:
 @pytest.mark.parametrize(("ending", "code"), [("open", 0), ("raise", 3), ("thread", 0)])
 async def test_the_interpreter_ends_while_calls_run(tmp_path: Path, ending: str, code: int) -> None:
     """A program that returns, or exits, with its engine open and calls under way ends, and says nothing."""
-    process = program(tmp_path / "trace.db", ending)
+    process = started(PROGRAM, tmp_path / "trace.db", ending)
     said, errors = process.communicate(timeout=20)
     assert (process.returncode, errors) == (code, "")
     assert said.startswith("talking")

@@ -6,7 +6,6 @@ import contextlib
 import os
 import sqlite3
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from engine import Engine
 from tests.support.disks import attempt_mount
 from tests.support.engines import registry
 from tests.support.present import present
+from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import PriceTable, TraceStore, WriterOptions
@@ -239,10 +239,8 @@ async def test_a_file_that_another_program_locks_is_written_when_it_lets_go(tmp_
         await rig.talk(1)
         await rig.engine.flush()
         await present(rig.engine.store)._database.read("PRAGMA busy_timeout = 20")
-        with subprocess.Popen(  # noqa: ASYNC220
-            [sys.executable, "-c", _HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as holder:
-            assert await anyio.to_thread.run_sync(present(holder.stdout).readline) == b"held\n"
+        with started(_HOLDER, path) as holder:
+            assert await anyio.to_thread.run_sync(present(holder.stdout).readline) == "held\n"
             await rig.talk(10)
             with pytest.raises(StoreError, match="locked"):
                 await rig.engine.flush()
@@ -295,14 +293,7 @@ asyncio.run(main())
 async def test_two_processes_write_one_file(tmp_path: Path) -> None:
     """Two engines side by side: each finds all of its own in the file, once, and the file is whole."""
     path = tmp_path / "trace.db"
-    with subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", _ANOTHER, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=CHECKOUT,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-        text=True,
-    ) as other:
+    with started(_ANOTHER, path) as other:
         assert other.stdout is not None
         other_run = (await anyio.to_thread.run_sync(other.stdout.readline)).strip()
         async with rig_on(path) as rig:

@@ -8,9 +8,6 @@ import os
 import signal
 import sqlite3
 import stat
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -19,6 +16,7 @@ import pytest
 
 from callboard import StoreError, TraceStore
 from tests.support.present import present
+from tests.support.programs import started
 from tracestore.sqlite import database, files
 from tracestore.sqlite.database import Database, Row, Statements
 from tracestore.sqlite.schema import migrations
@@ -28,18 +26,6 @@ from .trace_making import Maker
 pytestmark = pytest.mark.anyio
 
 ROOT = Path(__file__).parents[2]
-
-
-def python(code: str, *arguments: object) -> subprocess.Popen[str]:
-    """A Python process that runs `code` and can import what we can."""
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"},
-    )
 
 
 def fingerprint(path: Path) -> str:
@@ -127,7 +113,7 @@ async def test_a_newer_file_with_a_live_log_is_refused(tmp_path: Path, make: Mak
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
-    process = python(
+    process = started(
         """
         import os, sqlite3, sys
         later = sqlite3.connect(sys.argv[1])
@@ -204,7 +190,7 @@ async def test_reading_needs_a_file_and_writes_nothing(tmp_path: Path, make: Mak
 
 async def test_what_was_flushed_survives_kill_9(tmp_path: Path) -> None:
     """A process is killed right after flush() returned; every event published before it is in the file."""
-    process = python(
+    process = started(
         """
         import anyio, sys, time
         from callboard.bus.bus import Bus
@@ -254,7 +240,7 @@ async def integrity(store: TraceStore) -> str:
 )
 async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, ending: str) -> None:
     """However the program ends, it ends, within two seconds."""
-    process = python(
+    process = started(
         f"""
         import asyncio, sys
         from callboard.tracestore import TraceStore
@@ -279,10 +265,10 @@ async def test_a_store_left_open_does_not_keep_the_interpreter(tmp_path: Path, e
 
 async def test_a_thread_that_still_works_at_the_end_is_let_finish(tmp_path: Path) -> None:
     """A host's own thread closes its store after the main thread is over; nothing is pulled from under it."""
-    process = python(
+    process = started(
         """
         import asyncio, sys, threading
-        from trace_making import Maker
+        from tests.tracestore.trace_making import Maker
         from callboard.tracestore import TraceStore
 
         async def work():
@@ -428,7 +414,7 @@ async def test_a_transaction_whose_task_is_lost_still_ends_whole(tmp_path: Path,
 
 def test_importing_the_store_stays_light() -> None:
     """Neither SQLite, YAML nor the logger is imported before it is needed."""
-    process = python(
+    process = started(
         """
         import sys
         from callboard.tracestore import PriceTable

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from callboard import ActorStarted, Bus, LlmCallFailed, StoreError, TraceStore, WriterCore
 from tests.support.present import present
+from tests.support.programs import started
 from tracestore.codec import encode_line
 from tracestore.sqlite import files
 from tracestore.sqlite.files import run_locks
@@ -28,7 +29,7 @@ from tracestore.sqlite.runs import PROCESS_LOST
 from tracestore.sqlite.schema import migrations
 from tracestore.writing.spill import SpillFile, spill_path
 
-from .test_trace_file import integrity, python
+from .test_trace_file import integrity
 from .test_trace_projection import story, written
 from .trace_making import Maker
 
@@ -262,7 +263,7 @@ def assert_sound(path: Path) -> None:
 _CALLS_FOR_EVER = """
     import anyio, itertools, sys
     from callboard.bus.bus import Bus
-    from trace_making import Maker
+    from tests.tracestore.trace_making import Maker
     from callboard.tracestore import TraceStore, WriterCore, WriterOptions
 
     async def main():
@@ -305,7 +306,7 @@ async def test_killed_during_calls_again_and_again(tmp_path: Path, killed: list[
             process.communicate()
         del killed[-1:]
         while len(killed) < 2:
-            process = python(_CALLS_FOR_EVER, path)
+            process = started(_CALLS_FOR_EVER, path)
             killed.insert(0, process)
             assert await anyio.to_thread.run_sync(present(process.stdout).readline) == "calling\n"
         await anyio.sleep(chance.uniform(0.0, 0.15))
@@ -330,7 +331,7 @@ async def test_what_a_forked_child_inherits_keeps_no_lock_of_a_dead_parent(
     """A worker may outlive a killed host: the file can be written, its run is lost, and its spill file adopted."""
     monkeypatch.setattr(files, "_LOCK_TIMEOUT_SECONDS", 0.5)
     path = tmp_path / "trace.db"
-    process = python(_FORKS_AND_IS_KILLED, path)
+    process = started(_FORKS_AND_IS_KILLED, path)
     child = int(present(process.stdout).readline())
     try:
         process.wait(20)
@@ -347,7 +348,7 @@ async def test_what_a_forked_child_inherits_keeps_no_lock_of_a_dead_parent(
 _FORKS_AND_IS_KILLED = """
     import asyncio, os, signal, sys, time
     from pathlib import Path
-    from trace_making import Maker
+    from tests.tracestore.trace_making import Maker
     from callboard.tracestore import TraceStore
     from callboard.tracestore.sqlite.files import FileLock
     from callboard.tracestore.writing.spill import SpillFile, spill_path

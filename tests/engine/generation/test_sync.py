@@ -21,6 +21,7 @@ from bus import CallboardError, WrongLoop
 from engine import AbortController, Engine, Tool, generate_sync, run_sync, set_default_engine, stream_sync
 from tests.support.engines import registry
 from tests.support.present import present
+from tests.support.programs import started
 from tests.support.scripted import Say
 from tests.support.virtual_time import runs_on
 from tracestore import TraceStore
@@ -67,14 +68,7 @@ def an_engine(engines: list[Engine], *replies: Say) -> Engine:
 
 
 def program(path: Path, body: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PRELUDE + body, str(path)],
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(CHECKOUT), "CALLBOARD_HOME": str(path.parent)},
-    )
+    return started(PRELUDE + body, path, flags=("-W", "error"), CALLBOARD_HOME=str(path.parent))
 
 
 def rows(path: Path) -> list[str]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from adapters import ImageBlock, Message, TextBlock, ToolDefinition
 from bus import CancelledError, ToolFinished, ToolProgress, ToolStarted
 from engine import AbortSignal, Tool, ToolContext, ToolError, tool
 from engine.tools.function import threads
+from tests.support.programs import ended
 
 from .rounds import Told, call, result_of, run
 
@@ -120,10 +119,7 @@ print(asyncio.run(result_of(hang)).text)
 
 def test_a_thread_that_hangs_does_not_keep_the_program_from_ending() -> None:
     """The process ends although its tool never does."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, cwd=ROOT, check=True
-    )
-    assert "longer than 0.01 s" in ended.stdout
+    assert "longer than 0.01 s" in ended(PROGRAM).stdout
 
 
 async def test_cancelling_the_round_sets_every_signal() -> None:
