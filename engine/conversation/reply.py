@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsage
 from adapters.usage.unfinished import NOTHING_USED
-from bus import Cost, RoutingDecision
+from bus import Cost, RoutingDecision, TurnStatus
 
 from ..calls.events import NOT_KNOWN
 
 
-class Reply(Message, frozen=True, kw_only=True, eq=False):
-    """A message of the assistant that says how it came about; what `send` gives back.
+class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):
+    """A message of the assistant that says how it came about. `Session.send` gives it back.
 
-    metadata: never None.
     It equals a Message with the same fields, such as the one that a resumed session has in its place.
     """
 
     metadata: MessageMetadata
+    """The model, usage, cost and routing of the call. A reply always has it."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
@@ -30,33 +30,43 @@ class Reply(Message, frozen=True, kw_only=True, eq=False):
         return hash(Message(self.role, self.content, self.id, self.name, self.metadata))
 
     @property
+    def status(self) -> TurnStatus:
+        """The way the reply's turn ended, as the trace has it; ``awaiting_tools`` as long as the turn runs."""
+        status: TurnStatus = self.__dict__.get("_status", "awaiting_tools")
+        return status
+
+    def ended(self, status: TurnStatus) -> None:
+        """Note how the reply's turn ended. It is no field: neither stored with the message nor compared."""
+        self.__dict__["_status"] = status
+
+    @property
     def model(self) -> str:
         """``provider:name`` of the model that served the call."""
         return self.metadata.model
 
     @property
     def usage(self) -> TokenUsage:
-        """Of the call, all its tokens."""
+        """All tokens of the call."""
         return self.metadata.usage
 
     @property
     def cost(self) -> Cost:
-        """Of the call, under the prices that were current when the message was handed out."""
+        """The cost of the call under the prices that were current when the message was handed out."""
         return self.metadata.cost
 
     @property
     def routing(self) -> RoutingDecision | None:
-        """How the call came to its model."""
+        """The decision that brought the call to its model."""
         return self.metadata.routing
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """What its reader should know, such as what of the history was left out of the request."""
+        """Warnings for the caller, such as parts of the history that were left out of the request."""
         return self.metadata.warnings
 
 
 def as_reply(message: Message) -> Reply:
-    """A stored message of the assistant whose calls are open; without metadata, nothing is known of its call."""
+    """A stored message of the assistant whose calls are open. Without metadata, nothing is known of its call."""
     if isinstance(message, Reply):
         return message
     metadata = message.metadata or MessageMetadata(

@@ -349,6 +349,7 @@ class Step:
             request_id=request.request_id,
         )
         self.partial = Reply(Role.ASSISTANT, error.content, id=request.message_id, metadata=metadata)
+        self.partial.ended("cancelled" if cancelled else "failed")
 
 
 def _options_of(entry: ModelEntry, capabilities: AdapterCapabilities) -> TurnOptions:

@@ -227,7 +227,9 @@ class Turn:
                 made = await tools.take(self._answers, self.messages)
                 if made.waiting:
                     self.status = "awaiting_tools"
-                    return as_reply(last_reply(state.messages))
+                    reply = as_reply(last_reply(state.messages))
+                    reply.ended(self.status)
+                    return reply
             return await self._converse(turn, tools)
         finally:
             turn.adapters.end()
@@ -384,6 +386,8 @@ class Turn:
         self._runtime.in_flight.remove(self)
         if error is not None:
             self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
+        for step in self.steps:
+            step.message.ended(self.status)
         self._runtime.bus.publish(
             SessionTurnCompleted(
                 status=self.status,

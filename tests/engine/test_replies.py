@@ -45,6 +45,7 @@ async def test_every_way_to_ask_gives_a_reply_with_metadata() -> None:
             replies.append((await stream.result()).steps[0].message)
     assert [type(reply) for reply in replies] == [Reply] * 6
     assert [reply.text for reply in replies] == ["1", "2", "Who?", "3", "4", "5"]
+    assert [reply.status for reply in replies] == ["completed"] * 2 + ["awaiting_tools"] + ["completed"] * 3
     for reply in replies:
         told = (reply.model, reply.usage, reply.cost, reply.routing, reply.warnings)
         metadata = reply.metadata

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any, assert_type
 
+from bus import TurnStatus
 from callboard import (
     ApprovalRequest,
     Approved,
@@ -69,6 +70,7 @@ async def use(engine: Engine, context: ToolContext) -> None:
     message = await session.send("go", max_tool_rounds=3, stop_when=enough, approve=approve_later)
     assert_type(message, Reply)
     assert_type(message.metadata.cost, Cost)
+    assert_type(message.status, TurnStatus)
     assert_type(message.usage, TokenUsage)
     for call in session.pending_calls:
         assert_type(call.input, JsonObject)
