@@ -57,7 +57,13 @@ def main(arguments: list[str]) -> int:
     copy_suite(suite)
     ignored = [f"--ignore={folder}" for folder in OF_A_CHECKOUT]
     command = [environment.python, "-m", "pytest", *ignored, *arguments]
-    return subprocess.run(command, cwd=suite, check=False).returncode
+    return subprocess.run(command, cwd=suite, env=variables(), check=False).returncode
+
+
+def variables() -> dict[str, str]:
+    """The environment variables of the tests, which find the recorded traffic beside the checkout."""
+    recorded = {"CALLBOARD_RECORDED": str(ROOT.parent / "shared" / "recorded")}
+    return {name: value for name, value in {**recorded, **os.environ}.items() if name != "PYTHONPATH"}
 
 
 def forbid_rooms(environment: WheelEnvironment) -> None:
@@ -79,5 +85,4 @@ def copy_suite(suite: Path) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.pop("PYTHONPATH", None)
     sys.exit(main(sys.argv[1:]))

@@ -21,6 +21,9 @@ import pytest
 
 from .support.virtual_time import FakeClock, runs_on
 
+# Their assertions are those of the tests that share them; before any test imports them.
+pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")
+
 # The same examples in every run, and no example fails for the machine's being busy.
 hypothesis.settings.register_profile("callboard", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("callboard")

@@ -1,5 +1,1 @@
 """What providers reply on each wire, and what becomes of it: one table for each phenomenon."""
-
-import pytest
-
-pytest.register_assert_rewrite("tests.conformance.replies.cases", "tests.support.wires.reading")
