@@ -19,7 +19,7 @@ from adapters.provider import provider_named
 from bus import CallboardError, Clock, ConfigurationError, StoreError
 from tracestore import TraceStore, WriterStatistics
 from tracestore.health import FileFacts, file_facts
-from tracestore.sqlite.upkeep.condition import StoreCondition
+from tracestore.reports import StoreCondition
 
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
 from .models.entries import AdapterEntry

@@ -11,17 +11,33 @@ from typing import TYPE_CHECKING
 from bus._later import later
 
 from .event_forms import upcast
+from .filters import CallFilter
 from .prices.rows import PriceAlias, PriceRow
 from .prices.table import Component, Explanation, PriceTable
-from .queries import CallFilter, CallRow
-from .reports import DayReprice, ModelReprice, RepriceReport, RepriceSums, SessionReprice
-from .sql.calls.costs import CostRow
-from .sql.content import SavedSession
-from .sql.jobs import StoredJob
-from .sql.repricing.history import CurrentPrices, RepriceRun
-from .sql.sessions import SessionRow
+from .reports import (
+    CurrentPrices,
+    DayReprice,
+    ModelReprice,
+    PruneReport,
+    RepriceReport,
+    RepriceRun,
+    RepriceSums,
+    SessionReprice,
+    SqlResult,
+)
+from .rows import (
+    CallRow,
+    CostRow,
+    ErrorRow,
+    Percentiles,
+    SavedSession,
+    SessionRow,
+    StatisticsRow,
+    StoredJob,
+)
 from .sqlite.database import Durability
 from .sqlite.store import TraceStore
+from .store import Store
 from .writing.actor import Flush, TraceWriter
 from .writing.captured import Capture, Redact
 from .writing.captured import decode as decode_json
@@ -32,20 +48,8 @@ from .writing.writer import WriterCore
 if TYPE_CHECKING:
     from .replay import StoredEvents
     from .saved_replies import SavedReplies
-    from .sql.calls.statistics import ErrorRow, Percentiles, StatisticsRow
-    from .sqlite.free_sql import SqlResult
-    from .sqlite.upkeep.pruning import PruneReport
 else:
-    __getattr__, __dir__ = later(
-        __name__,
-        {
-            ".sqlite.free_sql": ("SqlResult",),
-            ".sqlite.upkeep.pruning": ("PruneReport",),
-            ".replay": ("StoredEvents",),
-            ".saved_replies": ("SavedReplies",),
-            ".sql.calls.statistics": ("ErrorRow", "Percentiles", "StatisticsRow"),
-        },
-    )
+    __getattr__, __dir__ = later(__name__, {".replay": ("StoredEvents",), ".saved_replies": ("SavedReplies",)})
 
 __all__ = [
     "CallFilter",
@@ -75,6 +79,7 @@ __all__ = [
     "SessionRow",
     "SqlResult",
     "StatisticsRow",
+    "Store",
     "StoreState",
     "StoredEvents",
     "StoredJob",

@@ -18,7 +18,7 @@ from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.observable import check_pattern, topic_matches
 
 from .codec import decode_as
-from .sqlite.store import TraceStore
+from .store import Store
 
 PAGE = 500
 
@@ -37,7 +37,7 @@ class StoredEvents:
 
     def __init__(
         self,
-        store: TraceStore,
+        store: Store,
         *,
         run_id: str | None = None,
         session_id: str | None = None,

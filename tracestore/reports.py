@@ -1,118 +1,267 @@
-"""What a repricing says that it did: as a whole, and by model, day and session.
-
-Its two sums are over the same calls, those with a cost before and after, so that their difference means something.
-Calls that only one of the two sides prices are beside them, with what they cost on that side.
-"""
+"""The reports of a store: repricings, prunings, the condition of a trace, and answers to free statements."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, TypeAlias
+
 import msgspec
+
+from .filters import CallFilter
+
+OnProgress: TypeAlias = Callable[[int, int], None]
+"""Told the number of the last call that is done and of the last there is, between chunks. An error that it raises
+stops the repricing there, as a kill would: the repricing can be resumed."""
 
 
 class RepriceSums(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repricing did to some calls.
+    """The effect of a repricing on some calls.
 
-    calls: all that have usage. unpriced: those without a cost now; unpriced_before: without one until now.
-    before_nano_usd, after_nano_usd: sums over the calls with a cost before and after. newly_priced,
-    no_longer_priced: calls with a cost only after, or only before; newly_priced_nano_usd,
-    no_longer_priced_nano_usd: what they cost there. estimated: calls with usage that was estimated. unknown: calls
-    beside all these of which not even the usage is known.
+    The two sums are over the same calls, those with a cost before and after, so that their difference means
+    something. Calls that only one of the two sides prices are beside them, with their cost on that side.
     """
 
     calls: int
+    """All calls that have usage."""
     unpriced: int
+    """The calls without a cost now."""
     unpriced_before: int
+    """The calls without a cost until now."""
     before_nano_usd: int
+    """The sum before, over the calls with a cost before and after."""
     after_nano_usd: int
+    """The sum after, over the calls with a cost before and after."""
     newly_priced: int = 0
+    """The calls with a cost only after."""
     newly_priced_nano_usd: int = 0
+    """The cost of these calls."""
     no_longer_priced: int = 0
+    """The calls with a cost only before."""
     no_longer_priced_nano_usd: int = 0
+    """The cost of these calls."""
     estimated: int = 0
+    """The calls with usage that was estimated."""
     unknown: int = 0
+    """The calls, beside all these, of which not even the usage is known."""
 
     @property
     def compared(self) -> int:
-        """How many calls the two sums are over."""
+        """The number of calls that the two sums are over."""
         return self.calls - self.unpriced - self.newly_priced
 
     @property
     def all_before_nano_usd(self) -> int:
-        """The sum over every call with a cost before, whether it has one now or not."""
+        """The sum over every call with a cost before, whether the call has one now or not."""
         return self.before_nano_usd + self.no_longer_priced_nano_usd
 
     @property
     def all_after_nano_usd(self) -> int:
-        """The sum over every call with a cost now, whether it had one before or not."""
+        """The sum over every call with a cost now, whether the call had one before or not."""
         return self.after_nano_usd + self.newly_priced_nano_usd
 
 
 class ModelReprice(RepriceSums, frozen=True, kw_only=True):
-    """What a repricing did to one model's calls. model: ``provider:name`` as routed."""
+    """The effect of a repricing on one model's calls."""
 
     model: str
+    """The model as routed, ``provider:name``."""
 
 
 class DayReprice(RepriceSums, frozen=True, kw_only=True):
-    """What a repricing did to the calls of one day. day: an ISO date, UTC."""
+    """The effect of a repricing on the calls of one day."""
 
     day: str
+    """An ISO date, UTC."""
 
 
 class SessionReprice(RepriceSums, frozen=True, kw_only=True):
-    """What a repricing did to the calls of one session; of those without one, the id is empty."""
+    """The effect of a repricing on the calls of one session."""
 
     session_id: str
+    """The session; empty for the calls without one."""
 
 
 class RepriceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repricing did, or would do.
-
-    version: the price table's, 12 hex digits; label: its name for people. calls, unpriced, unpriced_before,
-    newly_priced, no_longer_priced and their amounts, estimated, unknown: as in `RepriceSums`, of the calls that
-    match the filter. sum_before_nano_usd, sum_after_nano_usd: over the calls with a cost before and after.
-    in_flight: calls that had begun and not ended as it finished; they get their new costs when they end.
-    as_model: what the calls were priced as, if that was asked for. models: the same by routed model, the
-    greatest sum first; days: by day, in order; sessions: the greatest sum first, empty unless they were asked
-    for. previous_version: the price version that was current before; `undo_reprice()` goes back to it. run_id:
-    its number in the history; None if it was only tried.
+    """The effect of a repricing, done or only tried. Counts and amounts are those of `RepriceSums`, over the calls
+    that match the filter.
     """
 
     version: str
+    """The version of the price table, 12 hex digits."""
     label: str
+    """The name of the price table, for people."""
     dry_run: bool
+    """Whether the repricing was only tried."""
     calls: int
+    """All calls that have usage."""
     unpriced: int
+    """The calls without a cost now."""
     unpriced_before: int
+    """The calls without a cost until now."""
     sum_before_nano_usd: int
+    """The sum before, over the calls with a cost before and after."""
     sum_after_nano_usd: int
+    """The sum after, over the calls with a cost before and after."""
     models: tuple[ModelReprice, ...]
+    """The same by routed model, the greatest sum first."""
     newly_priced: int = 0
+    """The calls with a cost only after."""
     newly_priced_nano_usd: int = 0
+    """The cost of these calls."""
     no_longer_priced: int = 0
+    """The calls with a cost only before."""
     no_longer_priced_nano_usd: int = 0
+    """The cost of these calls."""
     estimated: int = 0
+    """The calls with usage that was estimated."""
     unknown: int = 0
+    """The calls of which not even the usage is known."""
     in_flight: int = 0
+    """The calls that had begun and not ended as it finished. They get their new costs when they end."""
     days: tuple[DayReprice, ...] = ()
+    """The same by day, in order."""
     sessions: tuple[SessionReprice, ...] = ()
+    """The same by session, the greatest sum first; empty unless sessions were asked for."""
     as_model: str | None = None
+    """The model that the calls were priced as, if that was asked for."""
     previous_version: str | None = None
+    """The price version that was current before. `undo_reprice()` goes back to it."""
     run_id: int | None = None
+    """The number in the history; None if the repricing was only tried."""
 
     @property
     def total(self) -> RepriceSums:
         """The sums over all calls."""
-        return RepriceSums(
-            calls=self.calls,
-            unpriced=self.unpriced,
-            unpriced_before=self.unpriced_before,
-            before_nano_usd=self.sum_before_nano_usd,
-            after_nano_usd=self.sum_after_nano_usd,
-            newly_priced=self.newly_priced,
-            newly_priced_nano_usd=self.newly_priced_nano_usd,
-            no_longer_priced=self.no_longer_priced,
-            no_longer_priced_nano_usd=self.no_longer_priced_nano_usd,
-            estimated=self.estimated,
-            unknown=self.unknown,
-        )
+        same = {name: getattr(self, name) for name in RepriceSums.__struct_fields__ if hasattr(self, name)}
+        same |= {"before_nano_usd": self.sum_before_nano_usd, "after_nano_usd": self.sum_after_nano_usd}
+        return RepriceSums(**same)
+
+
+class RepriceRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One repricing in the history of a trace. Counts and sums are those of `RepriceReport`, and None until the
+    run is finished.
+    """
+
+    id: int
+    """The number of the run."""
+    version: str
+    """The version of the price table."""
+    where: CallFilter
+    """The calls that the run is about."""
+    started_us: int
+    """The start, in microseconds UTC."""
+    finished_us: int | None
+    """The end, in microseconds UTC; None if the run never came to its end."""
+    calls: int | None
+    """All calls that have usage."""
+    unpriced: int | None
+    """The calls without a cost now."""
+    sum_before_nano_usd: int | None
+    """The sum before, over the calls with a cost before and after."""
+    sum_after_nano_usd: int | None
+    """The sum after, over the calls with a cost before and after."""
+    label: str = ""
+    """The name of the price table, for people."""
+    last_call: int | None = None
+    """The number of the last call that the run is to price, as far as is known."""
+    done: int = 0
+    """The number of the last call that the run has priced."""
+    by_session: bool = False
+    """Whether sessions are to be compared as well."""
+    replaced: tuple[int, ...] | None = None
+    """The runs that were current before, the first of them first; None in a run of an early version."""
+    undone_us: int | None = None
+    """The time at which the run was taken back, in microseconds UTC."""
+    finished_no: int | None = None
+    """The place among the finished runs."""
+    in_flight: int | None = None
+    """The calls that had begun and not ended as it finished."""
+    estimated: int | None = None
+    """The calls with usage that was estimated."""
+    unknown: int | None = None
+    """The calls of which not even the usage is known."""
+
+    @property
+    def state(self) -> Literal["interrupted", "finished", "undone"]:
+        """``interrupted`` is also a run that is under way now."""
+        if self.finished_us is None:
+            return "interrupted"
+        return "finished" if self.undone_us is None else "undone"
+
+    def current_after(self, before: tuple[int, ...]) -> list[int]:
+        """The runs that are current once this one has finished, if those of `before` were."""
+        return [self.id] if self.where == CallFilter() else [self.id, *(run for run in before if run != self.id)]
+
+
+class CurrentPrices(msgspec.Struct, frozen=True):
+    """The repricings whose costs are current."""
+
+    runs: tuple[int, ...]
+    """The runs. The cost of a call is that of the first that covers the call; without one, that at call time."""
+    versions: tuple[str, ...]
+    """The price versions of these runs, in the same order."""
+    run: RepriceRun | None
+    """The latest repricing that finished."""
+
+    @property
+    def run_id(self) -> int:
+        """The number of `run`; 0 if there is none."""
+        return self.run.id if self.run is not None else 0
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that a pruning deleted, or with `dry_run` would delete."""
+
+    dry_run: bool
+    """Whether the rows were only counted."""
+    before_us: int
+    """The cutoff, in microseconds UTC; 0 if there was none."""
+    attempts: int = 0
+    """Attempts of calls."""
+    events: int = 0
+    """Events."""
+    costs: int = 0
+    """Costs of any repricing."""
+    sessions: int = 0
+    """Sessions. These are counted when they have gone, so a dry run says 0."""
+    runs: int = 0
+    """Runs, counted when they have gone."""
+    bodies: int = 0
+    """Bodies of captured content, counted when they have gone."""
+    bytes_before: int = 0
+    """Bytes of the pages in use before."""
+    bytes_after: int = 0
+    """Bytes of the pages in use afterwards."""
+    file_bytes: int = 0
+    """Bytes of the database file afterwards."""
+
+
+class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
+    """The condition of a trace at this moment."""
+
+    living: int
+    """The runs whose processes live."""
+    lost: int
+    """The runs whose processes died. The next start of a writer closes them."""
+    open_calls: int
+    """The calls of lost runs that have no end."""
+    spilled: tuple[tuple[Path, int], ...]
+    """The files of dead processes that the next start of a writer adopts, and their sizes in bytes."""
+    file_bytes: int
+    """The size of the database file."""
+    free_bytes: int
+    """The size of the pages that hold nothing."""
+    shrinkable: bool
+    """Whether a pruning can give such pages back to the disk without rewriting the file."""
+
+
+class SqlResult(msgspec.Struct, frozen=True):
+    """The answer to a statement."""
+
+    columns: tuple[str, ...]
+    """The names of the columns."""
+    rows: tuple[tuple[str | int | float | bytes | None, ...], ...]
+    """The rows."""
+    truncated: bool
+    """Whether there were more rows than asked for."""

@@ -8,7 +8,8 @@ import anyio
 
 from bus.errors import StoreError
 
-from .sqlite.database import Database, Statements
+from .sqlite.database import Database
+from .sqlite.statements import Statements
 
 APPLICATION_ID = 0x43414C52
 """``CALR``, in the header of every file of replies."""

@@ -14,9 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from callboard import CallFilter, Envelope, SessionCreated, SessionTurnStarted, TokenUsage, TraceStore
-from tracestore.sql.projection import Batch, RunSpan
+from tracestore.sql.connection import Insert, SqlValue
+from tracestore.sql.projection import Batch
+from tracestore.sql.run_numbers import RunSpan
 from tracestore.sqlite.database import Row
-from tracestore.sqlite.insert import Insert, SqlValue
+from tracestore.sqlite.insert import statements_for
 
 from .trace_making import Maker
 
@@ -115,9 +117,9 @@ class Written:
         self.rows: dict[str, int] = {}
 
     def insert(self, insert: Insert, values: list[SqlValue]) -> None:
-        for sql, parameters in insert.statements(values):
+        for sql, parameters in statements_for(insert, values):
             table = sql.split()[2]
-            self.rows[table] = self.rows.get(table, 0) + len(parameters) // insert.width
+            self.rows[table] = self.rows.get(table, 0) + len(parameters) // len(insert.columns)
 
     def run(self, sql: str, parameters: list[SqlValue]) -> list[Row]:
         """There is no repricing to be found."""
@@ -139,11 +141,11 @@ async def test_a_call_that_starts_and_ends_in_one_batch_is_one_row_written_once(
 @given(rows=st.integers(0, 400), width=st.integers(1, 13))
 def test_an_insert_brings_every_row_with_few_statements(rows: int, width: int) -> None:
     """In order, with nothing but the last row repeated; a quarter more at the most."""
-    insert = Insert("t", [f"c{n}" for n in range(width)], "ON CONFLICT DO NOTHING")
+    insert = Insert("t", tuple(f"c{n}" for n in range(width)), "ON CONFLICT DO NOTHING")
     values: list[SqlValue] = list(range(rows * width))
     brought: list[SqlValue] = []
     statements = 0
-    for sql, parameters in insert.statements(values):
+    for sql, parameters in statements_for(insert, values):
         assert sql.count("?") == len(parameters)
         brought += parameters
         statements += 1

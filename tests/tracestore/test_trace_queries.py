@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from bus import Cost, CostSource, StoreError, TokenUsage
 from tracestore import CallFilter, Percentiles, PriceRow, PriceTable, TraceStore
-from tracestore.queries import calls_query
+from tracestore.sql.calls.listing import calls_query
 from tracestore.sql.jobs import JOB_QUERY
+from tracestore.sqlite.dialect import SQLITE
 
 from .trace_making import DAY_US, T0, Maker
 
@@ -202,7 +203,7 @@ async def test_statistics_count_how_attempts_ended(store: TraceStore, make: Make
 )
 async def test_the_usual_filters_use_an_index(store: TraceStore, where: CallFilter, index: str) -> None:
     """The newest calls are found without reading the table and without sorting it."""
-    sql, values = calls_query(where, None, 50)
+    sql, values = calls_query(where, None, 50, SQLITE)
     plan = [row[3] for row in await store._database.read(f"EXPLAIN QUERY PLAN {sql}", values)]
     (calls,) = [step for step in plan if step.split()[1] == "c"]
     assert f"USING INDEX {index}" in calls, plan

@@ -23,8 +23,9 @@ from bus.errors import ConfigurationError
 from bus.private_file import private_file
 from bus.values.usage import Cost
 
-from ..queries import CallFilter, CallRow
-from ..sqlite.store import TraceStore
+from ..filters import CallFilter
+from ..rows import CallRow
+from ..store import Store
 from ..timestamps import iso_moment
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def exact_usd(nano_usd: int) -> str:
 
 
 async def export_calls(
-    store: TraceStore,
+    store: Store,
     target: Path | IO[bytes],
     format: Format,
     *,

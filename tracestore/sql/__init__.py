@@ -1,1 +1,1 @@
-"""What is asked of the tables: calls, costs, sessions, events, statistics."""
+"""The statements that every database of a trace understands, and the little in which those databases differ."""

@@ -1,13 +1,14 @@
-"""Where content is kept, if the host asks for it: bodies under their hashes, and sessions as rows of hashes.
+"""Content, if the host asks for it: bodies under their hashes, and sessions as rows of hashes.
 
-* `content` has each body once, with the moment of its last use; nothing in it says whose it is.
-* `session_messages` says which body stands where in which session, with what differs each time: the message's id
-  and its metadata. A message that may not be stored has a row that says why, and no hash.
-* `session_setups` has the latest setup of each session, and how long its history was then: what stood beyond that
-  belongs to an earlier session of the same name, and goes. It also says whose the session is (see `ownership`).
+* `content` has each body once, with the moment of its last use. Nothing in it says whose the body is.
+* `session_messages` says which body stands where in which session, and whatever differs each time: the message's
+  id and its metadata. A message that may not be stored has a row with the reason, and no hash.
+* `session_setups` has the latest setup of each session, and how long the history was then. Messages beyond that
+  belong to an earlier session of the same name, and go. The table also says which run owns the session (see
+  `session_owner`).
 
-Later means later in the same run, never the clock: that may step back. An event that is stored already says
-nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
+Later means later in the same run, never later by the clock, which may step back. An event that is stored already
+says nothing more. Content that has expired is deleted, bodies and rows alike, by age alone.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from bus.log import Log
 from bus.values.messages import Message, SessionSetup
 
 from ..codec import storable_text
-from ..queries import tags_of
-from ..sqlite.database import Row, Statements
-from ..sqlite.insert import SqlValue
+from ..rows import SavedSession
 from ..writing.captured import (
     Bodies,
     CapturedMessage,
@@ -35,87 +34,24 @@ from ..writing.captured import (
     message_of,
     setup_of,
 )
+from .calls.columns import tags_of
+from .connection import Row, SqlValue, Statements
 from .session_owner import branch, is_anothers
 
 _log = Log("tracestore.content")
-
-CONTENT_TABLES = (
-    """
-    CREATE TABLE content (
-        id       INTEGER PRIMARY KEY,
-        hash     BLOB NOT NULL UNIQUE,    -- SHA-256 of the body
-        last_us  INTEGER NOT NULL,        -- when it was last said
-        body     BLOB NOT NULL            -- JSON, or the bytes of an image, a recording, a document
-    ) STRICT
-    """,
-    "CREATE INDEX content_by_age ON content (last_us)",
-    """
-    CREATE TABLE session_messages (
-        session_id  TEXT NOT NULL,
-        position    INTEGER NOT NULL,
-        run         INTEGER NOT NULL,
-        seq         INTEGER NOT NULL,
-        ts_us       INTEGER NOT NULL,
-        hash        BLOB,                 -- NULL: not stored
-        message_id  TEXT,
-        metadata    TEXT,
-        withheld    TEXT,                 -- why it isn't
-        PRIMARY KEY (session_id, position)
-    ) STRICT, WITHOUT ROWID
-    """,
-    "CREATE INDEX session_messages_by_age ON session_messages (ts_us)",
-    """
-    CREATE TABLE session_setups (
-        session_id  TEXT PRIMARY KEY,
-        run         INTEGER NOT NULL,
-        seq         INTEGER NOT NULL,
-        ts_us       INTEGER NOT NULL,
-        history     INTEGER NOT NULL,
-        hash        BLOB,
-        withheld    TEXT                  -- why the system prompt isn't stored
-    ) STRICT, WITHOUT ROWID
-    """,
-)
-"""The schema's step for content."""
-
-STORED_MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
-"""How many messages are stored of a session, as a column beside ``n.session_id``."""
-
-RESUMABLE = """
-    EXISTS (
-        SELECT 1 FROM session_setups AS s
-         WHERE s.session_id = n.session_id AND s.hash IS NOT NULL
-           AND (SELECT count(m.hash) FROM session_messages AS m WHERE m.session_id = s.session_id)
-               = (SELECT max(coalesce(max(m.position) + 1, 0), s.history)
-                    FROM session_messages AS m WHERE m.session_id = s.session_id)
-    )
-"""
-"""Whether a session is stored as a whole. One whose system prompt was withheld is, if the host has that."""
-
-
-class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as it is stored. name: for people. messages: those there are, in order. missing: what isn't, and
-    why, in words.
-
-    setup: None if it isn't stored. withheld: why the setup has no system prompt although the session had one.
-    """
-
-    session_id: str
-    setup: SessionSetup | None
-    withheld: str | None
-    tags: dict[str, str]
-    name: str | None
-    messages: tuple[Message, ...]
-    missing: tuple[str, ...]
-
 
 # -- Writing
 
 
 def store_content(statements: Statements, captured: Sequence[Envelope], runs: Mapping[str, int]) -> None:
-    """Store what a batch has captured, in its transaction. runs: their numbers, by name. Never fails for content.
+    """Store the content that a batch has captured, in its transaction. It never fails for content.
 
-    To be called before the events themselves are stored: those that are there already have been heeded.
+    Call it before the events themselves are stored: an event that is there already has been heeded.
+
+    Args:
+        statements: The connection.
+        captured: The envelopes with content.
+        runs: The numbers of the runs, by name.
     """
     last_us: dict[bytes, int] = {}
     bodies: Bodies = {}
@@ -143,14 +79,14 @@ def store_content(statements: Statements, captured: Sequence[Envelope], runs: Ma
     statements.run_many(
         """
         INSERT INTO content (hash, last_us, body) VALUES (?, ?, ?)
-        ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > last_us
+        ON CONFLICT (hash) DO UPDATE SET last_us = excluded.last_us WHERE excluded.last_us > content.last_us
         """,
         [(digest, last_us[digest], body) for digest, body in bodies.items()],
     )
 
 
 def _bodies(event: CapturedMessage | CapturedSetup) -> tuple[bytes | None, Bodies, str | None]:
-    """Hash, bodies, and why there are none."""
+    """The hash of a content, its bodies, and the reason why there are none."""
     try:
         if isinstance(event, CapturedMessage):
             if event.withheld is not None:
@@ -242,7 +178,7 @@ def _insert_setup(
 
 
 def load_session(statements: Statements, session_id: str) -> SavedSession | None:
-    """A session as it is stored; None if none of it is. For a transaction or a read in one go."""
+    """A session as it is stored; None if nothing of it is."""
     setups = statements.run(
         "SELECT history, hash, withheld FROM session_setups WHERE session_id = ?", (session_id,)
     )
@@ -295,11 +231,11 @@ _ASKED = """
      WHERE s.session_id = ? AND c.ts_us >= s.ts_us AND (c.status = 'completed' OR c.error_class = 'process_lost')
      LIMIT 1
 """
-"""Whether a session has been asked something that was answered, or may have been, since it is set up."""
+"""Finds a call that was answered, or may have been, since the session was set up."""
 
 
 class _Fetch:
-    """Reads bodies by hash, those that are asked for again from memory. Raises KeyError."""
+    """Reads bodies by hash, and each only once. Raises KeyError for a body that is not stored."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements

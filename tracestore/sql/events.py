@@ -1,4 +1,4 @@
-"""How stored events are found, and how they come back."""
+"""Stored events: how they are found, and how they come back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,21 @@ import msgspec
 from bus.events.envelope import Envelope
 
 from ..codec import decode_event
-from ..sqlite.database import Row
-from ..sqlite.insert import SqlValue
 from ..timestamps import to_us
+from .connection import Dialect, Row, Sql, SqlValue, at_most
+
+_COLUMNS = {name: f"e.{name}" for name in Envelope.__struct_fields__ if name not in ("run_id", "data")} | {
+    "run_id": "r.run_id",
+    "topic": "e.topic",
+    "data": "e.data",
+}
+"""The columns of an envelope by its fields, and the topic, without which the event can't be read."""
+
+_tags = msgspec.json.Decoder(dict[str, str])
 
 
 def events_query(
+    dialect: Dialect,
     *,
     run_id: str | None,
     session_id: str | None,
@@ -24,48 +33,33 @@ def events_query(
     until: int | datetime | None,
     after_id: int,
     limit: int | None,
-) -> tuple[str, list[SqlValue]]:
-    """The query behind `TraceStore.numbered_events`: the event's number, then what `envelope` takes."""
+) -> Sql:
+    """The query for stored events: the event's number, then the columns that `envelope` takes."""
     conditions: list[tuple[str, SqlValue]] = [("e.id > ?", after_id)]
-    if run_id is not None:
-        conditions.append(("r.run_id = ?", run_id))
-    if session_id is not None:
-        conditions.append(("e.session_id = ?", session_id))
-    if request_id is not None:
-        conditions.append(("e.request_id = ?", request_id))
+    wanted = {"r.run_id = ?": run_id, "e.session_id = ?": session_id, "e.request_id = ?": request_id}
+    conditions += [(sql, value) for sql, value in wanted.items() if value is not None]
     if topic is not None:
-        conditions.append(("e.topic GLOB ?", topic))
+        conditions.append(dialect.like_topic("e.topic", topic))
     if since is not None:
         conditions.append(("e.ts_us >= ?", to_us(since)))
     if until is not None:
         conditions.append(("e.ts_us < ?", to_us(until)))
+    limited, most = at_most(limit)
     sql = f"""
-        SELECT e.id, e.seq, r.run_id, e.ts_us, e.mono_ns, e.topic, e.data, e.session_id, e.turn_id,
-               e.request_id, e.attempt, e.message_id, e.caused_by, e.tags
+        SELECT e.id, {", ".join(_COLUMNS.values())}
           FROM events AS e
           JOIN runs AS r ON r.id = e.run
          WHERE {" AND ".join(sql for sql, _ in conditions)}
          ORDER BY e.id
-         LIMIT ?
+         {limited}
     """
-    return sql, [*(value for _, value in conditions), -1 if limit is None else limit]
+    return sql, [*(value for _, value in conditions), *most]
 
 
 def envelope(row: Row) -> Envelope:
     """A row of `events_query`, without its number. One of an unknown topic bears an `UnknownEvent`."""
-    seq, run_id, ts_us, mono_ns, topic, data, session_id, turn_id, request_id, attempt, *rest = row
-    message_id, caused_by, tags = rest
-    return Envelope(
-        seq=seq,
-        run_id=run_id,
-        ts_us=ts_us,
-        mono_ns=mono_ns,
-        data=decode_event(topic, data),
-        session_id=session_id,
-        turn_id=turn_id,
-        request_id=request_id,
-        attempt=attempt,
-        message_id=message_id,
-        caused_by=caused_by,
-        tags=None if tags is None else msgspec.json.decode(tags, type=dict[str, str]),
-    )
+    fields = dict(zip(_COLUMNS, row, strict=True))
+    fields["data"] = decode_event(fields.pop("topic"), fields["data"])
+    if fields["tags"] is not None:
+        fields["tags"] = _tags.decode(fields["tags"])
+    return Envelope(**fields)

@@ -1,15 +1,29 @@
-"""The numbers that runs have in a file: the rows of `runs`, and those of them that one writer knows."""
+"""The numbers that runs have in a trace: the rows of `runs`, and those of them that one writer knows."""
 
 from __future__ import annotations
 
-from ..sqlite.database import Statements
-from .projection import RunSpan
+import msgspec
+
+from .connection import SqlValue, Statements, greater, lesser
 
 _KNOWN_RUNS = 256
 
 
+class RunSpan(msgspec.Struct):
+    """The part of one run that is in a batch."""
+
+    run_id: str
+    """The name of the run."""
+    first_us: int
+    """The time of its first event in the batch, in microseconds UTC."""
+    last_us: int
+    """The time of its last event in the batch, in microseconds UTC."""
+    seq: int
+    """The highest number of its events in the batch."""
+
+
 class RunNumbers:
-    """What a writer remembers of the runs that it writes, so that most batches need not look.
+    """The numbers of runs that a writer remembers, so that most batches need not look.
 
     A number is remembered only when the transaction that gave it is committed: otherwise it would be nobody's.
     """
@@ -18,42 +32,42 @@ class RunNumbers:
         self._known: dict[str, int] = {}
 
     def remember(self, numbers: dict[str, int]) -> None:
-        """Numbers that are committed."""
+        """Remember numbers that are committed, by the names of their runs."""
         if len(self._known) + len(numbers) > _KNOWN_RUNS:
             self._known.clear()
         self._known.update(numbers)
 
     def forget(self) -> None:
-        """Another file, or rows of runs may have gone or been marked as ended: look again."""
+        """Forget all numbers: the file is another one, or rows of runs have gone or were marked as ended."""
         self._known.clear()
 
     def note(self, statements: Statements, run: RunSpan) -> int:
-        """Write down how far a run has got, and return its number. In a transaction."""
+        """Note how far a run has got, and return its number. In a transaction."""
+        span: dict[str, SqlValue] = {"run_id": run.run_id, "first": run.first_us}
+        span |= {"last": run.last_us, "seq": run.seq}
         known = self._known.get(run.run_id)
         if known is not None:
-            statements.run(
-                """
-                UPDATE runs
-                   SET first_us = min(first_us, ?),
-                       last_us = max(last_us, ?),
-                       committed_seq = max(committed_seq, ?)
-                 WHERE id = ?
-                """,
-                (run.first_us, run.last_us, run.seq, known),
-            )
+            statements.run(_MOVE_ON, {**span, "id": known})
             return known
-        statements.run(
-            """
-            INSERT INTO runs (run_id, first_us, last_us, committed_seq)
-            VALUES (?, ?, ?, ?)
-            ON CONFLICT (run_id) DO UPDATE SET
-                first_us = min(first_us, excluded.first_us),
-                last_us = max(last_us, excluded.last_us),
-                committed_seq = max(committed_seq, excluded.committed_seq),
-                ended_us = NULL,
-                ending = NULL
-            """,
-            (run.run_id, run.first_us, run.last_us, run.seq),
-        )
-        ((number,),) = statements.run("SELECT id FROM runs WHERE run_id = ?", (run.run_id,))
+        ((number,),) = statements.run(_ENTER, span)
         return int(number)
+
+
+_MOVE_ON = f"""
+    UPDATE runs
+       SET first_us = {lesser("first_us", ":first")},
+           last_us = {greater("last_us", ":last")},
+           committed_seq = {greater("committed_seq", ":seq")}
+     WHERE id = :id
+"""
+_ENTER = f"""
+    INSERT INTO runs (run_id, first_us, last_us, committed_seq)
+    VALUES (:run_id, :first, :last, :seq)
+    ON CONFLICT (run_id) DO UPDATE SET
+        first_us = {lesser("runs.first_us", "excluded.first_us")},
+        last_us = {greater("runs.last_us", "excluded.last_us")},
+        committed_seq = {greater("runs.committed_seq", "excluded.committed_seq")},
+        ended_us = NULL,
+        ending = NULL
+    RETURNING id
+"""

@@ -1,24 +1,23 @@
-"""Who goes on with a stored session: one run at a time.
+"""The run that owns a stored session: one run at a time.
 
-Whoever makes it, begins it anew, or resumes it (`claim`) owns it from then on. What another run still says of
-it, a turn that was under way for instance, is never mixed in: it is kept under a name of its own,
-``SESSION.RUN``, a session that begins with the history that both have in common. So two who resume one session
-at once have two sessions in the end, and nothing that was said is lost.
+The run that makes a session, begins it anew, or resumes it (`claim`) owns it from then on. Another run may still
+say something of the session, for instance the rest of a turn that was under way. That is never mixed in. It is
+kept under a name of its own, ``SESSION.RUN``: a session that begins with the history that both have in common. So
+two hosts that resume one session at once have two sessions in the end, and nothing that was said is lost.
 """
 
 from __future__ import annotations
 
 from bus.log import Log
 
-from ..sqlite.database import Database, Statements
-from ..sqlite.insert import SqlValue
 from ..writing.captured import CapturedMessage, CapturedSetup
+from .connection import Database, SqlValue, Statements, greater
 
 _log = Log("tracestore.ownership")
 
 
 def is_anothers(statements: Statements, session_id: str, run: int, event: CapturedMessage | CapturedSetup) -> bool:
-    """Whether the session belongs to another run by now. Whoever begins it anew makes it its own."""
+    """Whether the session belongs to another run by now. A run that begins it anew makes it its own."""
     if isinstance(event, CapturedSetup) and event.begins:
         return False
     owner = statements.run("SELECT run FROM session_setups WHERE session_id = ?", (session_id,))
@@ -32,10 +31,17 @@ def branch(
     moment: tuple[int, int, int],
     event: CapturedMessage | CapturedSetup,
 ) -> str:
-    """The name under which a run's own continuation is kept. Made with what it has in common with the session.
+    """Make the session that keeps a run's own continuation, and return its id.
 
-    That is what stands before its first message, unless it is the owner who wrote the last of it: then the owner
-    may have begun anew, and the branch is left without a beginning rather than given a wrong one.
+    The branch begins with the messages before the run's first one. If the owner wrote the last of these, the owner
+    may have begun anew; then the branch is left without a beginning rather than given a wrong one.
+
+    Args:
+        statements: The connection, in a transaction.
+        session_id: The session that another run owns.
+        name: The id of the branch.
+        moment: The number of the run, the event's number in it, and the event's time in microseconds UTC.
+        event: The first event of the run that is kept in the branch.
     """
     history = event.position if isinstance(event, CapturedMessage) else event.history
     names: dict[str, SqlValue] = {
@@ -46,10 +52,10 @@ def branch(
         "history": history,
     }
     statements.run(
-        """
+        f"""
         INSERT INTO sessions (session_id, first_us, last_us, model, tags, name)
         SELECT :branch, first_us, :ts, model, tags, name FROM sessions WHERE session_id = :session
-        ON CONFLICT (session_id) DO UPDATE SET last_us = max(last_us, excluded.last_us)
+        ON CONFLICT (session_id) DO UPDATE SET last_us = {greater("sessions.last_us", "excluded.last_us")}
         """,
         names,
     )
@@ -79,9 +85,17 @@ def branch(
 
 
 def claim(statements: Statements, session_id: str, run: int, seq: int, history: int) -> bool:
-    """Make a run the owner of a stored session. False if its history isn't of that length any more.
+    """Make a run the owner of a stored session. In a transaction.
 
-    seq: of the run's latest event. For a transaction.
+    Args:
+        statements: The connection.
+        session_id: The session.
+        run: The number of the run.
+        seq: The number of the run's latest event.
+        history: The number of messages that the run took over.
+
+    Returns:
+        False if the stored history isn't of that length any more.
     """
     return bool(
         statements.change(
@@ -95,7 +109,7 @@ def claim(statements: Statements, session_id: str, run: int, seq: int, history: 
 
 
 async def owner(database: Database, session_id: str, run_id: str) -> tuple[str | None, int]:
-    """The query behind `TraceStore.session_owner`."""
+    """The run that owns a session, None if there is none; and the last number of `run_id` that is committed."""
     ((name, committed),) = await database.read(
         """
         SELECT (SELECT r.run_id

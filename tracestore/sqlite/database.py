@@ -1,6 +1,6 @@
-"""One SQLite file, one connection, one batch per transaction; with `tracestore.sqlite`, all that touches SQLite.
+"""One SQLite file, one connection, one batch per transaction.
 
-What it guarantees, and how:
+The guarantees, and how they are kept:
 
 * **A transaction happens as a whole or not at all, whoever is cancelled.** It is one function, from BEGIN to
   COMMIT or ROLLBACK, that aiosqlite's thread runs in one go: a cancelled `await` doesn't stop it half-way. Whoever
@@ -34,12 +34,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 from bus.errors import StoreError, StoreUnavailable
 from bus.log import Log
 
+from ..sql.connection import Row, SqlValue
 from .at_exit import stop_at_exit
+from .dialect import SQLITE
 from .errors import translated
 from .files import FileLock, create_private, has_log, is_at_rest, is_made_for_log, refuse_foreign, refuse_missing
-from .insert import SqlValue
 from .library import BUSY_TIMEOUT_MS, needs_file_lock, uri
-from .statements import Row, Statements, Unstorable
+from .statements import Statements, Unstorable
 from .thread import connection_type, in_thread, uninterrupted
 
 if TYPE_CHECKING:
@@ -61,11 +62,19 @@ _log = Log("tracestore.database")
 
 
 class Database:
-    """One SQLite file, through one connection. Belongs to one event loop.
+    """One SQLite file, through one connection. It belongs to one event loop.
 
-    path: of the file; made on `open()` unless `readonly`. durability: ``normal`` survives the death of the process
-    (kill -9 included); ``full`` survives the loss of power as well, at the price of one fsync per transaction.
+    Args:
+        path: The file. `open()` makes it unless `readonly`.
+        durability: ``normal`` survives the death of the process (kill -9 included). ``full`` survives the loss of
+            power as well, at the price of one fsync per transaction.
+        readonly: Whether the file is only read.
+
+    Raises:
+        ValueError: There is no such durability.
     """
+
+    dialect = SQLITE
 
     def __init__(self, path: Path | str, *, durability: Durability = "normal", readonly: bool = False) -> None:
         if durability not in ("normal", "full"):
@@ -79,12 +88,18 @@ class Database:
         self.at_rest = False  # read as a file that never changes
 
     @property
+    def name(self) -> str:
+        """The path, for messages."""
+        return str(self.path)
+
+    @property
     def is_open(self) -> bool:
+        """True between `open` and `close`."""
         return self._connection is not None
 
     @property
     def is_moved(self) -> bool:
-        """Whether what is open isn't the file at the path any more: somebody moved, replaced or deleted it."""
+        """Whether the open file is no longer the one at the path: somebody moved, replaced or deleted it."""
         return self._connection is not None and self._file != _identity(self.path)
 
     async def open(self, prepare: Callable[[Database], Awaitable[None]]) -> None:
@@ -167,19 +182,19 @@ class Database:
                 lock.close()
 
     async def read(self, sql: str, parameters: Sequence[SqlValue] | Mapping[str, SqlValue] = ()) -> list[Row]:
-        """All rows of one statement that writes nothing."""
+        """Return all rows of one statement that writes nothing."""
         with translated(self.path):
             return await in_thread(self._open_connection(), lambda statements: statements.run(sql, parameters))
 
     async def journal_mode(self) -> str:
-        """As SQLite names it. At rest it doesn't look, so the file's header is asked."""
+        """The mode as SQLite names it. Of a file at rest SQLite doesn't know it, so the file's header is read."""
         if self.at_rest:
             return "wal" if is_made_for_log(self.path) else "delete"
         ((mode,),) = await self.read("PRAGMA journal_mode")
         return str(mode)
 
     async def quick_check(self, seconds: float) -> list[str]:
-        """What SQLite finds wrong with the file. Raises TimeoutError when it could not finish in time."""
+        """The faults that SQLite finds in the file. Raises TimeoutError when it could not finish in time."""
         import sqlite3
 
         with translated(self.path):
@@ -292,7 +307,7 @@ class Database:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Which file stands at a path; None if none does."""
+    """The identity of the file at a path; None if there is no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -301,7 +316,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _make_shrinkable(statements: Statements) -> None:
-    """A new file is made so that it can give free pages back; that costs one page in eight hundred."""
+    """Let a new file be able to give free pages back. That costs one page in eight hundred."""
     ((pages,),) = statements.run("PRAGMA page_count")
     if not pages:
         statements.run("PRAGMA auto_vacuum = INCREMENTAL")

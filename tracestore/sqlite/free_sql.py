@@ -1,25 +1,16 @@
-"""SQL that somebody typed: what it may do is read, for so long and so much."""
+"""SQL that somebody typed: it may only read, for so long and so much."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from bus.errors import StoreError
 
+from ..reports import SqlResult
+from ..sql.connection import SqlValue
 from .database import Database
-from .insert import SqlValue
 from .schema.migrations import check
-
-
-class SqlResult(msgspec.Struct, frozen=True):
-    """What a statement found. columns: their names. truncated: there were more rows than asked for."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[SqlValue, ...], ...]
-    truncated: bool
 
 
 async def select(path: Path, sql: str, parameters: Sequence[SqlValue], *, limit: int, seconds: float) -> SqlResult:

@@ -27,11 +27,14 @@ from bus.log import Log
 from bus.values.usage import Cost, CostSource, TokenUsage, UsageSource
 
 from ..prices.table import PriceTable
-from ..queries import tags_of
-from ..sql.projection import Batch, RunSpan
+from ..sql.calls.columns import tags_of
+from ..sql.connection import Row
+from ..sql.projection import Batch
+from ..sql.run_numbers import RunSpan
 from ..writing.spill import is_unwritten
-from .database import Database, Row, Statements
+from .database import Database
 from .files import RunLock, free_run_lock, run_locks
+from .statements import Statements
 
 PROCESS_LOST = "process_lost"
 """The error class of a call whose process died; no adapter raises it, so it is none of `ErrorClass`."""

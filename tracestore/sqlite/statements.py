@@ -1,25 +1,25 @@
-"""What a function may do with a connection, in the connection's thread."""
+"""The means of a function that works with a connection, in the connection's thread."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
-from .insert import Insert, SqlValue
+from ..sql.connection import Insert, Row, SqlValue
+from .dialect import SQLITE
+from .insert import statements_for
 
 if TYPE_CHECKING:
     import sqlite3
-
-Row: TypeAlias = tuple[Any, ...]  # what sqlite3 gives; each reader knows its own columns
 
 _PROGRESS_STEPS = 10_000
 _VALUE_LIMIT_BYTES = 16 * 1024 * 1024
 
 
 class Unstorable(ValueError):
-    """A value is to blame, not the file: writing it again would fail again."""
+    """A value is to blame, not the file. Writing it again would fail again."""
 
 
 @contextlib.contextmanager
@@ -35,7 +35,9 @@ def _unstorable() -> Iterator[None]:
 
 
 class Statements:
-    """What a function may do in the connection's thread. Handed to it; not to be kept, nor used elsewhere."""
+    """SQLite's `tracestore.sql.connection.Statements`."""
+
+    dialect = SQLITE
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -58,7 +60,7 @@ class Statements:
         return self._connection.execute(sql, parameters).rowcount
 
     def script(self, sql: str) -> None:
-        """Execute statements outside of a transaction, to their ends: `run` stops at a row without columns."""
+        """Execute statements outside of a transaction, each to its end. `run` stops at a row without columns."""
         self._connection.executescript(sql)
 
     def run_many(self, sql: str, rows: Iterable[Sequence[SqlValue]]) -> None:
@@ -67,14 +69,14 @@ class Statements:
             self._connection.executemany(sql, rows)
 
     def insert(self, insert: Insert, values: list[SqlValue]) -> None:
-        """Insert rows; `values` are theirs, one row after the other. Raises Unstorable like `run_many`."""
+        """Insert rows, whose values follow one another in `values`. Raises Unstorable like `run_many`."""
         with _unstorable():
-            for sql, parameters in insert.statements(values):
+            for sql, parameters in statements_for(insert, values):
                 self._connection.execute(sql, parameters)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit what is done inside, as a whole, or undo it when it raises."""
+        """Commit the work inside as a whole, or undo it when it raises."""
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         try:

@@ -38,7 +38,7 @@ from bus.events.envelope import Envelope
 from bus.log import Log
 
 from ..prices.table import PriceTable
-from ..sqlite.store import TraceStore
+from ..store import Store
 from .adoption import adopt_leftovers
 from .captured import Capture
 from .journal import Journal
@@ -120,7 +120,7 @@ class WriterCore:
     @classmethod
     def for_bus(
         cls,
-        store: TraceStore,
+        store: Store,
         bus: Bus,
         *,
         options: WriterOptions | None = None,

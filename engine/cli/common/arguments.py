@@ -11,7 +11,7 @@ from typing import get_args
 
 from bus import StoreError
 from tracestore import CallFilter
-from tracestore.queries import CallStatus
+from tracestore.filters import CallStatus
 
 from .money import NANO
 from .places import default_trace

@@ -15,7 +15,7 @@ import msgspec
 from bus import ConfigurationError, StoreError
 from bus.private_file import write_private
 from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
-from tracestore.sqlite.repricing.repricing import OnProgress
+from tracestore.reports import OnProgress
 
 from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable

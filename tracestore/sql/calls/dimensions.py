@@ -1,4 +1,4 @@
-"""What sums and statistics of calls can be grouped by, as SQL and as text."""
+"""The dimensions by which sums and statistics of calls can be grouped, as SQL and as text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ...sqlite.insert import SqlValue
 from ...timestamps import iso_day
+from ..connection import Dialect, SqlValue
 
 DIMENSIONS = (
     *("day", "provider", "model", "session_id", "turn_id", "status"),
@@ -19,18 +19,19 @@ _TAG = "tag:"
 
 
 class Grouping(msgspec.Struct, frozen=True):
-    """Dimensions as SQL. columns: ``, a, b``, to follow something else; names: what to group by; values: theirs.
-
-    The parameters of `columns` come where `columns` stands, and nowhere else.
-    """
+    """Dimensions as SQL."""
 
     by: tuple[str, ...]
+    """The dimensions as they were asked for."""
     columns: str
+    """The columns, each with a comma before it, to follow something else."""
     names: tuple[str, ...]
+    """The names of these columns, to group by."""
     values: tuple[SqlValue, ...]
+    """The parameters of `columns`. They come where `columns` stands, and nowhere else."""
 
     def key(self, row: Sequence[object]) -> tuple[str, ...]:
-        """The first values of a row, one for each dimension, as text; what a call doesn't have is empty."""
+        """The first values of a row as text, one for each dimension. NULL is an empty text."""
         return tuple(_text(name, value) for name, value in zip(self.by, row, strict=False))
 
     def listed(self, after: str = "") -> str:
@@ -38,15 +39,14 @@ class Grouping(msgspec.Struct, frozen=True):
         return ", ".join(self.names) + (after if self.names else "")
 
 
-def grouping(by: Sequence[str], row: str) -> Grouping:
-    """Dimensions of the calls that the SQL calls `row`. Raises ValueError for one that there isn't."""
+def grouping(by: Sequence[str], row: str, dialect: Dialect) -> Grouping:
+    """Dimensions of the calls that a statement calls `row`. Raises ValueError for one that does not exist."""
     columns, values = [], []
     for number, name in enumerate(by):
         if name.startswith(_TAG) and len(name) > len(_TAG):
-            # By key, not by path: a tag may be called anything.
-            columns.append(f"(SELECT t.value FROM json_each({row}.tags) AS t WHERE t.key = ?) AS g{number}")
+            columns.append(f"{dialect.tag(f'{row}.tags')} AS g{number}")
             values.append(name.removeprefix(_TAG))
-        elif name == "operation":  # which earlier versions didn't know
+        elif name == "operation":  # NULL is what earlier versions wrote
             columns.append(f"coalesce({row}.operation, 'chat') AS g{number}")
         elif name in DIMENSIONS:
             columns.append(f"{row}.{name} AS g{number}")

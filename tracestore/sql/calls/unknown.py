@@ -1,4 +1,4 @@
-"""Which stored calls are of unknown cost, as SQL: as `CostSum` says it, and those without an end."""
+"""The condition for stored calls of unknown cost: as `CostSum` says it, and those without an end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bus.values.cost_sum import UNANSWERED, UNCLEAR
 
 
 def usage_unknown(row: str) -> str:
-    """A condition on a row of `calls`; 0 or 1, and never NULL."""
+    """A condition on a row of `calls`, never NULL."""
     return (
         f"({row}.usage_source IS NULL AND {row}.cost_nano IS NULL AND ({row}.status = 'started'"
         f" OR coalesce({row}.error_class, '') IN ({_listed(UNANSWERED)})"
@@ -18,10 +18,3 @@ def usage_unknown(row: str) -> str:
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in sorted(names))
-
-
-NEW_INDEXES = (
-    "CREATE INDEX calls_without_usage ON calls (model, day) WHERE usage_source IS NULL",
-    "CREATE INDEX calls_estimated ON calls (model, day) WHERE usage_source = 'estimated'",
-)
-"""So that a repricing can count what is beside its sums without reading all calls."""

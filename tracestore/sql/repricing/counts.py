@@ -1,4 +1,4 @@
-"""What a report of a repricing says beside its sums: calls of unknown cost, and calls with estimated usage."""
+"""The counts beside the sums of a repricing: calls of unknown cost, and calls with estimated usage."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from ...queries import CallFilter
+from ...filters import CallFilter
 from ...reports import RepriceReport
-from ...sqlite.database import Statements
 from ...timestamps import iso_day
 from ..calls.unknown import usage_unknown
-
-REPRICE_COUNTS = (
-    "ALTER TABLE reprice_run ADD COLUMN estimated INTEGER",
-    "ALTER TABLE reprice_run ADD COLUMN unknown INTEGER",
-)
+from ..calls.where import condition
+from ..connection import Statements
 
 _Column: TypeAlias = Literal["model", "day", "session_id"]
 
@@ -23,7 +19,7 @@ _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
     "unknown": f"c.usage_source IS NULL AND {usage_unknown('c')}",
 }
-"""Each with the condition of an index, or all calls would be read."""
+"""Conditions, each with that of an index: otherwise all calls would be read."""
 
 
 class _Counts(NamedTuple):
@@ -31,16 +27,14 @@ class _Counts(NamedTuple):
     unknown: int = 0
 
 
-class Beside(NamedTuple):
-    """What is beside the sums of a report. by_model, by_day, by_session: as reports name them.
-
-    in_flight: calls without an end that may match the filter once they have one.
-    """
+class CountsBeside(NamedTuple):
+    """The counts beside the sums of a report, by model, day and session as reports name them."""
 
     by_model: dict[str, _Counts]
     by_day: dict[str, _Counts]
     by_session: dict[str, _Counts]
     in_flight: int
+    """Calls without an end that may match the filter once they have one."""
 
     @property
     def estimated(self) -> int:
@@ -51,9 +45,9 @@ class Beside(NamedTuple):
         return sum(counts.unknown for counts in self.by_model.values())
 
 
-def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> Beside:
-    """Count what is beside the sums, before the costs of the run are the current ones."""
-    return Beside(
+def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> CountsBeside:
+    """Count the calls beside the sums, before the costs of the run are the current ones."""
+    return CountsBeside(
         _counts(statements, where, "model"),
         _counts(statements, where, "day"),
         _counts(statements, where, "session_id") if by_session else {},
@@ -61,7 +55,7 @@ def count_beside(statements: Statements, where: CallFilter, *, by_session: bool)
     )
 
 
-def with_counts(report: RepriceReport, beside: Beside) -> RepriceReport:
+def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
     """The report with these counts, as a whole and line by line."""
     none = _Counts()
 
@@ -80,32 +74,30 @@ def with_counts(report: RepriceReport, beside: Beside) -> RepriceReport:
 
 
 def _counts(statements: Statements, where: CallFilter, column: _Column) -> dict[str, _Counts]:
-    """By that column, as reports name its values."""
+    """The counts by a column, whose values are named as reports name them."""
     found: dict[str, _Counts] = {}
-    condition, values = where.condition()
+    which_calls, values = condition(where, statements.dialect)
     for name, which in _WHICH.items():
         rows = statements.run(
             f"""
-            SELECT coalesce(c.{column}, ''), count(*)
+            SELECT c.{column}, count(*)
               FROM calls AS c
-             WHERE {which} AND ({condition})
+             WHERE {which} AND ({which_calls})
              GROUP BY 1
             """,
             values,
         )
         for value, count in rows:
-            key = iso_day(int(value)) if column == "day" else str(value)
+            key = iso_day(value) if column == "day" else value or ""
             found[key] = found.get(key, _Counts())._replace(**{name: int(count)})
     return found
 
 
 def _in_flight(statements: Statements, where: CallFilter) -> int:
-    """Whatever a filter says of how a call ended is open as long as it hasn't."""
+    """Calls without an end. The conditions of a filter on how a call ended don't count for them."""
     begun = msgspec.structs.replace(
         where, status=None, error_class=None, unpriced=False, unknown=False, min_cost_nano_usd=None
     )
-    condition, values = begun.condition()
-    ((count,),) = statements.run(
-        f"SELECT count(*) FROM calls AS c WHERE c.status = 'started' AND {condition}", values
-    )
+    which, values = condition(begun, statements.dialect)
+    ((count,),) = statements.run(f"SELECT count(*) FROM calls AS c WHERE c.status = 'started' AND {which}", values)
     return int(count)

@@ -1,10 +1,10 @@
-"""Costs of calls that were under way when a repricing came past them: they get them when they end.
+"""Costs of calls that were under way when a repricing came past them: they get their cost when they end.
 
-A repricing covers the calls that had begun by its end. One that ends later has no usage until then, so it is
-priced in the transaction that stores its end: nobody sees it with its usage and without that cost. So it is with a
-run that isn't finished and has come past the call.
+A repricing covers the calls that had begun by its end. A call that ends later has no usage until then. So it is
+priced in the transaction that stores its end, and nobody sees it with its usage and without that cost. The same
+holds for a run that is not finished and has come past the call.
 
-A repricing that was undone before the call ended doesn't cover it.
+A repricing that was undone before the call ended doesn't cover the call.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ import msgspec
 
 from bus.errors import StoreError
 from bus.log import Log
-from bus.values.usage import Cost
 
+from ...filters import CallFilter
 from ...prices.table import PriceTable
-from ...queries import CallFilter, nano_under, usage_of
-from ...sqlite.database import Row, Statements
-from ...sqlite.repricing.sums import Group, add_to_sums
+from ..calls.columns import USAGE_COLUMNS, usage_of
+from ..calls.current_costs import nano_under
+from ..calls.where import condition
+from ..connection import Row, SqlValue, Statements, placeholders
 from .prices import table_of
 from .run_costs import add_repriced, current_runs
+from .sums import Group, add_to_sums, session_of
 
 _log = Log("tracestore.late_costs")
 
 ROUNDED_US = 1_000_000
-"""An end says when the call began by its latency, which is rounded, and clocks are set."""
+"""The tolerance for the begin of a call, in microseconds. An end tells the begin by its latency, which is rounded,
+and clocks are set."""
+
+_AT_ONCE = 500
+"""Calls that one statement looks up."""
 
 _RUNS = """
     SELECT id, version, filter, replaced, base, by_session, finished_us, done
@@ -37,29 +43,23 @@ _RUNS = """
      ORDER BY finished_no IS NULL, finished_no, id
 """
 _ENDED = """
-    SELECT json_group_array(c.id)
-      FROM json_each(?) AS j
-      JOIN calls AS c ON c.request_id = json_extract(j.value, '$[0]') AND c.attempt = json_extract(j.value, '$[1]')
+    SELECT c.id
+      FROM (VALUES {names}) AS j
+      JOIN calls AS c ON c.request_id = j.column1 AND c.attempt = j.column2
 """
-_USAGE = (
-    *("input_tokens", "output_tokens", "cached_input_tokens", "cache_creation_input_tokens"),
-    *("cache_creation_1h_input_tokens", "reasoning_tokens", "usage_source", "usage_raw", "usage_details"),
-    "service_tier",
-)
 _LATE = f"""
     SELECT c.id, c.ts_us, c.day, c.provider, c.model, c.served_model, c.priced_as,
-           CASE WHEN ? THEN coalesce(c.session_id, '') ELSE '' END, c.cost_nano, {{before}},
-           {", ".join(f"c.{name}" for name in _USAGE)}
+           {{session}}, c.cost_nano, {{before}}, {", ".join(f"c.{name}" for name in USAGE_COLUMNS)}
       FROM calls AS c
-     WHERE c.id IN (SELECT value FROM json_each(?)) AND c.usage_source IS NOT NULL
-       AND CASE WHEN ? IS NULL THEN c.id <= ? ELSE c.ts_us < ? END
+     WHERE c.id IN ({{ids}}) AND c.usage_source IS NOT NULL
+       AND {{covered}}
        AND NOT EXISTS (SELECT 1 FROM call_cost AS own WHERE own.run = ? AND own.call_id = c.id)
        AND {{condition}}
 """
 
 
 class _Run(NamedTuple):
-    """A repricing that may cover a late call; as in `reprice_run`."""
+    """A repricing that may cover a late call; the fields are those of `reprice_run`."""
 
     id: int
     version: str
@@ -74,30 +74,39 @@ class _Run(NamedTuple):
 def add_late_costs(statements: Statements, ended: Sequence[tuple[str, int, int]]) -> None:
     """Price calls whose ends have just been stored, under every repricing that covers them.
 
-    ended: of each call its request, its attempt and when it began, in microseconds.
+    Args:
+        statements: The connection, in the transaction that stored the ends.
+        ended: The request of each call, its attempt, and its begin in microseconds UTC.
     """
-    oldest = min(began_us for _, _, began_us in ended)
-    found = statements.run(_RUNS, (oldest - ROUNDED_US,))
+    found = statements.run(_RUNS, (min(began_us for _, _, began_us in ended) - ROUNDED_US,))
     if not found:
         return
-    names = msgspec.json.encode([(request, attempt) for request, attempt, _ in ended]).decode()
-    ((ids,),) = statements.run(_ENDED, (names,))
-    for row in found:
-        run = _Run(*row)
-        try:
-            _add_costs_of(statements, run, ids)
-        except StoreError as error:  # what was said is worth more than what it costs
-            _log.warning("not_repriced", repricing=run.id, error=str(error))
+    names = [(request, attempt) for request, attempt, _ in ended]
+    for place in range(0, len(names), _AT_ONCE):
+        some = names[place : place + _AT_ONCE]
+        sql = _ENDED.format(names=", ".join(["(?, ?)"] * len(some)))
+        ids = [number for (number,) in statements.run(sql, [value for name in some for value in name])]
+        for run in (_Run(*row) for row in found if ids):
+            try:
+                _add_costs_of(statements, run, ids)
+            except StoreError as error:  # the end of a call is worth more than its cost
+                _log.warning("not_repriced", repricing=run.id, error=str(error))
 
 
-def _add_costs_of(statements: Statements, run: _Run, ids: str) -> None:
+def _add_costs_of(statements: Statements, run: _Run, ids: Sequence[SqlValue]) -> None:
     lies_on = msgspec.json.decode(run.replaced or "[]", type=list[int])
     before = nano_under(current_runs(statements) if run.finished_us is None else lies_on)
-    condition, values = msgspec.json.decode(run.where, type=CallFilter).condition(before)
-    rows = statements.run(
-        _LATE.format(before=before, condition=condition),
-        [run.by_session, ids, run.finished_us, run.done, run.finished_us, run.id, *values],
+    where = msgspec.json.decode(run.where, type=CallFilter)
+    which, values = condition(where, statements.dialect, before)
+    covered, end = ("c.id <= ?", run.done) if run.finished_us is None else ("c.ts_us < ?", run.finished_us)
+    sql = _LATE.format(
+        session=session_of(bool(run.by_session)),
+        before=before,
+        ids=placeholders(len(ids)),
+        covered=covered,
+        condition=which,
     )
+    rows = statements.run(sql, [*ids, end, run.id, *values])
     if not rows:
         return
     table = table_of(statements, run.version)
@@ -111,17 +120,17 @@ def _add_costs_of(statements: Statements, run: _Run, ids: str) -> None:
         ],
     )
     if run.finished_us is None:
-        add_to_sums(statements, "main.reprice_sum", run.id, groups)
+        add_to_sums(statements, "reprice_sum", run.id, groups)
     for (above,) in statements.run("SELECT id FROM reprice_run WHERE base = ? AND finished_us IS NULL", (run.id,)):
-        add_to_sums(statements, "main.reprice_sum", above, map(_of_base, groups))
+        add_to_sums(statements, "reprice_sum", above, map(_of_base, groups))
 
 
 def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> Group:
-    """Store what a call costs, and say what it adds to the sums of the run."""
+    """Store the cost of a call, and return what the call adds to the sums of the run."""
     call_id, ts_us, day, provider, model, served, priced_as, session, at_call, before, *counts = row
-    usage = usage_of(dict(zip(_USAGE, counts, strict=True)))
+    usage = usage_of(counts)
     assert usage is not None  # the query asks for calls with usage only
-    cost: Cost = table.price(model, usage, ts_us, served_model=served, priced_as=priced_as)
+    cost = table.price(model, usage, ts_us, served_model=served, priced_as=priced_as)
     after = cost.nano_usd
     statements.run(
         "INSERT INTO call_cost (run, call_id, cost_nano, reason) VALUES (?, ?, ?, ?)",
@@ -129,8 +138,17 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
     )
     added = at_call if run.base is not None else before  # with a base, the base's part is in the sums already
     return Group(
-        *(provider, model, day, session, 1, int(after is None), after or 0, int(at_call is None), at_call or 0),
-        *(int(added is None), added or 0),
+        provider=provider,
+        model=model,
+        day=day,
+        session=session,
+        calls=1,
+        unpriced=int(after is None),
+        after=after or 0,
+        unpriced_at_call=int(at_call is None),
+        at_call=at_call or 0,
+        unpriced_before=int(added is None),
+        before=added or 0,
         newly_priced=int(before is None and after is not None),
         newly_priced_nano=(after or 0) if before is None else 0,
         no_longer_priced=int(after is None and before is not None),
@@ -139,8 +157,17 @@ def _priced(statements: Statements, run: _Run, table: PriceTable, row: Row) -> G
 
 
 def _of_base(of: Group) -> Group:
-    """What a cost that a base gets late changes for runs over it: only what its call cost before."""
+    """The change that a late cost of a base makes to the runs over it: only their costs before."""
     return Group(
-        *(of.provider, of.model, of.day, "", 0, 0, 0, 0, 0),
-        *(of.unpriced - of.unpriced_at_call, of.after - of.at_call),
+        provider=of.provider,
+        model=of.model,
+        day=of.day,
+        session="",
+        calls=0,
+        unpriced=0,
+        after=0,
+        unpriced_at_call=0,
+        at_call=0,
+        unpriced_before=of.unpriced - of.unpriced_at_call,
+        before=of.after - of.at_call,
     )

@@ -1,4 +1,4 @@
-"""Price tables as a trace file keeps them, each version once and unchanged, and which costs are current."""
+"""Price tables as a trace keeps them, each version once and unchanged, and the choice of the current costs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from bus.errors import ConfigurationError, StoreError
 
 from ...prices.rows import PriceAlias, PriceRow
 from ...prices.table import PriceTable
-from ...sqlite.database import Database, Row, Statements
-from ...sqlite.insert import SqlValue
+from ..connection import Database, Row, SqlValue, Statements, placeholders
 from .run_costs import make_current, runs_of
 
 _ROW_COLUMNS = tuple(PriceRow.__struct_fields__)
 
 
 def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
-    """Keep a table in the file; a version that is there already stays as it is."""
+    """Keep a table. A version that is there already stays as it is."""
     added = statements.run(
         """
         INSERT INTO price_version (version, label, loaded_us) VALUES (?, ?, ?)
@@ -29,7 +28,7 @@ def save_table(statements: Statements, table: PriceTable, now_us: int) -> None:
         statements.run_many(
             f"""
             INSERT INTO price_row (version, position, {", ".join(_ROW_COLUMNS)})
-            VALUES (?, ?, {", ".join("?" * len(_ROW_COLUMNS))})
+            VALUES (?, ?, {placeholders(len(_ROW_COLUMNS))})
             """,
             [
                 [table.version, position, *(_stored(getattr(row, name)) for name in _ROW_COLUMNS)]
@@ -60,7 +59,7 @@ def _row_of(values: Row) -> PriceRow:
 
 
 def table_of(statements: Statements, version: str) -> PriceTable:
-    """A price table of the file. Raises StoreError if it isn't there as a whole."""
+    """A price table of the trace. Raises StoreError if the table isn't there as a whole."""
     labels = statements.run("SELECT label FROM price_version WHERE version = ?", (version,))
     rows = statements.run(
         f"SELECT {', '.join(_ROW_COLUMNS)} FROM price_row WHERE version = ? ORDER BY position", (version,)
@@ -79,20 +78,20 @@ def table_of(statements: Statements, version: str) -> PriceTable:
 
 
 async def stored_table(database: Database, version: str) -> PriceTable:
-    """A price table of the file. Raises StoreError, naming the known ones, if it isn't there."""
+    """A price table of the trace. Raises StoreError, which names the known ones, for another version."""
     if not await database.read("SELECT 1 FROM price_version WHERE version = ?", (version,)):
         await _refuse_unknown(database, version)
     return await database.look(lambda statements: table_of(statements, version))
 
 
 async def stored_tables(database: Database) -> list[PriceTable]:
-    """All price tables of the file, the oldest first."""
+    """All price tables of the trace, the oldest first."""
     versions = await database.read("SELECT version FROM price_version ORDER BY loaded_us, version")
     return [await stored_table(database, version) for (version,) in versions]
 
 
 def current_version(statements: Statements) -> str | None:
-    """The version whose costs go first; None if those at call time are the current ones."""
+    """The version whose costs go first; None if the costs at call time are the current ones."""
     rows = statements.run(
         "SELECT r.version FROM current_run AS c JOIN reprice_run AS r ON r.id = c.run ORDER BY c.position LIMIT 1"
     )
@@ -100,7 +99,7 @@ def current_version(statements: Statements) -> str | None:
 
 
 async def use_prices(database: Database, version: str | None) -> None:
-    """Make the costs of one repriced version the current ones; None: those at call time."""
+    """Make the costs of one version the current ones; None stands for the costs at call time."""
     if version is not None and not await database.read(
         "SELECT 1 FROM price_version WHERE version = ?", (version,)
     ):
@@ -109,7 +108,7 @@ async def use_prices(database: Database, version: str | None) -> None:
     def work(statements: Statements) -> None:
         runs = [] if version is None else runs_of(statements, version)
         if version is not None and not runs:
-            raise StoreError(f"{database.path}: no repricing under price version {version} has come to its end")
+            raise StoreError(f"{database.name}: no repricing under price version {version} has come to its end")
         make_current(statements, runs)
 
     await database.write(work)
@@ -118,4 +117,4 @@ async def use_prices(database: Database, version: str | None) -> None:
 async def _refuse_unknown(database: Database, version: str) -> None:
     known = await database.read("SELECT version, label FROM price_version ORDER BY loaded_us DESC LIMIT 10")
     names = ", ".join(f"{name} ({label})" for name, label in known) or "none yet"
-    raise StoreError(f"{database.path} knows no price version {version!r}; it knows {names}")
+    raise StoreError(f"{database.name} knows no price version {version!r}; it knows {names}")

@@ -1,16 +1,15 @@
-"""What calls cost under each repricing, which of those costs are current, and the sums that are kept of them.
+"""The costs of each repricing, which of them are current, and the sums that are kept of them.
 
 A repricing is an act: its costs are its own, in `call_cost` by run. Another run of the same price version has
-costs of its own, too, so that what one run covers never depends on another, and taking one back takes back what it
-did and nothing else.
+costs of its own, too. So the calls that one run covers never depend on another run, and taking a run back takes
+back what it did and nothing else.
 
-`current_run` lists the runs whose costs are current, the first of them first: the cost of a call is that of the
-first run that covers it, else the one at call time. A repricing of all calls is alone in it; one of some calls
-lies on what was there.
+`current_run` lists the runs whose costs are current, the first of them first. The cost of a call is that of the
+first run that covers it, else the one at call time. A repricing of all calls is alone in the list; one of some
+calls lies on what was there.
 
 `repriced_sums` says by how much the costs of a run differ from those at call time, in sums over all calls that it
-covers. A repricing of all calls over one other run, its base, begins with the base's sums as what calls cost
-before; triggers keep that right if such a call goes, or changes, before its turn.
+covers.
 """
 
 from __future__ import annotations
@@ -18,217 +17,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import msgspec
-
-from ...sqlite.database import Statements
-from ...sqlite.insert import SqlValue
-from ..calls.sums import KEY, REPRICED, added, changes, keys, of_key, repriced_summands, sums
+from ..calls.sums import KEY, REPRICED, added, repriced_summands
+from ..connection import SqlValue, Statements, placeholders
 
 RepricedGroup: TypeAlias = tuple[int, str, str, int, int, int]
-"""Day, provider, model; how many calls got a cost, by how much their sum is more than that at call time, in
-nano-USD, and how many more of them are unpriced."""
+"""Day, provider and model; the calls that got a cost; the difference to their sum at call time, in nano-USD; and
+the number by which more of them are unpriced."""
 
-_RUN_KEY = ("run", *KEY)
-_ADD_REPRICED = added(
-    "repriced_sums", _RUN_KEY, REPRICED, f"VALUES ({', '.join('?' * len((*_RUN_KEY, *REPRICED)))})"
-)
-_EVERY_RUN = "(SELECT id FROM reprice_run)"
-_SAID_BEFORE = (
-    "OLD.usage_source IS NOT NULL AND (OLD.day, OLD.provider, OLD.model, OLD.cost_nano, OLD.usage_source)"
-)
-
-
-def _of_runs_to_come(of: str, call: str, cost: str, sign: str) -> str:
-    """Add or, with a sign, take the difference of one call's costs: of runs on that base, yet to come to it.
-
-    of: joins the run `r` with the rows called `call` and `cost`, and ends with a condition.
-    """
-    _, nano, unpriced = repriced_summands(cost, call)
-    return f"""
-        INSERT INTO reprice_sum (run, model, day, session, calls, unpriced, after, unpriced_before, before)
-        SELECT r.id, {call}.model, {call}.day, '', 0, 0, 0, {sign}{unpriced}, {sign}{nano}
-          FROM reprice_run AS r
-          {of}
-           AND r.finished_us IS NULL
-           AND NOT EXISTS (SELECT 1 FROM call_cost AS own WHERE own.run = r.id AND own.call_id = {cost}.call_id)
-            ON CONFLICT (run, model, day, session) DO UPDATE SET
-               unpriced_before = unpriced_before + excluded.unpriced_before,
-               before = before + excluded.before
-    """
-
-
-_OF_COST = "JOIN calls AS c ON c.id = OLD.call_id WHERE r.base = OLD.run"
-_OF_CALL = "JOIN call_cost AS k ON k.run = r.base AND k.call_id = OLD.id WHERE r.base IS NOT NULL"
-
-# Which runs a version's costs were of was not kept, so they become those of its latest run that finished: what is
-# current stays current. A run that never finished has no costs that anyone saw; resumed, it begins anew.
-_BY_RUN = (
-    *(
-        f"DROP TRIGGER {name}"
-        for name in (
-            *("call_cost_is_append_only", "call_cost_goes_by_pruning", "repriced_call_changes"),
-            *("repriced_call_goes", "call_to_reprice_goes", "call_to_reprice_changes"),
-        )
-    ),
-    "DROP INDEX reprice_run_by_base",
-    "ALTER TABLE reprice_run DROP COLUMN base",
-    "ALTER TABLE reprice_run ADD COLUMN base INTEGER",  # a run; NULL: what calls cost before is looked up
-    "ALTER TABLE reprice_run ADD COLUMN finished_no INTEGER",  # the runs in the order in which they finished
-    "ALTER TABLE reprice_run ADD COLUMN in_flight INTEGER",  # calls without an end, as it finished
-    # Whether a call that an unfinished run had come past has changed or gone since, so that its sums don't hold.
-    "ALTER TABLE reprice_run ADD COLUMN add_up_again INTEGER NOT NULL DEFAULT 0",
-    "CREATE INDEX reprice_run_by_base ON reprice_run (base) WHERE finished_us IS NULL AND base IS NOT NULL",
-    "CREATE INDEX reprice_run_by_finish ON reprice_run (finished_us)",
-    """
-    UPDATE reprice_run SET finished_us = started_us
-     WHERE id IN (SELECT max(r.id) FROM reprice_run AS r JOIN current_version USING (version)
-                   GROUP BY r.version HAVING max(r.finished_us) IS NULL)
-    """,
-    "UPDATE reprice_run SET finished_no = id WHERE finished_us IS NOT NULL",
-    """
-    CREATE TABLE run_of_version AS
-    SELECT version, max(id) AS run FROM reprice_run WHERE finished_us IS NOT NULL GROUP BY version
-    """,
-    """
-    UPDATE reprice_run
-       SET replaced = (SELECT json_group_array(run)
-                         FROM (SELECT o.run
-                                 FROM json_each(reprice_run.replaced) AS j
-                                 JOIN run_of_version AS o ON o.version = j.value
-                                ORDER BY j.key))
-     WHERE replaced IS NOT NULL
-    """,
-    "UPDATE reprice_run SET done = 0, replaced = '[]' WHERE finished_us IS NULL",
-    "DELETE FROM reprice_sum WHERE run IN (SELECT id FROM reprice_run WHERE finished_us IS NULL)",
-    "CREATE TABLE current_run (position INTEGER PRIMARY KEY, run INTEGER NOT NULL UNIQUE) STRICT",
-    """
-    INSERT INTO current_run (position, run)
-    SELECT position, o.run FROM current_version JOIN run_of_version AS o USING (version)
-    """,
-    "DROP TABLE current_version",
-    "ALTER TABLE call_cost RENAME TO cost_by_version",
-    """
-    CREATE TABLE call_cost (
-        run        INTEGER NOT NULL,
-        call_id    INTEGER NOT NULL,
-        cost_nano  INTEGER,
-        reason     TEXT,
-        PRIMARY KEY (run, call_id)
-    ) STRICT, WITHOUT ROWID
-    """,
-    """
-    INSERT INTO call_cost (run, call_id, cost_nano, reason)
-    SELECT o.run, k.call_id, k.cost_nano, k.reason
-      FROM cost_by_version AS k
-      JOIN run_of_version AS o ON o.version = k.price_version
-     ORDER BY o.run, k.call_id
-    """,
-    "DROP TABLE cost_by_version",
-    "DROP TABLE run_of_version",
-    "CREATE INDEX call_cost_unpriced ON call_cost (run, call_id) WHERE cost_nano IS NULL",
-)
-
-_SUMS_BY_RUN = (
-    "DROP TABLE repriced_sums",
-    f"""
-    CREATE TABLE repriced_sums (
-        run       INTEGER NOT NULL,
-        day       INTEGER NOT NULL,
-        provider  TEXT NOT NULL,
-        model     TEXT NOT NULL,
-        {", ".join(f"{name} INTEGER NOT NULL" for name in REPRICED)},
-        PRIMARY KEY (run, day, provider, model)
-    ) WITHOUT ROWID
-    """,
-    added(
-        *("repriced_sums", _RUN_KEY, REPRICED),
-        f"""
-        SELECT k.run, {keys("c")}, {sums(repriced_summands("k", "c"))}
-          FROM call_cost AS k
-          JOIN calls AS c ON c.id = k.call_id
-         GROUP BY k.run, {keys("c")}
-        """,
-    ),
-    *(
-        # Of the calls with a cost: those that had none before, and the other way round.
-        f"ALTER TABLE reprice_sum ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0"
-        for name in ("newly_priced", "newly_priced_nano", "no_longer_priced", "no_longer_priced_nano")
-    ),
-)
-
-_TRIGGERS = (
-    """
-    CREATE TRIGGER call_cost_is_append_only BEFORE UPDATE ON call_cost
-    BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
-    """,
-    """
-    CREATE TRIGGER call_cost_goes_by_pruning BEFORE DELETE ON call_cost
-    WHEN NOT EXISTS (SELECT 1 FROM pruning)
-    BEGIN SELECT RAISE(ABORT, 'costs are append-only'); END
-    """,
-    f"""
-    CREATE TRIGGER repriced_call_changes
-    AFTER UPDATE OF day, provider, model, usage_source, cost_nano ON calls
-    WHEN {_SAID_BEFORE} IS NOT (NEW.day, NEW.provider, NEW.model, NEW.cost_nano, NEW.usage_source)
-    BEGIN
-        UPDATE repriced_sums SET {changes("repriced_sums", REPRICED, repriced_summands("k", "OLD"), "-")}
-          FROM call_cost AS k
-         WHERE k.run = repriced_sums.run AND k.call_id = OLD.id
-           AND ({keys("repriced_sums")}) = ({keys("OLD")});
-        {
-        added(
-            *("repriced_sums", _RUN_KEY, REPRICED),
-            f"SELECT k.run, {keys('NEW')}, {', '.join(repriced_summands('k', 'NEW'))}"
-            f"  FROM call_cost AS k WHERE k.run IN {_EVERY_RUN} AND k.call_id = NEW.id",
-        )
-    };
-        DELETE FROM repriced_sums WHERE {of_key("OLD")} AND calls = 0;
-        UPDATE reprice_run SET add_up_again = 1
-         WHERE finished_us IS NULL
-           AND EXISTS (SELECT 1 FROM call_cost AS k WHERE k.run = reprice_run.id AND k.call_id = OLD.id);
-    END
-    """,
-    f"""
-    CREATE TRIGGER repriced_call_goes AFTER DELETE ON call_cost
-    BEGIN
-        UPDATE repriced_sums SET {changes("repriced_sums", REPRICED, repriced_summands("OLD", "c"), "-")}
-          FROM calls AS c
-         WHERE c.id = OLD.call_id AND repriced_sums.run = OLD.run
-           AND ({keys("repriced_sums")}) = ({keys("c")});
-        DELETE FROM repriced_sums WHERE run = OLD.run AND calls = 0;
-        UPDATE reprice_run SET add_up_again = 1 WHERE id = OLD.run AND finished_us IS NULL;
-    END
-    """,
-    f"""
-    CREATE TRIGGER call_to_reprice_goes AFTER DELETE ON call_cost
-    BEGIN {_of_runs_to_come(_OF_COST, "c", "OLD", "-")}; END
-    """,
-    f"""
-    CREATE TRIGGER call_to_reprice_changes
-    AFTER UPDATE OF day, model, usage_source, cost_nano ON calls
-    WHEN OLD.usage_source IS NOT NULL
-     AND (OLD.day, OLD.model, OLD.usage_source, OLD.cost_nano)
-         IS NOT (NEW.day, NEW.model, NEW.usage_source, NEW.cost_nano)
-    BEGIN
-        {_of_runs_to_come(_OF_CALL, "OLD", "k", "-")};
-        {_of_runs_to_come(_OF_CALL, "NEW", "k", "")};
-    END
-    """,
-)
-
-RUN_COSTS = (*_BY_RUN, *_SUMS_BY_RUN, *_TRIGGERS)
-"""The tables, filled with what a file has already, and the triggers that keep the sums in step."""
+RUN_KEY = ("run", *KEY)
+_ADD_REPRICED = added("repriced_sums", RUN_KEY, REPRICED, f"VALUES ({placeholders(len((*RUN_KEY, *REPRICED)))})")
 
 
 class Difference(NamedTuple):
-    """How current costs differ from those at call time, over all calls: in nano-USD, and in unpriced calls."""
+    """The difference between some costs and those at call time, over all calls."""
 
     nano_usd: int
+    """The difference of the sums, in nano-USD."""
     unpriced: int
+    """The number by which more calls are unpriced."""
 
 
 def add_repriced(statements: Statements, run_id: int, groups: Iterable[RepricedGroup]) -> None:
-    """Add new costs of a run to its sums; to be called in the transaction that writes them."""
+    """Add new costs of a run to its sums, in the transaction that writes the costs."""
     rows: list[list[SqlValue]] = [[run_id, *group] for group in groups]
     statements.run_many(_ADD_REPRICED, rows)
 
@@ -247,7 +57,7 @@ def make_current(statements: Statements, runs: Iterable[int]) -> None:
 def runs_of(statements: Statements, version: str) -> list[int]:
     """The finished runs of a price version whose costs go before one another, the latest first.
 
-    They end with the latest one of all calls: what came earlier is behind it.
+    The list ends with the latest run of all calls, which covers every run before it.
     """
     found = statements.run(
         """
@@ -260,35 +70,36 @@ def runs_of(statements: Statements, version: str) -> list[int]:
     runs = []
     for run_id, where in found:
         runs.append(int(run_id))
-        if where == OF_ALL_CALLS:
+        if where == _OF_ALL_CALLS:
             break
     return runs
 
 
-OF_ALL_CALLS = "{}"
-"""The filter, as it is stored, that lets all calls pass."""
+_OF_ALL_CALLS = "{}"
+"""The filter that lets all calls pass, as it is stored."""
 
 _, _NANO, _UNPRICED = repriced_summands("k", "c")
 _KEPT = "SELECT coalesce(sum(cost_nano), 0), coalesce(sum(unpriced), 0) FROM repriced_sums WHERE run = ?"
 _COVERED_ABOVE = f"""
     SELECT coalesce(sum({_NANO}), 0), coalesce(sum({_UNPRICED}), 0)
-      FROM (SELECT DISTINCT call_id FROM call_cost WHERE run IN (SELECT value FROM json_each(?))) AS above
-     CROSS JOIN call_cost AS k ON k.run = ? AND k.call_id = above.call_id
+      FROM (SELECT DISTINCT call_id FROM call_cost WHERE run IN ({{above}})) AS above
+     CROSS JOIN call_cost AS k
       JOIN calls AS c ON c.id = k.call_id
+     WHERE k.run = ? AND k.call_id = above.call_id
 """
 
 
 def difference(statements: Statements, runs: Sequence[int]) -> Difference:
-    """How the costs would differ from those at call time if these runs were the current ones.
+    """The difference between the costs at call time and the costs if these runs were the current ones.
 
-    From the sums that are kept; looked at are only calls that a run covers which has others under it.
+    It comes from the sums that are kept. Only calls are looked at that a run covers and other runs cover above it.
     """
     nano = unpriced = 0
     for place, run_id in enumerate(runs):
         ((more, more_unpriced),) = statements.run(_KEPT, (run_id,))
         nano, unpriced = nano + more, unpriced + more_unpriced
         if place:
-            above = msgspec.json.encode(list(runs[:place])).decode()
-            ((hidden, hidden_unpriced),) = statements.run(_COVERED_ABOVE, (above, run_id))
+            sql = _COVERED_ABOVE.format(above=placeholders(place))
+            ((hidden, hidden_unpriced),) = statements.run(sql, (*runs[:place], run_id))
             nano, unpriced = nano - hidden, unpriced - hidden_unpriced
     return Difference(nano, unpriced)

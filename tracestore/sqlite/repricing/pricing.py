@@ -16,8 +16,8 @@ from bus.values.usage import USAGE_PARTS, UsageSource
 
 from ...prices.rows import BUCKETS, DAY_SECONDS, MAX_INT64, NO_CACHE_RATE, US_PER_SECOND, PriceRow
 from ...prices.table import INCONSISTENT, MOST_PICO, TOO_LARGE, PriceTable, Segment, tier_words
-from ..database import Row, Statements
-from ..insert import SqlValue
+from ...sql.connection import Row, SqlValue
+from ..statements import Statements
 
 _TEMPORARY_TABLES = (
     """

@@ -1,50 +1,49 @@
-"""Recomputing what stored calls cost, set-based and append-only.
+"""Recomputing the costs of stored calls, set-based and append-only.
 
-1. Every distinct (provider, model, served model) among the calls is resolved once, in Python, into segments:
-   boxes of time and size with one price row each (`price_sql`). They go into a temporary table.
-2. 10,000 calls at a time are joined with segments; their costs, or the reasons why there are none, go into a
-   temporary table and from there into the file, and are added up on the way (`reprice_sums`): the calls
-   themselves, whose rows are large, are read once. Between two of these transactions other writers get their turn.
+1. Every distinct way in which the calls name a model is resolved once, in Python, into segments: boxes of time and
+   size with one price row each (`pricing`). They go into a temporary table.
+2. 10,000 calls at a time are joined with segments. Their costs, or the reasons why there are none, go into a
+   temporary table and from there into the file, and are added up on the way (`comparison`): the calls themselves,
+   whose rows are large, are read once. Between two of these transactions other writers get their turn.
 3. Calls that came meanwhile are priced, too; the last of them in the transaction that makes the costs of this run
    the current ones. A repricing that dies half-way has changed nothing that anyone sees. The file says how far it
-   came, in the transaction of the costs themselves, so that `resume` goes on from there and ends with the same
-   report (`reprice_runs` keeps that book).
+   came, in the transaction of the costs themselves. So `resume` goes on from there and ends with the same report
+   (`tracestore.sql.repricing.history`).
 4. Calls that had begun by then, and end later, get their cost in the transaction that stores their end
-   (`late_costs`).
+   (`tracestore.sql.repricing.late_costs`).
 
 Nothing is ever edited: neither events, nor the costs at call time, nor a cost that a run has given. The SQL
-(`tracestore.sqlite.repricing.pricing`) follows `PriceTable.explain` case by case; a property test holds the two
-together to the nano-dollar.
+follows `PriceTable.explain` case by case; a property test holds the two together to the nano-dollar.
 
-A repricing of *some* calls lies on top of what is current: the other calls keep the cost they had.
+A repricing of *some* calls lies on top of the current costs: the other calls keep the cost they had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeVar
 
 from bus.clock import Clock
 
+from ...filters import CallFilter
 from ...prices.table import PriceTable
-from ...queries import CallFilter
-from ...reports import RepriceReport
-from ...sql.repricing.counts import Beside, count_beside, with_counts
-from ...sql.repricing.history import RepriceRun, begin, finish, note_progress
+from ...reports import OnProgress, RepriceReport, RepriceRun, RepriceSums
+from ...sql.calls.where import condition
+from ...sql.repricing.counts import CountsBeside, count_beside, with_counts
+from ...sql.repricing.history import begin, finish, note_progress
 from ...sql.repricing.prices import current_version, save_table
 from ...sql.repricing.run_costs import RepricedGroup, add_repriced
-from ..database import Database, Statements
+from ...sql.repricing.sums import SumTable, add_to_sums, start_from_base, sums_of_run
+from ..database import Database
+from ..dialect import SQLITE
+from ..statements import Statements
+from .comparison import TEMPORARY_TABLES, compared
 from .pricing import Pricer
-from .sums import TEMPORARY_TABLES, add_to_sums, compared, start_from_base, sums_of
 
 _T = TypeVar("_T")
 
 CHUNK = 10_000
-"""Calls per transaction, which takes some 30 ms: so few that what is worked on stays in the processor's cache."""
-
-OnProgress: TypeAlias = Callable[[int, int], None]
-"""Told the number of the last call that is done and of the last there is, between chunks. What it raises stops
-the repricing there, as a kill would: it can be resumed."""
+"""Calls per transaction, which takes some 30 ms: so few that their rows stay in the processor's cache."""
 
 _KEEP = """
     INSERT INTO call_cost (run, call_id, cost_nano, reason)
@@ -53,8 +52,15 @@ _KEEP = """
 _LAST_CALL = "SELECT coalesce(max(id), 0) FROM calls"
 
 
+_SAME_IN_REPORTS = {*RepriceSums.__struct_fields__} & {*RepriceReport.__struct_fields__}
+
+
+def _sum_table(dry: bool) -> SumTable:
+    return "reprice_trial" if dry else "reprice_sum"
+
+
 class Repricing:
-    """One repricing of one store. by_session: sums are kept for each session as well."""
+    """One repricing of one trace file."""
 
     def __init__(
         self,
@@ -74,15 +80,15 @@ class Repricing:
         self._as_model = as_model
         self._by_session = by_session
         self._progress = progress
-        self._pricer = Pricer(table, *where.condition(), as_model, by_session=by_session)
+        self._pricer = Pricer(table, *condition(where, SQLITE), as_model, by_session=by_session)
 
     async def run(self, *, dry: bool) -> RepriceReport:
-        """Price all calls up to now; with `dry` nothing is written."""
+        """Price all calls up to now. With `dry` nothing is written."""
         run_id, last = await self._either(dry, lambda statements: self._begin(statements, dry))
         return await self._go_on(run_id, 0, last, dry)
 
     async def resume(self, run: RepriceRun) -> RepriceReport:
-        """Go on with one that was interrupted, from the first chunk that was not committed."""
+        """Go on with a run that was interrupted, from the first chunk that was not committed."""
         return await self._go_on(run.id, run.done, run.last_call or 0, False)
 
     async def _go_on(self, run_id: int, done: int, last: int, dry: bool) -> RepriceReport:
@@ -95,6 +101,8 @@ class Repricing:
                     self._progress(done, last)
             last = await self._either(True, _last_call)
         beside, previous = await self._either(dry, lambda statements: self._end(statements, run_id, done, dry))
+        sums = await sums_of_run(self._database, _sum_table(dry), run_id)
+        total = {name: getattr(sums.total, name) for name in _SAME_IN_REPORTS}
         report = RepriceReport(
             version=self._table.version,
             label=self._table.label,
@@ -102,7 +110,12 @@ class Repricing:
             as_model=self._as_model,
             previous_version=previous,
             run_id=run_id or None,
-            **await sums_of(self._database, "temp.reprice_sum" if dry else "main.reprice_sum", run_id),
+            sum_before_nano_usd=sums.total.before_nano_usd,
+            sum_after_nano_usd=sums.total.after_nano_usd,
+            models=sums.models,
+            days=sums.days,
+            sessions=sums.sessions,
+            **total,
         )
         return with_counts(report, beside)
 
@@ -115,7 +128,7 @@ class Repricing:
             statements.run(sql)
 
     def _begin(self, statements: Statements, dry: bool) -> tuple[int, int]:
-        """The number of the run, 0 if it is only tried, and that of the last call that there is."""
+        """Enter the run. Returns its number, 0 if it is only tried, and the number of the last call."""
         last = _last_call(statements)
         if dry:
             return 0, last
@@ -127,34 +140,29 @@ class Repricing:
         return run_id, last
 
     def _chunk(self, run_id: int, low: int, high: int, dry: bool) -> Callable[[Statements], None]:
-        return lambda statements: (self._measure if dry else self._price)(statements, run_id, low, high)
+        return lambda statements: self._price(statements, run_id, low, high, dry)
 
-    def _measure(self, statements: Statements, run_id: int, low: int, high: int) -> None:
-        """Add up what the calls of one chunk cost now and what they would."""
-        self._compare(statements, "temp.reprice_sum", run_id, low, high)
-
-    def _price(self, statements: Statements, run_id: int, low: int, high: int) -> None:
-        """The same, and keep the costs."""
-        more = self._compare(statements, "main.reprice_sum", run_id, low, high)
-        statements.run(_KEEP, [run_id])
-        add_repriced(statements, run_id, more)
-        note_progress(statements, run_id, low, high)
-
-    def _compare(
-        self, statements: Statements, table: Literal["main.reprice_sum", "temp.reprice_sum"], *run: int
-    ) -> list[RepricedGroup]:
-        """Work out the costs of one chunk. run: the number of the run, and the calls as in `compared`."""
-        run_id, low, high = run
+    def _price(self, statements: Statements, run_id: int, low: int, high: int, dry: bool) -> None:
+        """Add up the costs of one chunk, before and after; and unless `dry`, keep them."""
         self._pricer.price(statements, low, high)
         groups = compared(statements, self._pricer, run_id, low, high)
-        add_to_sums(statements, table, run_id, groups)
-        return [
+        add_to_sums(statements, _sum_table(dry), run_id, groups)
+        if dry:
+            return
+        statements.run(_KEEP, [run_id])
+        more: list[RepricedGroup] = [
             (of.day, of.provider, of.model, of.calls, of.after - of.at_call, of.unpriced - of.unpriced_at_call)
             for of in groups
         ]
+        add_repriced(statements, run_id, more)
+        note_progress(statements, run_id, low, high)
 
-    def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[Beside, str | None]:
-        """Do the calls that came since `done`, and finish; what is beside the sums, and what was current."""
+    def _end(self, statements: Statements, run_id: int, done: int, dry: bool) -> tuple[CountsBeside, str | None]:
+        """Price the calls that came since `done`, and finish.
+
+        Returns:
+            The counts beside the sums, and the version that was current.
+        """
         last = _last_call(statements)
         if done < last:
             self._chunk(run_id, done, last, dry)(statements)

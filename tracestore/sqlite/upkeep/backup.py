@@ -17,7 +17,7 @@ from bus.errors import StoreError
 from bus.private_file import UnfinishedFile
 
 from ..files import is_at_rest, refuse_missing
-from ..snapshot import copy_snapshot
+from .snapshot import copy_snapshot
 
 _PAGES_AT_ONCE = 1000
 

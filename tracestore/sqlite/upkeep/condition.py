@@ -4,29 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
+from ...reports import StoreCondition
 from ...writing.spill import leftovers
 from ..database import Database
 from ..files import free_run_lock
 from ..runs import open_runs
-
-
-class StoreCondition(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the moment. living: runs whose processes live. lost: runs that the next start of a writer closes, with
-    `open_calls` calls that have no end. spilled: files of dead processes that it adopts, and their sizes in bytes.
-
-    file_bytes: of the database file; free_bytes: of its pages that hold nothing. shrinkable: whether a prune can
-    give such pages back to the disk without rewriting the file.
-    """
-
-    living: int
-    lost: int
-    open_calls: int
-    spilled: tuple[tuple[Path, int], ...]
-    file_bytes: int
-    free_bytes: int
-    shrinkable: bool
 
 
 async def condition(database: Database) -> StoreCondition:

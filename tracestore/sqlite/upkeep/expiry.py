@@ -11,7 +11,9 @@ from functools import partial
 
 import msgspec
 
-from ..database import Database, Row, Statements
+from ...sql.connection import Row
+from ..database import Database
+from ..statements import Statements
 
 BODIES_AT_ONCE = 500
 

@@ -28,7 +28,9 @@ from typing import Literal
 import anyio
 import msgspec
 
-from ..database import Database, Statements
+from ...reports import PruneReport
+from ..database import Database
+from ..statements import Statements
 from .expiry import CONTENT_OF_SESSIONS, delete_unneeded, needed_bodies
 
 CALLS_AT_ONCE = 250
@@ -38,7 +40,7 @@ PAGES_AT_ONCE = 1000
 _ROUNDS = 12
 _LONGEST_PAUSE = 0.1
 
-Progress = Callable[["PruneReport"], object]
+Progress = Callable[[PruneReport], object]
 
 # What else belongs to calls: statements with :ids, a JSON array of ids of calls.
 GOES_WITH_CALLS = (
@@ -108,27 +110,6 @@ _COUNT_OLD_CALLS = f"""
               FROM call_cost
              WHERE run IN (SELECT id FROM reprice_run) AND call_id IN (SELECT id FROM old))
 """
-
-
-class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What went, or with `dry_run` would go. before_us: the cutoff, in microseconds UTC; 0 if there was none.
-
-    attempts: of calls; events; costs: of any repricing. sessions, runs, bodies (of captured content):
-    counted when they have gone, so a dry run says 0. bytes_before, bytes_after: of the pages in use. file_bytes:
-    of the database file afterwards.
-    """
-
-    dry_run: bool
-    before_us: int
-    attempts: int = 0
-    events: int = 0
-    costs: int = 0
-    sessions: int = 0
-    runs: int = 0
-    bodies: int = 0
-    bytes_before: int = 0
-    bytes_after: int = 0
-    file_bytes: int = 0
 
 
 class Pruning:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bus.errors import StoreError
 
-from .library import BUSY_TIMEOUT_MS, uri
+from ..library import BUSY_TIMEOUT_MS, uri
 
 if TYPE_CHECKING:
     import sqlite3

@@ -1,0 +1,304 @@
+"""The rows that a store answers with: calls, sums of calls, statistics, sessions and jobs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from bus.values.cost_sum import CostSum, usage_is_unknown
+from bus.values.messages import Message, RoutingDecision, SessionSetup
+from bus.values.usage import Cost, TokenUsage
+
+from .filters import CallStatus
+
+
+class CallRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One attempt of one call, as the store knows it. A field is None where nothing is known, or nothing yet."""
+
+    call_id: int
+    """The number of the row in the trace, in the order of storing."""
+    run_id: str
+    """The run that the call belongs to."""
+    request_id: str
+    """The call, with all its attempts."""
+    attempt: int
+    """The number of the attempt, from 1."""
+    status: CallStatus
+    """``started``, ``completed``, ``failed`` or ``cancelled``."""
+    provider: str
+    """The adapter's name."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    session_id: str | None = None
+    """The session of the call."""
+    turn_id: str | None = None
+    """The turn of the call."""
+    message_id: str | None = None
+    """The message that the reply became."""
+    caused_by: str | None = None
+    """The request before it, see `Envelope`."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """The tags of the call or of its session."""
+    started_us: int | None = None
+    """The start of the attempt, in microseconds UTC."""
+    finished_us: int | None = None
+    """The end of the attempt, in microseconds UTC."""
+    first_token_ms: int | None = None
+    """Milliseconds from the call's begin to its first content, waits and earlier attempts included."""
+    latency_ms: int | None = None
+    """Milliseconds from the call's begin to the attempt's end, waits and earlier attempts included."""
+    reason: str | None = None
+    """``first``, ``retry`` or ``repair``."""
+    requested_model: str | None = None
+    """The model as the caller named it."""
+    served_model: str | None = None
+    """The model that the provider says it ran."""
+    priced_as: str | None = None
+    """The ``provider:name`` whose prices apply, if another's do."""
+    operation: str = "chat"
+    """``chat``, ``embeddings``, ``image``, ``video_create`` or ``video``."""
+    streamed: bool | None = None
+    """Whether the reply was asked for as a stream."""
+    routing: RoutingDecision | None = None
+    """The way by which the call came to its model."""
+    estimated_input_tokens: int | None = None
+    """Our estimate of the input before it was sent."""
+    stop_reason: str | None = None
+    """The reason why the reply ended."""
+    raw_stop_reason: str | None = None
+    """The provider's own word for it."""
+    warnings: tuple[str, ...] = ()
+    """Codes of warnings."""
+    response_id: str | None = None
+    """The provider's identifier of the response."""
+    provider_request_id: str | None = None
+    """The provider's identifier of the request."""
+    error_class: str | None = None
+    """The class of the error that ended a failed attempt."""
+    error_type: str | None = None
+    """The type of that error."""
+    error_message: str | None = None
+    """The text of that error."""
+    provider_status: int | None = None
+    """The HTTP status of the provider's error."""
+    provider_code: str | None = None
+    """The provider's own code of the error."""
+    retry_count: int = 0
+    """The retries before this attempt."""
+    resent: bool = False
+    """Whether the request was sent twice because the server had let go of a connection that was kept alive."""
+    will_retry: bool | None = None
+    """Whether another attempt followed."""
+    delay_seconds: float | None = None
+    """The wait before that attempt."""
+    retry_after_seconds: float | None = None
+    """The wait that the provider asked for."""
+    usage: TokenUsage | None = None
+    """The tokens of the attempt."""
+    at_call_time: Cost | None = None
+    """The cost when it was called. None while the call runs, and if it ended without a cost."""
+    cost: Cost | None = None
+    """The cost under the current price version or the one asked for; else the cost at call time."""
+
+    @property
+    def unknown(self) -> bool:
+        """True if not even the usage is known: the call got no answer, or has no end yet."""
+        if self.usage is not None or (self.cost is not None and self.cost.nano_usd is not None):
+            return False
+        return self.status == "started" or usage_is_unknown(self.error_class or "", self.provider_status)
+
+    @property
+    def sum(self) -> CostSum:
+        """The part that the attempt has in a sum."""
+        return CostSum.of_call(self.usage, self.cost, unknown=self.unknown)
+
+
+class CostRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The sums of a group of calls. A call without a cost is in no amount, and is counted beside the amounts."""
+
+    key: tuple[str, ...]
+    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    calls: int
+    """The attempts of calls, ended or not."""
+    total_input_tokens: int
+    """Input tokens, those read from and written to the provider's cache included."""
+    output_tokens: int
+    """Output tokens, `reasoning_tokens` included."""
+    cost_nano_usd: int
+    """The current cost, or the one under the version asked for, of the calls that have one."""
+    at_call_time_nano_usd: int
+    """The cost when they were called, of the calls that had one."""
+    unpriced: int
+    """The calls with usage and without a cost."""
+    estimated: int
+    """The calls whose usage was estimated."""
+    cached_input_tokens: int = 0
+    """Input tokens that were read from the provider's cache."""
+    cache_creation_input_tokens: int = 0
+    """Input tokens that were written to the provider's cache."""
+    reasoning_tokens: int = 0
+    """Tokens of thinking."""
+    unknown: int = 0
+    """The calls of which not even the usage is known: they got no answer, or have no end yet."""
+    at_call_time_unpriced: int = 0
+    """The calls with usage that had no cost when they were called."""
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """The part of all input tokens that came from the cache, 0 to 1; None without input."""
+        return self.cached_input_tokens / self.total_input_tokens if self.total_input_tokens else None
+
+
+class Percentiles(msgspec.Struct, frozen=True):
+    """The spread of some values. Each percentile is a value that occurred, and None if there are no values."""
+
+    count: int = 0
+    """The number of values."""
+    p50: float | None = None
+    """The value that 50 % of them don't exceed."""
+    p90: float | None = None
+    """The value that 90 % of them don't exceed."""
+    p99: float | None = None
+    """The value that 99 % of them don't exceed."""
+
+
+class StatisticsRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcomes and the speed of a group of attempts."""
+
+    key: tuple[str, ...]
+    """The values of the group, in the order asked for. A day is an ISO date (UTC)."""
+    attempts: int
+    """All attempts of the group."""
+    completed: int
+    """The attempts that ended well."""
+    failed: int
+    """The attempts that failed."""
+    cancelled: int
+    """The attempts that were cancelled."""
+    running: int
+    """The attempts without an end."""
+    retried: int
+    """The failed attempts after which the call went on."""
+    total_input_tokens: int
+    """Input tokens, as in `CostRow`."""
+    output_tokens: int
+    """Output tokens, as in `CostRow`."""
+    cached_input_tokens: int
+    """Input tokens that were read from the provider's cache."""
+    estimated: int = 0
+    """The attempts whose usage was estimated."""
+    unpriced: int = 0
+    """The attempts with usage and without a cost."""
+    unknown: int = 0
+    """The attempts of which not even the usage is known."""
+    latency_ms: Percentiles = Percentiles()
+    """Milliseconds from the call's begin to the end of a completed attempt, waits and retries included."""
+    first_token_ms: Percentiles = Percentiles()
+    """Milliseconds from the call's begin to the first token."""
+    tokens_per_second: Percentiles = Percentiles()
+    """Output tokens over the time from the first token to the end, to a tenth. Only completed streamed attempts
+    count that have at least two output tokens and a usage that is no estimate."""
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """The part of all input tokens that came from the cache, 0 to 1; None without input."""
+        return self.cached_input_tokens / self.total_input_tokens if self.total_input_tokens else None
+
+
+class ErrorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The failed attempts with one class of error on one model."""
+
+    error_class: str
+    """The class of the error."""
+    model: str
+    """The model as routed, ``provider:name``."""
+    attempts: int
+    """The failed attempts."""
+    ended: int
+    """The attempts after which the call was over. The others were retried."""
+    calls: int
+    """The calls that the attempts belong to."""
+    first_us: int
+    """The start of the first of them, in microseconds UTC."""
+    last_us: int
+    """The start of the latest of them, in microseconds UTC."""
+    error_type: str | None
+    """The type of the latest error."""
+    error_message: str | None
+    """The text of the latest error."""
+    provider_status: int | None
+    """The HTTP status of the latest error; None if there was no answer."""
+    provider_code: str | None
+    """The provider's own code of the latest error."""
+    request_id: str
+    """The request of the latest error."""
+
+
+class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A session, and what all attempts of all its calls used so far."""
+
+    session_id: str
+    """The id of the session."""
+    first_us: int
+    """The time of its first event, in microseconds UTC."""
+    last_us: int
+    """The time of its last event, in microseconds UTC."""
+    model: str | None
+    """The current model."""
+    tags: dict[str, str]
+    """The tags of the session."""
+    turns: int
+    """The turns that have begun."""
+    calls: int
+    """The attempts of its calls."""
+    total_input_tokens: int
+    """Input tokens, cached ones included."""
+    output_tokens: int
+    """Output tokens."""
+    cost_nano_usd: int
+    """The sum of the current costs, over the calls that have one."""
+    unpriced: int
+    """The calls with usage and without a cost."""
+    estimated: int = 0
+    """The calls whose usage was estimated."""
+    unknown: int = 0
+    """The calls of which not even the usage is known."""
+    messages: int = 0
+    """The messages that are stored."""
+    resumable: bool = False
+    """Whether the whole session is stored."""
+    name: str | None = None
+    """A name for people."""
+
+
+class SavedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """A session with its content, as far as it is stored."""
+
+    session_id: str
+    """The id of the session."""
+    setup: SessionSetup | None
+    """The setup of the session; None if it is not stored."""
+    withheld: str | None
+    """The reason why the setup has no system prompt although the session had one."""
+    tags: dict[str, str]
+    """The tags of the session."""
+    name: str | None
+    """A name for people."""
+    messages: tuple[Message, ...]
+    """The messages that are stored, in order."""
+    missing: tuple[str, ...]
+    """Whatever is not stored, and the reason, in words."""
+
+
+class StoredJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job at a provider, such as a video's. A field is None where nothing is known."""
+
+    created_by: str | None = None
+    """The request that created the job."""
+    seconds: int | None = None
+    """The length of the video that it makes."""
+    size: str | None = None
+    """The size of the picture."""
+    audio: bool | None = None
+    """Whether it makes sound."""
+    counted: Cost | None = None
+    """The cost of the job, as soon as a call of its own says so."""

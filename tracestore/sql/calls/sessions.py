@@ -1,0 +1,59 @@
+"""Sessions, and the sums that they used and cost."""
+
+from __future__ import annotations
+
+from ...rows import SessionRow
+from ..connection import Database, at_most, greater
+from .columns import tags_of
+from .current_costs import with_cost
+from .sums import sums_of
+
+_MESSAGES = "(SELECT count(*) FROM session_messages AS m WHERE m.session_id = n.session_id)"
+
+_IS_WHOLE = f"""
+    EXISTS (
+        SELECT 1 FROM session_setups AS s
+         WHERE s.session_id = n.session_id AND s.hash IS NOT NULL
+           AND (SELECT count(m.hash) FROM session_messages AS m WHERE m.session_id = s.session_id)
+               = (SELECT {greater("coalesce(max(m.position) + 1, 0)", "s.history")}
+                    FROM session_messages AS m WHERE m.session_id = s.session_id)
+    )
+"""
+# A session whose system prompt was withheld is whole, if the host has that prompt.
+
+_SESSION = tuple(f"n.{name}" for name in ("session_id", "first_us", "last_us", "model", "tags", "name"))
+_SUMS = sums_of("p")
+_FIELDS = {
+    **{column.removeprefix("n."): column for column in _SESSION},
+    "turns": "count(DISTINCT p.turn_id)",
+    "calls": "count(p.id)",
+    **{name: _SUMS[name] for name in ("total_input_tokens", "output_tokens", "cost_nano_usd")},
+    **{name: _SUMS[name] for name in ("unpriced", "estimated", "unknown")},
+    "messages": _MESSAGES,
+    "resumable": _IS_WHOLE,
+}
+"""Each field of a row, and its expression."""
+
+
+async def sessions(database: Database, limit: int | None) -> list[SessionRow]:
+    """Sessions, the one with the latest event first."""
+    priced, _ = with_cost(None, "c.session_id IN (SELECT session_id FROM newest)")
+    limited, most = at_most(limit)
+    rows = await database.read(
+        f"""
+        WITH newest AS (SELECT * FROM sessions ORDER BY last_us DESC, session_id DESC {limited}),
+             priced AS ({priced})
+        SELECT {", ".join(_FIELDS.values())}
+          FROM newest AS n
+          LEFT JOIN priced AS p ON p.session_id = n.session_id
+         GROUP BY {", ".join(_SESSION)}
+         ORDER BY n.last_us DESC, n.session_id DESC
+        """,
+        most,
+    )
+    found = []
+    for row in rows:
+        named = dict(zip(_FIELDS, row, strict=True))
+        named["tags"], named["resumable"] = tags_of(named["tags"]), bool(named["resumable"])
+        found.append(SessionRow(**named))
+    return found

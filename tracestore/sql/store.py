@@ -1,0 +1,160 @@
+"""The part of a store that any SQL database answers in the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Protocol
+
+from bus.clock import Clock
+from bus.events.envelope import Envelope
+from bus.values.messages import Message
+
+from ..filters import CallFilter
+from ..prices.table import PriceTable
+from ..reports import CurrentPrices, RepriceRun
+from ..rows import CallRow, CostRow, ErrorRow, SavedSession, SessionRow, StatisticsRow, StoredJob
+from ..store import Store
+from .calls.costs import costs
+from .calls.listing import call_row, calls_after_query, calls_query
+from .calls.sessions import sessions
+from .connection import Database
+from .content import load_session
+from .events import envelope, events_query
+from .jobs import job
+from .repricing import history, prices
+from .session_owner import owner
+
+
+class SqlStore(Store, Protocol):
+    """A store whose answers are SQL on a `Database`. Opening, writing, repricing and upkeep are left to it."""
+
+    _database: Database
+    _clock: Clock
+
+    async def committed_seq(self, run_id: str) -> int:
+        rows = await self._database.read("SELECT committed_seq FROM runs WHERE run_id = ?", (run_id,))
+        return int(rows[0][0]) if rows else 0
+
+    async def calls(
+        self, where: CallFilter | None = None, limit: int | None = 1000, *, under: str | None = None
+    ) -> list[CallRow]:
+        sql, values = calls_query(where, under, limit, self._database.dialect)
+        return [call_row(row) for row in await self._database.read(sql, values)]
+
+    async def calls_after(
+        self, call_id: int, where: CallFilter | None = None, limit: int = 1000, *, under: str | None = None
+    ) -> list[CallRow]:
+        sql, values = calls_after_query(where, under, call_id, limit, self._database.dialect)
+        return [call_row(row) for row in await self._database.read(sql, values)]
+
+    async def events(
+        self,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        request_id: str | None = None,
+        topic: str | None = None,
+        since: int | datetime | None = None,
+        until: int | datetime | None = None,
+        after_id: int = 0,
+        limit: int | None = 1000,
+    ) -> list[Envelope]:
+        rows = await self.numbered_events(
+            run_id=run_id,
+            session_id=session_id,
+            request_id=request_id,
+            topic=topic,
+            since=since,
+            until=until,
+            after_id=after_id,
+            limit=limit,
+        )
+        return [envelope for _, envelope in rows]
+
+    async def numbered_events(
+        self,
+        *,
+        run_id: str | None = None,
+        session_id: str | None = None,
+        request_id: str | None = None,
+        topic: str | None = None,
+        since: int | datetime | None = None,
+        until: int | datetime | None = None,
+        after_id: int = 0,
+        limit: int | None = 1000,
+    ) -> list[tuple[int, Envelope]]:
+        sql, values = events_query(
+            self._database.dialect,
+            run_id=run_id,
+            session_id=session_id,
+            request_id=request_id,
+            topic=topic,
+            since=since,
+            until=until,
+            after_id=after_id,
+            limit=limit,
+        )
+        return [(row[0], envelope(row[1:])) for row in await self._database.read(sql, values)]
+
+    async def last_event_id(self) -> int:
+        rows = await self._database.read("SELECT coalesce(max(id), 0) FROM events", [])
+        return int(rows[0][0])
+
+    async def sessions(self, limit: int | None = 1000) -> list[SessionRow]:
+        return await sessions(self._database, limit)
+
+    async def job(self, provider: str, job_id: str) -> StoredJob:
+        return await job(self._database, provider, job_id)
+
+    async def costs(
+        self,
+        where: CallFilter | None = None,
+        by: Sequence[str] = ("model",),
+        *,
+        under: str | None = None,
+    ) -> list[CostRow]:
+        return await costs(self._database, where or CallFilter(), by, under)
+
+    async def statistics(
+        self, where: CallFilter | None = None, by: Sequence[str] = ("model",)
+    ) -> list[StatisticsRow]:
+        from .calls.statistics import statistics
+
+        return await statistics(self._database, where or CallFilter(), by)
+
+    async def errors(self, where: CallFilter | None = None) -> list[ErrorRow]:
+        from .calls.statistics import errors
+
+        return await errors(self._database, where or CallFilter())
+
+    async def saved_session(self, session_id: str) -> SavedSession | None:
+        return await self._database.look(lambda statements: load_session(statements, session_id))
+
+    async def session_owner(self, session_id: str, run_id: str) -> tuple[str | None, int]:
+        return await owner(self._database, session_id, run_id)
+
+    async def messages(self, session_id: str) -> list[Message]:
+        saved = await self.saved_session(session_id)
+        return [] if saved is None else list(saved.messages)
+
+    async def undo_reprice(self) -> RepriceRun:
+        return await history.undo(self._database, self._clock.now_us())
+
+    async def use_prices(self, version: str | None) -> None:
+        await prices.use_prices(self._database, version)
+
+    async def current_prices(self) -> CurrentPrices:
+        return await history.current_prices(self._database)
+
+    async def current_version(self) -> str | None:
+        return await self._database.look(prices.current_version)
+
+    async def price_table(self, version: str) -> PriceTable:
+        return await prices.stored_table(self._database, version)
+
+    async def price_tables(self) -> list[PriceTable]:
+        return await prices.stored_tables(self._database)
+
+    async def reprice_runs(self) -> list[RepriceRun]:
+        return await history.history(self._database)
