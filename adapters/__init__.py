@@ -79,8 +79,7 @@ from .health import AdapterHealth, AdapterStatistics
 from .registry import adapter_class, create_adapter
 
 if TYPE_CHECKING:
-    from .http.again import retry
-    from .http.retry import retry_delay
+    from .http.retry import retry, retry_delay
     from .providers.anthropic.adapter import AnthropicAdapter
     from .providers.bedrock.adapter import BedrockAdapter
     from .providers.cohere.adapter import CohereAdapter
@@ -93,9 +92,7 @@ if TYPE_CHECKING:
     from .providers.tgi.adapter import TGIAdapter
     from .providers.voyage.adapter import VoyageAdapter
 else:
-    __getattr__, __dir__ = later(
-        __name__, {".http.again": ("retry",), ".http.retry": ("retry_delay",)}, adapter_class
-    )
+    __getattr__, __dir__ = later(__name__, {".http.retry": ("retry", "retry_delay")}, adapter_class)
 
 __all__ = [
     "AccessDeniedError",

@@ -315,11 +315,15 @@ class ProviderAdapter(Protocol):
     Optional: `initialize()`, awaited before the first call; `health_check()` and `statistics()`, see `health`;
     `usage_so_far()`, see `MeteredAdapter`.
 
-    name: stands before the colon of its models' names. capabilities: of a model that isn't known.
     """
 
     name: str
-    capabilities: AdapterCapabilities
+    """The provider's name, which stands before the colon of its models' names."""
+
+    @property
+    def capabilities(self) -> AdapterCapabilities:
+        """What a model can do of which nothing is known."""
+        ...
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None

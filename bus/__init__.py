@@ -26,7 +26,7 @@ from .actors.supervisor import (
     Supervisor,
     SupervisorStatistics,
 )
-from .actors.task_handle import (
+from .actors.task import (
     TaskHandle,
 )
 from .bus import (

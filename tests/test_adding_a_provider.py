@@ -71,7 +71,7 @@ def test_a_broken_example_fails_by_the_command_and_in_pytest(elsewhere: Path) ->
     assert "deltas_add_up_to_the_final_content: of ['Hello, ☃!'] came ['xx']" in done.stdout
     assert "[ ] Streaming adapter implemented and tested" in done.stdout
     (elsewhere / "test_mine.py").write_text(
-        codes(PAGE, "python")[1].replace("examples.adding_a_provider", "my_provider")
+        codes(PAGE, "python")[2].replace("examples.adding_a_provider", "my_provider")
     )
     done = run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", "-k", "deltas or estimate", cwd=elsewhere
@@ -154,7 +154,7 @@ def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None
     """In code, and its models are known by its name."""
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {}
-    exec(codes(PAGE, "python")[0], names)
+    exec(codes(PAGE, "python")[1], names)
     engine = Engine(models=ModelRegistry({}, {}), trace=False)
     names["with_parley"](engine, "sk-parley")
     assert engine.providers == {"parley": "configured"}
@@ -163,7 +163,7 @@ def test_the_docs_adapter_is_registered(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_docs_script_plays(capsys: pytest.CaptureFixture[str]) -> None:
     """And prints what was said."""
-    exec(codes(PAGE, "python")[2], {})
+    exec(codes(PAGE, "python")[3], {})
     assert capsys.readouterr().out == "Hello!\nHi\n"
 
 

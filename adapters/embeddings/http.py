@@ -1,27 +1,19 @@
-"""Embeddings over HTTP: one request with its attempts, as the adapters of conversations have theirs.
-
-An adapter of conversations becomes one that embeds as well by saying which wire its embeddings have; key, address,
-connections, retries and errors are those that it has already. A provider that only embeds has an adapter without
-the other half.
-"""
+"""Embeddings over HTTP: one request with its attempts, as conversations have theirs."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, AttemptObserver, CallWarning, CanonicalRequest
+from adapters.contract import AttemptObserver, CallWarning
 from adapters.http.attempts import HttpAttempts
-from adapters.http.question import AskingAdapter
-from adapters.http.wire_call import WireCall, bearer
-from adapters.replies.assembler import Assembler
-from adapters.replies.normaliser import StreamNormaliser
+from adapters.http.client import HttpClient
+from adapters.http.single_reply import fetch
+from adapters.http.wire_call import WireCall
 from adapters.usage.estimate import estimate_tokens
-from bus.errors import AdapterError, CapabilityError, InvalidRequestError
+from bus.errors import AdapterError
 from bus.values.usage import TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
@@ -30,51 +22,54 @@ from .wire import EmbeddingReply, EmbeddingWire, check_vectors, fit
 
 
 class _Written(NamedTuple):
-    """What is sent. request: as it was fitted to the model."""
+    """What is sent, the same by every attempt."""
 
-    wire: EmbeddingWire
     request: EmbeddingRequest
+    """The request, as it was fitted to the model."""
     call: WireCall
+    """The request on the wire."""
     warnings: tuple[CallWarning, ...]
+    """What was left out of the request."""
 
 
-class EmbedsOverHttp(AskingAdapter):
-    """Base of the adapters that embed; see `embeddings.contract.EmbeddingAdapter` for what it promises."""
+class HttpEmbeddings:
+    """A provider's embeddings, over the client that its conversations use, too."""
 
-    @property
-    @abstractmethod
-    def embedding_wire(self) -> EmbeddingWire:
-        """How the provider's requests and replies look."""
+    def __init__(self, client: HttpClient, wire: EmbeddingWire) -> None:
+        self._client = client
+        self.wire = wire
 
-    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        return self.embedding_wire.capabilities(model.removeprefix(f"{self.name}:"))
+    def capabilities(self, model: str) -> EmbeddingCapabilities:
+        """What a model can do, by its name on the wire."""
+        return self.wire.capabilities(model)
 
-    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
-        return estimate_tokens(text, self._token_rates(model))
+    async def embed(self, request: EmbeddingRequest, on_attempt: AttemptObserver | None) -> EmbeddingResponse:
+        """See `EmbeddingAdapter.embed`."""
+        written: _Written | None = None
 
-    async def embed(
-        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> EmbeddingResponse:
-        written: _Written | None = None  # every attempt sends the same
-
-        async def once(attempts: HttpAttempts) -> EmbeddingResponse:
+        async def attempt() -> EmbeddingResponse:
             nonlocal written
             written = written or self._write(request)
             return await self._embed_once(attempts, request, written)
 
-        return await self.in_attempts(request, on_attempt, once, estimate_input=lambda: self._estimate(request))
+        attempts = HttpAttempts(self._client, request, on_attempt, lambda: self._estimate(request))
+        return await attempts.run(attempt)
+
+    def _tokens_of(self, model: str) -> Callable[[str], int]:
+        rates = self._client.wire.token_rates(model)
+        return lambda text: estimate_tokens(text, rates)
 
     def _write(self, request: EmbeddingRequest) -> _Written:
-        wire = self.embedding_wire
-        can = wire.capabilities(request.wire_model)
-        fitted, warnings = fit(request, can, self.name, partial(self.estimate_text_tokens, model=request.model))
-        call = wire.write(fitted, self.name)
-        return _Written(wire, fitted, call, (*call.warnings, *warnings))
+        can = self.wire.capabilities(request.wire_model)
+        fitted, warnings = fit(request, can, self._client.name, self._tokens_of(request.model))
+        call = self.wire.write(fitted, self._client.name)
+        return _Written(fitted, call, (*call.warnings, *warnings))
 
     async def _embed_once(
         self, attempts: HttpAttempts, request: EmbeddingRequest, written: _Written
     ) -> EmbeddingResponse:
-        found, answer = await self.ask(attempts, written.call, request.request_id, written.wire.read)
+        name = self._client.name
+        found, reply = await fetch(attempts, written.call, self.wire.read)
         try:
             check_vectors(found, written.request)
         except AdapterError as error:
@@ -84,23 +79,23 @@ class EmbedsOverHttp(AskingAdapter):
         warnings = list(written.warnings)
         if found.input_tokens is None:
             warnings.append(
-                CallWarning(WarningCode.USAGE_ESTIMATED, f"{self.name} reported no usage: it is an estimate")
+                CallWarning(WarningCode.USAGE_ESTIMATED, f"{name} reported no usage: it is an estimate")
             )
         return EmbeddingResponse(
             request_id=request.request_id,
-            model=f"{self.name}:{found.model or request.wire_model}",
-            provider=self.name,
+            model=f"{name}:{found.model or request.wire_model}",
+            provider=name,
             vectors=tuple(found.vectors),
             usage=self._usage(found, request),
             latency_ms=attempts.elapsed_ms(),
             response_id=found.response_id,
             warnings=tuple(warnings),
-            rate_limit=self.rate_limit(answer.headers),
-            provider_request_id=answer.provider_request_id,
+            rate_limit=self._client.wire.rate_limit(reply.headers),
+            provider_request_id=reply.provider_request_id,
         )
 
     def _estimate(self, request: EmbeddingRequest) -> int:
-        return sum(self.estimate_text_tokens(text, model=request.model) for text in request.inputs)
+        return sum(map(self._tokens_of(request.model), request.inputs))
 
     def _usage(self, reply: EmbeddingReply, request: EmbeddingRequest) -> TokenUsage:
         if reply.input_tokens is None:
@@ -117,27 +112,3 @@ class EmbedsOverHttp(AskingAdapter):
             reported_cost_nano_usd=reply.cost.total,
             upstream_cost_nano_usd=reply.cost.upstream,
         )
-
-
-class EmbeddingOnlyAdapter(EmbedsOverHttp):
-    """Base of the adapters whose provider holds no conversations: asking for one is a CapabilityError, or, past
-    that, an InvalidRequestError.
-    """
-
-    capabilities = AdapterCapabilities(supports_system_prompt=False, supports_streaming=False)
-
-    def auth_headers(self) -> Mapping[str, str]:
-        return bearer(self.config.api_key)
-
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        raise CapabilityError(
-            f"{self.name} embeds texts and holds no conversations: use `engine.embed(texts, model=...)`",
-            provider=self.name,
-            request_id=request.request_id,
-        )
-
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
-        raise InvalidRequestError(f"{self.name} holds no conversations")
-
-    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        raise InvalidRequestError(f"{self.name} holds no conversations")

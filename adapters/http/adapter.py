@@ -1,24 +1,19 @@
-"""What all HTTP providers share, and what each of them adds.
+"""The adapter of every provider over HTTP: a provider's wires, put together with what sends and waits.
 
-A provider's adapter subclasses HttpAdapter and says, in pure functions, what goes over its wire: how a request
-is written, how a reply is read (whole and streamed), how an error is classified. What waits is in `http_call`
-(attempts, time limits, cancelling) and `http_stream` (the reader's iterator).
+A provider's own adapter is this class with a wire, and the wire says all that is the provider's own. Attempts,
+time limits and cancelling are in `attempts` and `call`, the reader's iterator in `stream`, and embeddings, images
+and videos in `embeddings.http`, `images.http` and `videos.http`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from weakref import WeakValueDictionary
-
-import anyio
-import msgspec
+from collections.abc import Sequence
+from typing import TypeVar
 
 from bus.clock import SYSTEM_CLOCK, Clock
-from bus.errors import AdapterError, CallboardError, InvalidRequestError, StreamError
-from bus.values.json import Json
+from bus.errors import AdapterError, CapabilityError
 from bus.values.messages import Message, ToolDefinition
-from bus.values.usage import TokenUsage, UsageSource
+from bus.values.usage import TokenUsage
 
 from ..contract import (
     AdapterCapabilities,
@@ -27,58 +22,61 @@ from ..contract import (
     AttemptObserver,
     CanonicalRequest,
     CanonicalResponse,
-    RateLimitInfo,
 )
-from ..health import AdapterHealth, AdapterStatistics, CountingTransport, probe
-from ..refusals.classify import ErrorType, build_error, read_error
-from ..refusals.repair import Repair, RepairRules, edited, find_repair
-from ..refusals.strange_replies import not_of_protocol, origin
-from ..replies.assembler import Assembler
-from ..replies.broken_json import mend_body
-from ..replies.normaliser import StreamNormaliser
+from ..embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, EmbeddingResponse
+from ..embeddings.http import HttpEmbeddings
+from ..health import AdapterHealth, AdapterStatistics
+from ..images.contract import ImageCapabilities, ImageRequest, ImageResponse
+from ..images.http import HttpImages
 from ..replies.whole import WholeStream
-from ..requests.settings import SharedOptions, read_options
+from ..requests.emulation import read_response
+from ..requests.settings import read_options
 from ..transport.addresses import checked_base_url, normalise_base_url
 from ..transport.header_values import with_clean_headers
-from ..transport.key_masking import hide_in_logs, masked, masked_headers, secrets
+from ..transport.key_masking import secrets
 from ..transport.key_owner import check_key_goes_home
-from ..transport.transport import (
-    HttpReply,
-    HttpRequest,
-    HttpxTransport,
-    Transport,
-    close_reply,
-    exchange,
-    read_error_body,
+from ..transport.transport import HttpxTransport, Transport
+from ..usage.estimate import estimate_tokens
+from ..videos.contract import (
+    UNKNOWN_TERMS,
+    VideoCapabilities,
+    VideoContent,
+    VideoJob,
+    VideoRequest,
+    VideoTerms,
+    VideoVariant,
 )
-from ..usage.estimate import estimate_request, estimate_tokens, rates_for
-from ..usage.rates import TokenRates
-from .attempts import HttpAttempts
+from ..videos.http import HttpVideos
+from . import emulated_tools
 from .call import HttpCall
+from .client import HttpClient
 from .stream import HttpStream
+from .timeouts import with_long_timeouts
+from .wire import ChatWire, Endpoint
 from .wire_call import WireCall
 
-HEALTH_SECONDS = 5.0
+T = TypeVar("T")
 
 
-class HttpAdapter(ABC):
-    """Base of the adapters that speak HTTP; see the module's text.
+class HttpAdapter:
+    """A provider over HTTP. It fulfils `ProviderAdapter` and the interfaces of embeddings, images and videos.
 
-    `config.options["repair"]`: false to send no refused request again, mended; see `repair`.
+    What the provider doesn't do is refused with CapabilityError. A provider's adapter names its `wire_type` and
+    adds nothing else. ``config.options["repair"]: false`` sends no refused request again, mended; see `repair`.
 
-    options_type: what `config.options` may hold; None leaves that to the adapter. protocol_of_many: many vendors
-    speak it, so a key needs a `base_url`.
-    name: of the provider, as it stands before the colon of a model's name; a configuration that uses one protocol
-    for several providers gives each its own. transport: replaces the network (cassettes, tests).
+    Args:
+        config: How to reach the provider.
+        name: The provider's name before the colon of a model's name; None is the wire's own. A configuration that
+            uses one protocol for several providers gives each its own.
+        transport: Replaces the network, for recordings and tests.
+        clock: The clock of times and of randomness.
+
+    Raises:
+        ConfigurationError: The options or the address can't be, or the key may be of another vendor.
     """
 
-    default_name: str
-    default_base_url: str
-    capabilities: AdapterCapabilities
-    error_codes: Mapping[str, ErrorType] = {}
-    repair_rules: RepairRules = RepairRules()
-    options_type: type[SharedOptions] | None = None
-    protocol_of_many = False
+    wire_type: type[ChatWire]
+    """The provider's protocol."""
 
     def __init__(
         self,
@@ -88,65 +86,32 @@ class HttpAdapter(ABC):
         transport: Transport | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.name = name or self.default_name
-        self.config = with_clean_headers(config, self.name)
-        self.secrets = secrets(self.config)
+        kind = self.wire_type
+        self.name = name or kind.default_name
+        self.config = with_clean_headers(with_long_timeouts(config) if kind.long_timeouts else config, self.name)
         self.clock = clock
-        given = config.base_url
-        if not given and (self.secrets or config.api_key or config.api_key_env):
-            check_key_goes_home(
-                self.name, config.api_key_env, self.default_base_url, of_many=self.protocol_of_many
-            )
-        if self.options_type is not None:
-            read_options(config.options, self.options_type, name=self.name, type_name=self.default_name)
-        self.base_url = checked_base_url(given, self.name) if given else normalise_base_url(self.default_base_url)
-        self._transport = transport or HttpxTransport()
-        hide_in_logs(self, self.secrets)
-        self.running: WeakValueDictionary[str, HttpAttempts] = WeakValueDictionary()
+        self.wire = kind(Endpoint(self.name, _base_url(config, self.name, kind), self.config, clock))
+        self.client = HttpClient(self.wire, transport or HttpxTransport())
+        others = self.wire.other_wires()
+        self._embeddings = HttpEmbeddings(self.client, others.embeddings) if others.embeddings else None
+        self._images = HttpImages(self.client, others.images) if others.images else None
+        self._videos = HttpVideos(self.client, others.videos) if others.videos else None
 
-    # -- what a provider says
+    @property
+    def base_url(self) -> str:
+        """The server's address, normalised."""
+        return self.wire.base_url
 
-    @abstractmethod
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        """The request on the wire. Raises CapabilityError or InvalidRequestError for what can't be said."""
+    # -- conversations
 
-    @abstractmethod
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
-        """Feed a whole reply to the assembler and finish it. Raises AdapterError, or msgspec's decoding errors."""
-
-    @abstractmethod
-    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        """What reads a streamed reply."""
-
-    @abstractmethod
-    def auth_headers(self) -> Mapping[str, str]:
-        """The headers that carry the key; none if there is no key."""
-
-    async def prepare(self, call: HttpCall) -> None:  # noqa: B027 (most need nothing)
-        """Find out, under `call.wait`, what the request can't be written without. For most that is nothing."""
-
-    def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
-        """What the reply's headers say about limits."""
-        return None
-
-    def repair(
-        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
-    ) -> Repair | None:
-        """How to mend a request that was refused; None if the error is final. Pure.
-
-        done: the kinds of repair that were tried in this call.
-        """
-        rules = self.repair_rules
-        return find_repair(request, wire.body, wire.tool_ids, error, rules, provider=self.name, done=done)
-
-    def health_request(self) -> WireCall:
-        """A GET that costs nothing and wants the key: the list of models."""
-        return WireCall("/v1/models", b"")
-
-    # -- the contract
+    @property
+    def capabilities(self) -> AdapterCapabilities:
+        """What a model can do of which nothing is known."""
+        return self.wire.capabilities
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
-        return self.capabilities
+        """What a model can do; `capabilities` for a model that isn't known."""
+        return self.wire.get_capabilities(model)
 
     def estimate_input_tokens(
         self,
@@ -156,236 +121,132 @@ class HttpAdapter(ABC):
         *,
         model: str | None = None,
     ) -> int:
-        return estimate_request(messages, tools, system_prompt, self._token_rates(model))
+        """About how many input tokens a request has, from the text alone."""
+        return self.wire.estimate_input_tokens(messages, tools, system_prompt, model=model)
 
-    def _token_rates(self, model: str | None) -> TokenRates:
-        """The rates of this protocol, server and model; the protocol is the adapter's own name for it."""
-        return rates_for(self.default_name, self.base_url, model or "")
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        """The request as it would be sent. Raises what `ChatWire.write_request` raises."""
+        return emulated_tools.write_request(self.wire, request, stream=stream)
 
     async def complete(
         self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
     ) -> CanonicalResponse:
-        call = HttpCall(self, request, on_attempt, stream=False)
-        try:
-            while True:
-                call.begin_attempt()
-                try:
-                    return await self._complete_once(call)
-                except AdapterError as error:
-                    await call.back_off_or_raise(error)
-        finally:
-            call.ended = True
-
-    async def _complete_once(self, call: HttpCall) -> CanonicalResponse:
-        wire = await self._written(call)
-        request = self._request(call, wire)
-        call.sent = True
-        reply, body = await call.wait(lambda: exchange(self._transport, request), what="the reply")
-        if reply.status >= 300:
-            raise self.error_of(body, reply, call.request.request_id)
-        self.read_whole(body, call.assembler, reply)
-        call.first_event()
-        return self.response_of(call, wire, reply)
+        """See `ProviderAdapter.complete`."""
+        constrained = self.wire.emulates_tools and emulated_tools.is_constrained(self.wire, request)
+        call = HttpCall(self.client, request, on_attempt, stream=False)
+        response = await call.run(call.complete_once)
+        return read_response(response, self.clock) if constrained else response
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
-        if request.capabilities is not None and not request.capabilities.supports_streaming:
-            return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
-        return HttpStream(self, HttpCall(self, request, on_attempt, stream=True))
+        """See `ProviderAdapter.stream`."""
+        if self._can_stream(request):
+            return HttpStream(HttpCall(self.client, request, on_attempt, stream=True))
+        return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
+
+    def _can_stream(self, request: CanonicalRequest) -> bool:
+        wire, can = self.wire, request.capabilities
+        if not wire.can_stream(request) or (can is not None and not can.supports_streaming):
+            return False
+        try:
+            return not (wire.emulates_tools and emulated_tools.is_constrained(wire, request))
+        except AdapterError:
+            return True  # writing the request raises the error again, where the caller expects it
+
+    # -- its life
+
+    async def initialize(self) -> None:
+        """Ask the server what requests can't be written well without. Most servers are asked nothing."""
+        await self.wire.initialize(self.client.look_up)
+
+    async def health_check(self) -> AdapterHealth:
+        """Whether the provider answers and takes the key; see `HttpClient.health_check`."""
+        return await self.client.health_check()
 
     async def cancel(self, request_id: str) -> bool:
-        call = self.running.get(request_id)
-        if call is None or call.ended:
-            return False
-        await call.cancel()
-        return True
+        """Stop a call; see `ProviderAdapter.cancel`."""
+        return await self.client.cancel(request_id)
 
     def usage_so_far(self, request_id: str) -> TokenUsage | None:
         """See `adapters.contract.MeteredAdapter`."""
-        call = self.running.get(request_id)
-        return None if call is None else call.usage_so_far()
-
-    async def health_check(self) -> AdapterHealth:
-        """Whether the provider answers and takes the key: one GET, never repeated, bounded to 5 s
-        or to the timeout of a call, if that is shorter.
-
-        A server that has no such page is reachable all the same. Never raises, but for cancellation.
-        """
-        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
-        return await probe(self._transport, self._question(self.health_request(), seconds), seconds)
-
-    async def look_up(self, wire: WireCall, seconds: float) -> Json:
-        """What the server says to a question of `wire`: a POST if it has a body, else a GET; sent once.
-
-        None if it says nothing that is JSON within `seconds`, or answers with an error. Never raises, but for
-        cancellation: what is asked here is good to know, and no call fails for want of it.
-        """
-        request = self._question(wire, min(self.config.connect_timeout, seconds))
-        with anyio.move_on_after(seconds):
-            try:
-                reply, body = await exchange(self._transport, request)
-                return msgspec.json.decode(body) if reply.status < 300 else None
-            except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
-                return None
-        return None
-
-    def _question(self, wire: WireCall, connect_timeout: float) -> HttpRequest:
-        headers = {
-            "accept": "application/json",
-            **({"content-type": "application/json"} if wire.body else {}),
-            "user-agent": "callboard",
-            **self.auth_headers(),
-            **wire.headers,
-            **self.config.extra_headers,
-        }
-        method = "POST" if wire.body else "GET"
-        return HttpRequest(method, self.base_url + wire.path, headers, wire.body, connect_timeout)
+        return self.client.usage_so_far(request_id)
 
     def statistics(self) -> AdapterStatistics:
-        """A snapshot."""
-        transport = self._transport
-        return AdapterStatistics(
-            calls=sum(not call.ended for call in list(self.running.values())),
-            transport=transport.statistics() if isinstance(transport, CountingTransport) else None,
-        )
+        """A snapshot of the calls and connections."""
+        return self.client.statistics()
 
     async def close(self) -> None:
-        for call in list(self.running.values()):
-            if not call.ended:
-                await call.cancel(at_once=True)
-        await self._transport.aclose()
+        """Cancel what runs, and release all connections. Idempotent."""
+        await self.client.close()
 
-    # -- one attempt
+    # -- embeddings
 
-    async def send(self, call: HttpCall) -> tuple[WireCall, HttpReply]:
-        """Send the request of a stream; raise what an error reply means. The caller closes the reply."""
-        wire = await self._written(call)
-        http = self._request(call, wire)
-        limit = self.config.first_event_timeout
-        call.sent = True
-        reply = await call.wait(lambda: self._transport.send(http), limit, what="the reply")
-        if reply.status < 300:
-            return wire, reply
-        try:
-            body = await call.wait(lambda: read_error_body(reply), limit, what="the error's body")
-        finally:
-            await close_reply(reply)
-        raise self.error_of(body, reply, call.request.request_id)
+    async def embed(
+        self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> EmbeddingResponse:
+        """See `EmbeddingAdapter.embed`."""
+        return await self._that_has(self._embeddings, "embed").embed(request, on_attempt)
 
-    def _request(self, call: HttpCall, wire: WireCall) -> HttpRequest:
-        accept = "text/event-stream" if call.streamed else "application/json"
-        return self.http_request(wire, accept=accept, on_resend=call.resend_observer())
+    def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
+        """See `EmbeddingAdapter.get_embedding_capabilities`."""
+        return self._that_has(self._embeddings, "embed").capabilities(self._wire_name(model))
 
-    def http_request(self, wire: WireCall, *, accept: str, on_resend: Callable[[], object] | None) -> HttpRequest:
-        """The request with the headers that all of this adapter's have."""
-        return HttpRequest(
-            wire.method,
-            self.base_url + wire.path,
-            {
-                **({"content-type": "application/json"} if wire.body else {}),
-                "accept": accept,
-                "user-agent": "callboard",
-                **self.auth_headers(),
-                **wire.headers,
-                **self.config.extra_headers,
-            },
-            wire.body,
-            self.config.connect_timeout,
-            wire.once,
-            on_resend,
-        )
+    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
+        """About how many tokens a text has for a model."""
+        return estimate_tokens(text, self.wire.token_rates(model))
 
-    async def _written(self, call: HttpCall) -> WireCall:
-        if call.wire is not None:
-            return call.wire  # every attempt sends the same, but after a repair
-        await self.prepare(call)
-        try:
-            wire = self.write_request(self._informed(call.request), stream=call.streamed)
-            call.wire = self._mended(wire, call.repairs) if call.repairs else wire
-            call.assembler.known_warnings = call.wire.warnings
-            return call.wire
-        except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
-            raise InvalidRequestError(f"{self.name}: the request can't be written as JSON: {error}") from error
+    # -- images
 
-    def _informed(self, request: CanonicalRequest) -> CanonicalRequest:
-        """The request with what the model can do, also where nobody but this adapter knows it."""
-        if request.capabilities is not None:
-            return request
-        return msgspec.structs.replace(request, capabilities=self.get_capabilities(request.wire_model))
+    async def make_images(
+        self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> ImageResponse:
+        """See `ImageAdapter.make_images`."""
+        return await self._that_has(self._images, "make images").make(request, on_attempt)
 
-    @staticmethod
-    def _mended(wire: WireCall, repairs: Sequence[Repair]) -> WireCall:
-        edits = [edit for repair in repairs for edit in repair.edits]
-        return msgspec.structs.replace(
-            wire,
-            body=edited(wire.body, edits) if edits else wire.body,
-            warnings=wire.warnings + tuple(repair.warning for repair in repairs),
-        )
+    def get_image_capabilities(self, model: str) -> ImageCapabilities:
+        """See `ImageAdapter.get_image_capabilities`."""
+        return self._that_has(self._images, "make images").capabilities(self._wire_name(model))
 
-    def error_of(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        """What an error reply means, and where it comes from if that isn't plainly the provider."""
-        error = self._error(body, reply, request_id)
-        error.args = (f"{error}{origin(reply.status, reply.headers, body, self.base_url)}",)
-        return error
+    # -- videos
 
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        return build_error(
-            read_error(body),
-            status=reply.status,
-            headers=reply.headers,
-            codes=self.error_codes,
-            provider=self.name,
-            request_id=request_id,
-            now_us=self.clock.now_us(),
-        )
+    async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
+        """See `VideoAdapter.create_video`."""
+        return await self._that_has(self._videos, "make videos").create(request, on_attempt)
 
-    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
-        """The error for a reply, or the beginning of one, that is none of the protocol."""
-        return not_of_protocol(self.name, body, headers, self.base_url, why)
+    async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
+        """See `VideoAdapter.retrieve_video`."""
+        return await self._that_has(self._videos, "make videos").retrieve(job_id, self._wire_name(model), terms)
 
-    def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
-        """`read_reply`, also of JSON that can be mended. Raises StreamError for what is none of the protocol."""
-        try:
-            try:
-                body.decode()  # before anything is taken in: decoding does not look at what is kept raw
-                self.read_reply(body, assembler)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                mended = mend_body(body)
-                if mended is None:
-                    raise
-                self.read_reply(mended.text, assembler)
-                assembler.replaced(mended.replaced)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise self.unreadable(body, reply.headers, error) from error
-        if not assembler.complete:
-            raise self.unreadable(body, reply.headers, "it holds no message")
+    async def open_video(
+        self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
+    ) -> VideoContent:
+        """See `VideoAdapter.open_video`."""
+        return await self._that_has(self._videos, "make videos").open(job, variant, start, etag)
 
-    def response_of(self, call: HttpCall, wire: WireCall, reply: HttpReply | None) -> CanonicalResponse:
-        assembler = call.assembler
-        assert assembler.usage is not None
-        assert assembler.stop_reason is not None
-        headers = masked_headers(reply.headers, self.secrets) if reply is not None else {}
-        response_id = assembler.response_id
-        return CanonicalResponse(
-            request_id=call.request.request_id,
-            model=f"{self.name}:{masked(assembler.model, self.secrets)}",
-            provider=self.name,
-            content=assembler.final_content,
-            stop_reason=assembler.stop_reason,
-            raw_stop_reason=assembler.raw_stop_reason,
-            usage=assembler.usage,
-            latency_ms=call.elapsed_ms(),
-            response_id=None if response_id is None else masked(response_id, self.secrets),
-            warnings=wire.warnings + tuple(assembler.warnings),
-            rate_limit=self.rate_limit(headers),
-            provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
-        )
+    async def delete_video(self, job_id: str, *, model: str) -> bool:
+        """See `VideoAdapter.delete_video`."""
+        return await self._that_has(self._videos, "make videos").delete(job_id)
 
-    def estimate_usage(self, request: CanonicalRequest, output: str) -> TokenUsage:
-        """Usage for a reply whose provider said nothing about it."""
-        return TokenUsage(
-            input_tokens=self.estimate_input_tokens(
-                request.messages, request.tools, request.system_prompt, model=request.model
-            ),
-            output_tokens=estimate_tokens(output, self._token_rates(request.model)),
-            source=UsageSource.ESTIMATED,
-        )
+    def get_video_capabilities(self, model: str) -> VideoCapabilities:
+        """See `VideoAdapter.get_video_capabilities`."""
+        return self._that_has(self._videos, "make videos").capabilities(self._wire_name(model))
+
+    def _that_has(self, part: T | None, what: str) -> T:
+        if part is None:
+            raise CapabilityError(
+                f"{self.name} can't {what}: its adapter has no wire for that", provider=self.name
+            )
+        return part
+
+    def _wire_name(self, model: str) -> str:
+        return model.removeprefix(f"{self.name}:")
+
+
+def _base_url(config: AdapterConfig, name: str, kind: type[ChatWire]) -> str:
+    """The normalised address; the key's owner and the options are checked first. Raises ConfigurationError."""
+    if not config.base_url and (secrets(config) or config.api_key or config.api_key_env):
+        check_key_goes_home(name, config.api_key_env, kind.default_base_url, of_many=kind.protocol_of_many)
+    if kind.options_type is not None:
+        read_options(config.options, kind.options_type, name=name, type_name=kind.default_name)
+    if config.base_url:
+        return checked_base_url(config.base_url, name)
+    return normalise_base_url(kind.default_base_url)

@@ -1,24 +1,22 @@
 """The attempts of one request over HTTP: their time limits, and the scope that `cancel()` reaches.
 
 attempt → (wait → attempt)* → end. Each wait for the network, and each backoff, runs under a cancel scope of its
-own; none is held across a `yield`, so a reader may leave at any point. What is sent, and what a reply means, is
-none of its business: `http_call` adds that for conversations, `embeddings.http` for vectors.
+own. No scope is held across a `yield`, so a reader may leave at any point. What is sent, and what a reply means,
+stands elsewhere: in `call` for conversations, in `embeddings.http` for vectors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from bus.clock import Clock
 from bus.errors import AdapterError, CancelledError, InvalidRequestError, RequestTimeoutError
 from bus.values.usage import TokenUsage, UsageSource
 
 from ..contract import (
-    AdapterConfig,
     AttemptFailed,
     AttemptFirstEvent,
     AttemptObserver,
@@ -29,6 +27,7 @@ from ..contract import (
 )
 from ..transport.key_masking import masked
 from ..usage.unfinished import NOTHING_USED, usage_of_failure
+from .client import HttpClient
 from .retry import retry_delay, tell_retry
 
 T = TypeVar("T")
@@ -37,10 +36,12 @@ _ESTIMATED = UsageSource.ESTIMATED
 
 
 class Limit(NamedTuple):
-    """Of one wait. of: seconds in all, of which this wait may be the last part."""
+    """The time limit of one wait."""
 
     seconds: float
+    """Seconds that this wait may take."""
     of: float
+    """Seconds of the whole limit, of which this wait may be the last part."""
 
 
 class AttemptTerms(Protocol):
@@ -56,69 +57,82 @@ class AttemptTerms(Protocol):
     def timeout_seconds(self) -> float | None: ...
 
 
-class AttemptsOwner(Protocol):
-    """The adapter, as far as attempts need it."""
-
-    name: str
-    config: AdapterConfig
-    clock: Clock
-    secrets: tuple[str, ...]
-
-    @property
-    def running(self) -> MutableMapping[str, HttpAttempts]:
-        """What is under way, by the id of its request."""
-
-
 class HttpAttempts:
-    """One request over all its attempts. ended: nothing will be waited for again. sent: the request of the current
-    attempt has left, or is about to.
+    """One request over all its attempts.
 
-    on_cancel: closes the reply when the request is cancelled while nothing is waited for. draining: it is being
-    read on after its cancelling; what is waited for then ends at the drain's own time limit. repaired: how many
-    attempts followed a repair; they don't count as retries. estimate_input: the tokens that are sent, for the
-    usage of an attempt that ends early.
+    `cancel()` ends it. Where nothing is waited for at that moment, `on_cancel` closes the reply.
+
+    Args:
+        client: The adapter's way to the server.
+        terms: What the request says of its attempts.
+        on_attempt: Told of each attempt.
+        estimate_input: Gives the tokens that are sent, for the usage of an attempt that ends early.
     """
 
     def __init__(
         self,
-        adapter: AttemptsOwner,
+        client: HttpClient,
         terms: AttemptTerms,
         on_attempt: AttemptObserver | None,
         estimate_input: Callable[[], int] | None = None,
     ) -> None:
-        self.adapter = adapter
+        self.client = client
         self._estimate_input = estimate_input
         self.attempt = 0
         self.cancelled = False
-        self.ended = False
-        self.draining = False
-        self.repaired = 0
-        self.sent = False
+        self.ended = False  # nothing will be waited for again
+        self.draining = False  # read on after its cancelling; waits then end at the drain's own time limit
+        self.repaired = 0  # attempts that followed a repair; they don't count as retries
+        self.sent = False  # the request of the current attempt has left, or is about to
         self.on_cancel: Callable[[], Awaitable[None]] | None = None
-        self.timeout_seconds = given(terms.timeout_seconds, adapter.config.timeout_seconds)
+        self.timeout_seconds = given(terms.timeout_seconds, client.config.timeout_seconds)
         self._terms = terms
         self._on_attempt = on_attempt
         self._scope: anyio.CancelScope | None = None
         self._deadline: float | None = None
         self._limit: Limit | None = None
         self._limit_ends = math.inf
-        self._started_ns = adapter.clock.monotonic_ns()
+        self._started_ns = client.clock.monotonic_ns()
         self._first_event_told = False
         self._next_reason: Literal["first", "retry", "repair"] = "first"
 
+    async def run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """What `attempt` gives, tried as often as the terms allow.
+
+        Raises:
+            AdapterError: The last attempt failed.
+        """
+        try:
+            while True:
+                self.begin_attempt()
+                try:
+                    return await attempt()
+                except AdapterError as error:
+                    await self.back_off_or_raise(error)
+        finally:
+            self.ended = True
+
     def report(self, report: AttemptReport) -> None:
+        """Tell the observer."""
         if self._on_attempt is not None:
             self._on_attempt(report)
 
     def elapsed_ms(self) -> int:
-        return (self.adapter.clock.monotonic_ns() - self._started_ns) // 1_000_000
+        """Milliseconds since the request was made, with all attempts."""
+        return (self.client.clock.monotonic_ns() - self._started_ns) // 1_000_000
 
     def begin_attempt(self) -> None:
+        """Count another attempt, and report it.
+
+        Raises:
+            CancelledError: The request was cancelled.
+            InvalidRequestError: Another request of this id is under way.
+        """
         if self.attempt == 0:
-            running = self.adapter.running.get(self._terms.request_id)
+            running = self.client.running.get(self._terms.request_id)
             if running is not None and not running.ended:
                 raise InvalidRequestError(f"request_id {self._terms.request_id!r} is already running")
-            self.adapter.running[self._terms.request_id] = self
+            self.client.running[self._terms.request_id] = self
             self._deadline = anyio.current_time() + self.timeout_seconds
         if self.cancelled:
             raise self._cancelled_error()
@@ -129,7 +143,10 @@ class HttpAttempts:
         self.report(AttemptStarted(self.attempt, self._next_reason))
 
     def resend_observer(self) -> Callable[[], object] | None:
-        """Who is told that the current attempt's request is sent once more; it keeps nothing of the call alive."""
+        """The function that is told when the current attempt's request is sent once more.
+
+        It keeps nothing of the call alive.
+        """
         observer, report = self._on_attempt, AttemptResent(self.attempt)
         return None if observer is None else lambda: observer(report)
 
@@ -137,6 +154,7 @@ class HttpAttempts:
         """Forget what an earlier attempt had begun to read."""
 
     def first_event(self) -> None:
+        """Report the first content of the attempt's reply, once."""
         if not self._first_event_told:
             self._first_event_told = True
             self.report(AttemptFirstEvent(self.attempt))
@@ -144,7 +162,14 @@ class HttpAttempts:
     async def wait(self, step: Callable[[], Awaitable[T]], limit: Limit | float | None = None, *, what: str) -> T:
         """Wait for the network, at most `limit` seconds and never beyond the call's own time.
 
-        Raises CancelledError after `cancel()`, RequestTimeoutError when time is up.
+        Args:
+            step: Makes what is awaited.
+            limit: The time limit; None is the call's own.
+            what: What is waited for, as an error names it.
+
+        Raises:
+            CancelledError: The request was cancelled.
+            RequestTimeoutError: The time is up.
         """
         assert self._deadline is not None
         if self.cancelled and not self.draining:
@@ -162,13 +187,13 @@ class HttpAttempts:
                 self._scope = None
         if self._limit is not None and self._limit_ends < self._deadline and not self.cancelled:
             what = what.removeprefix("the ")
-            raise RequestTimeoutError(f"{self.adapter.name}: no {what} within {self._limit.of:g} s")
+            raise RequestTimeoutError(f"{self.client.name}: no {what} within {self._limit.of:g} s")
         raise self._out_of_time_error()
 
     def move_on(self, now: float, limit: Limit) -> None:
-        """What is being waited for comes in parts, and one came: `limit` counts anew.
+        """Let `limit` count anew: what is waited for comes in parts, and one part came.
 
-        Raises as `wait` does, for a part that is there already waits for nothing.
+        A part that is there already waits for nothing, so this raises what `wait` raises when time is up.
         """
         if self._scope is not None and self._deadline is not None:
             if now >= self._deadline:
@@ -177,9 +202,10 @@ class HttpAttempts:
             self._scope.deadline = min(self._limit_ends, self._deadline)
 
     async def back_off_or_raise(self, error: AdapterError) -> None:
-        """Wait before another attempt, or raise the error, complete with ids and without the key.
+        """Wait before another attempt. A request that can be mended is tried again at once.
 
-        A request that can be mended is tried again at once.
+        Raises:
+            AdapterError: The error, complete with ids and without the key, if there is no other attempt.
         """
         self.identify(error)
         if self.cancelled:
@@ -189,11 +215,11 @@ class HttpAttempts:
             self._next_reason = "repair"
             self._failed(error, 0.0)
             return
-        config, terms = self.adapter.config, self._terms
+        config, terms = self.client.config, self._terms
         budget = terms.max_retries if terms.max_retries is not None else config.max_retries
         policy = terms.retry or config.retry
         retries = self.attempt - 1 - self.repaired
-        delay = retry_delay(error, retries, budget, policy, self.adapter.clock.random())
+        delay = retry_delay(error, retries, budget, policy, self.client.clock.random())
         if delay is None or self.out_of_time(delay):
             raise error
         self._next_reason = "retry"
@@ -206,7 +232,7 @@ class HttpAttempts:
         self.report(AttemptFailed(self.attempt, error, delay))
 
     def mend(self, error: AdapterError) -> bool:
-        """Change what the next attempt sends, if the error says how; whether it did."""
+        """Change what the next attempt sends, if the error says how. True if that was done."""
         return False
 
     def out_of_time(self, seconds: float = 0.0) -> bool:
@@ -214,12 +240,12 @@ class HttpAttempts:
         return self._deadline is not None and anyio.current_time() + seconds >= self._deadline
 
     def identify(self, error: AdapterError) -> None:
-        """Put ids and usage on an error, and take keys out of it: some providers repeat them."""
+        """Put ids and usage on an error, and mask keys in it: some providers repeat them."""
         error.request_id = self._terms.request_id
-        error.provider = self.adapter.name
+        error.provider = self.client.name
         if error.usage is None:
             error.usage = usage_of_failure(error, self.usage_so_far, heard=self.heard)
-        hidden = self.adapter.secrets
+        hidden = self.client.secrets
         error.args = (masked(str(error), hidden),)
         for field in ("provider_message", "provider_code", "provider_param", "provider_request_id"):
             said = getattr(error, field)
@@ -227,10 +253,10 @@ class HttpAttempts:
                 setattr(error, field, masked(said, hidden))
 
     def _out_of_time_error(self) -> AdapterError:
-        """The end of the whole call; of one that was cancelled, also the end of its drain."""
+        """The error at the end of the call's time, or of its drain if the call was cancelled."""
         if self.cancelled:
             return self._cancelled_error()
-        said = f"{self.adapter.name}: the call took longer than {self.timeout_seconds:g} s"
+        said = f"{self.client.name}: the call took longer than {self.timeout_seconds:g} s"
         return RequestTimeoutError(said, retryable=False)
 
     def _cancelled_error(self) -> CancelledError:
@@ -248,11 +274,15 @@ class HttpAttempts:
         return self._count_used() if self.sent else NOTHING_USED
 
     def _count_used(self) -> TokenUsage | None:
-        """The same, of an attempt whose request was sent."""
+        """What the current attempt, whose request was sent, has used."""
         return None if self._estimate_input is None else TokenUsage(self._estimate_input(), source=_ESTIMATED)
 
     async def cancel(self, *, at_once: bool = False) -> None:
-        """End the request. at_once: even if it may, or does, read on for its usage."""
+        """End the request.
+
+        Args:
+            at_once: Whether to end it also where the reply may be read on for its usage.
+        """
         self.cancelled = True
         self.draining = False
         if self._scope is not None:
@@ -262,5 +292,5 @@ class HttpAttempts:
 
 
 def given(own: float | None, default: float) -> float:
-    """What a request says, or else the configuration."""
+    """The request's own value, or else the configuration's."""
     return default if own is None else own

@@ -1,67 +1,61 @@
-"""One conversation call to a provider over HTTP: the attempts, and what they send and have read so far."""
+"""One conversation call over HTTP: its attempts, what each sends, and what each has read so far."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 import anyio
+import msgspec
 
-from bus.errors import AdapterError
-from bus.values.usage import TokenUsage
+from bus.errors import AdapterError, InvalidRequestError
+from bus.values.usage import TokenUsage, UsageSource
 
-from ..contract import AttemptObserver, CanonicalRequest
-from ..refusals.repair import Repair
+from ..contract import AttemptObserver, CanonicalRequest, CanonicalResponse
+from ..refusals.repair import Repair, edited
 from ..replies.assembler import Assembler
-from .attempts import AttemptsOwner, HttpAttempts, given
+from ..replies.broken_json import mend_body
+from ..transport.key_masking import masked, masked_headers
+from ..transport.transport import HttpReply, HttpRequest, close_reply, exchange, read_error_body
+from ..usage.estimate import estimate_tokens
+from . import emulated_tools
+from .attempts import HttpAttempts, given
+from .client import HttpClient
 from .wire_call import WireCall
 
 
-class CallOwner(AttemptsOwner, Protocol):
-    """The adapter, as far as a conversation's call needs it."""
-
-    def estimate_usage(self, request: CanonicalRequest, output: str) -> TokenUsage:
-        """Usage for a reply whose provider said nothing about it."""
-
-    def repair(
-        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
-    ) -> Repair | None:
-        """How to mend a request that was refused."""
-
-
 class HttpCall(HttpAttempts):
-    """One call over all its attempts. assembler: of the current attempt.
+    """One call over all its attempts.
 
-    on_drain: set while a cancelled call may be read on for its usage; told so when that begins, and whether
-    somebody reads now. request: as it was last repaired. repairs: what was done to it.
+    `request` is the request as it was last repaired, and `repairs` is what was done to it. `written` is what the
+    next attempt sends; None before the first attempt and after a repair. `assembler` reads the current attempt's
+    reply.
+
+    `on_drain` is set while a cancelled call may be read on for its usage. It is called when that begins, with True
+    if somebody reads at that moment.
     """
 
     def __init__(
-        self,
-        adapter: CallOwner,
-        request: CanonicalRequest,
-        on_attempt: AttemptObserver | None,
-        *,
-        stream: bool,
+        self, client: HttpClient, request: CanonicalRequest, on_attempt: AttemptObserver | None, *, stream: bool
     ) -> None:
-        super().__init__(adapter, request, on_attempt)
-        self._owner = adapter
+        super().__init__(client, request, on_attempt)
+        self.wire = client.wire
         self.request = request
         self.streamed = stream
         self.assembler: Assembler
-        self.wire: WireCall | None = None
+        self.written: WireCall | None = None
         self.repairs: tuple[Repair, ...] = ()
         self.on_drain: Callable[[bool], Awaitable[None]] | None = None
-        self._drain_seconds = given(request.drain_for_usage, adapter.config.drain_for_usage)
-        self._message_id = request.message_id or adapter.clock.new_id("msg")
+        self._drain_seconds = given(request.drain_for_usage, client.config.drain_for_usage)
+        self._message_id = request.message_id or client.clock.new_id("msg")
 
     def new_assembler(self) -> Assembler:
+        """An assembler for one attempt's reply."""
         return Assembler(
             message_id=self._message_id,
-            provider=self.adapter.name,
+            provider=self.client.name,
             requested_model=self.request.wire_model,
-            clock=self.adapter.clock,
+            clock=self.client.clock,
             estimate_usage=self._estimate_usage,
             request=self.request,
         )
@@ -69,8 +63,138 @@ class HttpCall(HttpAttempts):
     def prepare_attempt(self) -> None:
         self.assembler = self.new_assembler()
 
+    # -- what is sent
+
+    async def complete_once(self) -> CanonicalResponse:
+        """One attempt whose reply comes whole."""
+        written = self.written or await self.write()
+        client, request = self.client, self._http_request(written, "application/json")
+        self.sent = True
+        reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply")
+        if reply.status >= 300:
+            raise client.error_of(body, reply)
+        self.read_whole(body, reply)
+        self.first_event()
+        return self.response(written, reply)
+
+    async def send(self) -> tuple[WireCall, HttpReply]:
+        """Send the request of a stream. The caller closes the reply.
+
+        Raises:
+            AdapterError: The reply is an error, or none came.
+        """
+        written = self.written or await self.write()
+        client, request = self.client, self._http_request(written, "text/event-stream")
+        limit = client.config.first_event_timeout
+        self.sent = True
+        reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply")
+        if reply.status < 300:
+            return written, reply
+        try:
+            body = await self.wait(lambda: read_error_body(reply), limit, what="the error's body")
+        finally:
+            await close_reply(reply)
+        raise client.error_of(body, reply)
+
+    def _http_request(self, written: WireCall, accept: str) -> HttpRequest:
+        return self.client.request(written, accept=accept, on_resend=self.resend_observer())
+
+    async def write(self) -> WireCall:
+        """Write what this attempt and those after it send, until a repair."""
+        wire, model = self.wire, self.request.wire_model
+        if wire.is_unknown(model):
+            await self.wait(
+                lambda: wire.learn_model(model, self.client.look_up), what="what the server says of the model"
+            )
+        try:
+            written = emulated_tools.write_request(wire, self._informed(), stream=self.streamed)
+            if self.repairs:
+                written = mended(written, self.repairs)
+        except (UnicodeError, msgspec.MsgspecError, TypeError, OverflowError, RecursionError) as error:
+            raise InvalidRequestError(f"{wire.name}: the request can't be written as JSON: {error}") from error
+        self.written = written
+        self.assembler.known_warnings = written.warnings
+        return written
+
+    def _informed(self) -> CanonicalRequest:
+        """The request with what the model can do, also where nobody but the wire knows it."""
+        request = self.request
+        if request.capabilities is not None:
+            return request
+        return msgspec.structs.replace(request, capabilities=self.wire.get_capabilities(request.wire_model))
+
+    def mend(self, error: AdapterError) -> bool:
+        """Mend the request, if the error says how and that was not tried before. True if that was done."""
+        if self.written is None or self.client.config.options.get("repair") is False or self.out_of_time():
+            return False
+        done = [repair.kind for repair in self.repairs]
+        found = self.wire.repair(self.request, self.written, error, done)
+        if found is None:
+            return False
+        self.request = found.request
+        self.repairs += (found,)
+        self.written = None
+        return True
+
+    # -- what is read
+
+    def read_whole(self, body: bytes, reply: HttpReply) -> None:
+        """Read a reply that came whole, also JSON that can be mended.
+
+        Raises:
+            AdapterError: The reply is an error.
+            StreamError: The reply is none of the protocol.
+        """
+        wire, assembler = self.wire, self.assembler
+        try:
+            try:
+                body.decode()  # before anything is taken in: decoding does not look at what is kept raw
+                wire.read_reply(body, reply.headers, assembler)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                mended = mend_body(body)
+                if mended is None:
+                    raise
+                wire.read_reply(mended.text, reply.headers, assembler)
+                assembler.replaced(mended.replaced)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise self.client.unreadable(body, reply.headers, error) from error
+        if not assembler.complete:
+            raise self.client.unreadable(body, reply.headers, "it holds no message")
+
+    def response(self, written: WireCall, reply: HttpReply | None) -> CanonicalResponse:
+        """The response of a call that is over."""
+        assembler, client = self.assembler, self.client
+        assert assembler.usage is not None
+        assert assembler.stop_reason is not None
+        headers = masked_headers(reply.headers, client.secrets) if reply is not None else {}
+        response_id = assembler.response_id
+        return CanonicalResponse(
+            request_id=self.request.request_id,
+            model=f"{client.name}:{masked(assembler.model, client.secrets)}",
+            provider=client.name,
+            content=assembler.final_content,
+            stop_reason=assembler.stop_reason,
+            raw_stop_reason=assembler.raw_stop_reason,
+            usage=assembler.usage,
+            latency_ms=self.elapsed_ms(),
+            response_id=None if response_id is None else masked(response_id, client.secrets),
+            warnings=written.warnings + tuple(assembler.warnings),
+            rate_limit=self.wire.rate_limit(headers),
+            provider_request_id=headers.get("request-id") or headers.get("x-request-id"),
+        )
+
+    # -- what is counted
+
     def _estimate_usage(self, output: str) -> TokenUsage:
-        return self._owner.estimate_usage(self.request, output)
+        """Usage for a reply whose provider said nothing about it."""
+        wire, request = self.wire, self.request
+        return TokenUsage(
+            input_tokens=wire.estimate_input_tokens(
+                request.messages, request.tools, request.system_prompt, model=request.model
+            ),
+            output_tokens=estimate_tokens(output, wire.token_rates(request.model)),
+            source=UsageSource.ESTIMATED,
+        )
 
     @property
     def heard(self) -> bool:
@@ -79,17 +203,7 @@ class HttpCall(HttpAttempts):
     def _count_used(self) -> TokenUsage:
         return self.assembler.usage_so_far()
 
-    def mend(self, error: AdapterError) -> bool:
-        """Mend the request, if the error says how and that was not tried before."""
-        if self.wire is None or self.adapter.config.options.get("repair") is False or self.out_of_time():
-            return False
-        found = self._owner.repair(self.request, self.wire, error, [repair.kind for repair in self.repairs])
-        if found is None:
-            return False
-        self.request = found.request
-        self.repairs += (found,)
-        self.wire = None
-        return True
+    # -- its end before its time
 
     async def cancel(self, *, at_once: bool = False) -> None:
         if self.on_drain is None or self._drain_seconds <= 0 or at_once:
@@ -101,3 +215,13 @@ class HttpCall(HttpAttempts):
             if self._scope is not None:
                 self._scope.deadline = min(self._scope.deadline, self._deadline)
             await self.on_drain(self._scope is not None)
+
+
+def mended(written: WireCall, repairs: tuple[Repair, ...]) -> WireCall:
+    """A written request with the edits and the warnings of its repairs."""
+    edits = [edit for repair in repairs for edit in repair.edits]
+    return msgspec.structs.replace(
+        written,
+        body=edited(written.body, edits) if edits else written.body,
+        warnings=written.warnings + tuple(repair.warning for repair in repairs),
+    )

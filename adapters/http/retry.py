@@ -1,16 +1,25 @@
-"""When an adapter tries again, and how long it waits: pure functions of the error and the clock's randomness."""
+"""When a call is tried again, and how long it waits: pure functions of the error and the clock's randomness.
+
+`retry()` applies them to a host's own calls.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC
+from typing import TypeVar
 
+import anyio
+
+from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
 from bus.log import Log
 
 from ..contract import RetryPolicy
+
+T = TypeVar("T")
 
 _log = Log("adapters.retry")
 
@@ -20,6 +29,42 @@ _PART = re.compile(
 )
 _IN_TEXT = re.compile(r"\b(?:try again|retry|retrying|wait)(?: in| after| for)? (?=[\d.])", re.IGNORECASE)
 _UNIT_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001, "us": 1e-6, "ns": 1e-9}
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    *,
+    max_retries: int = 2,
+    policy: RetryPolicy | None = None,
+    clock: Clock = SYSTEM_CLOCK,
+) -> T:
+    """Make a call, and make it again after an error that passes, by the rules that adapters follow.
+
+    Adapters retry by themselves: a request that is made in `call` should have ``max_retries=0``.
+
+    Args:
+        call: Makes the call.
+        max_retries: Calls after the first.
+        policy: How long to wait between two calls, and who is told; None is the default policy.
+        clock: Its randomness spreads the waits.
+
+    Returns:
+        What `call` gave.
+
+    Raises:
+        AdapterError: The last call's error.
+    """
+    chosen, retries = policy or RetryPolicy(), 0
+    while True:
+        try:
+            return await call()
+        except AdapterError as error:
+            delay = retry_delay(error, retries, max_retries, chosen, clock.random())
+            if delay is None:
+                raise
+            tell_retry(chosen, error, retries + 1, delay)
+        await anyio.sleep(delay)
+        retries += 1
 
 
 def backoff_delay(retry: int, policy: RetryPolicy, random: float) -> float:

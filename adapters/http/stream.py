@@ -7,9 +7,9 @@ and is repeated; after it, what came stands, the message is completed as an erro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 
@@ -23,43 +23,24 @@ from ..replies.assembler import Assembler
 from ..replies.normaliser import StreamNormaliser
 from ..transport.reply_size import MAX_REPLY_BYTES, too_large
 from ..transport.transport import HttpReply, close_reply, read_body, read_error_body
-from .call import CallOwner, HttpCall
-from .event_wait import EventWait
+from .call import HttpCall
+from .timeouts import EventWait
 from .wire_call import WireCall
 
 DRAIN_SECONDS = 0.25
 """How long a finished stream may take to end its body, so that its connection can be used again."""
 
 
-class StreamOwner(CallOwner, Protocol):
-    """The adapter, as far as a streamed reply needs it."""
-
-    async def send(self, call: HttpCall) -> tuple[WireCall, HttpReply]:
-        """Send the request of a stream; raise what an error reply means."""
-
-    def normaliser(self, assembler: Assembler) -> StreamNormaliser:
-        """What reads a streamed reply."""
-
-    def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
-        """Read a reply that came whole."""
-
-    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
-        """The error for a reply that is none of the protocol."""
-
-    def response_of(self, call: HttpCall, wire: WireCall, reply: HttpReply | None) -> CanonicalResponse:
-        """The response of a call that is over."""
-
-
 class HttpStream:
     """A streamed reply; see `adapters.contract.AdapterStream` for what it promises."""
 
-    def __init__(self, adapter: StreamOwner, call: HttpCall) -> None:
-        self._adapter = adapter
+    def __init__(self, call: HttpCall) -> None:
         self._call = call
+        self._client = call.client
         self._ready: deque[StreamEvent] = deque()
         self._failure: AdapterError | None = None
         self._reply: HttpReply | None = None
-        self._wire: WireCall | None = None
+        self._sent: WireCall | None = None  # what the reply answers
         self._normaliser: StreamNormaliser | None = None
         self._size = 0
         self._head = b""  # of the body, for what has to be said of one that can't be read
@@ -123,7 +104,7 @@ class HttpStream:
         try:
             if self._reply is None:
                 self._call.begin_attempt()
-                self._wire, self._reply = await self._adapter.send(self._call)
+                self._sent, self._reply = await self._call.send()
                 await self._open(self._reply)
             else:
                 await self._read(self._reply)
@@ -136,16 +117,16 @@ class HttpStream:
     async def _open(self, reply: HttpReply) -> None:
         """Choose how to read the body: some servers answer a streamed request with a whole reply."""
         self._size, self._head = 0, b""
-        self._event_wait = EventWait(self._adapter.config.first_event_timeout)
+        self._event_wait = EventWait(self._client.config.first_event_timeout)
         if "json" not in reply.headers.get("content-type", "") or "ndjson" in reply.headers["content-type"]:
             if is_page(reply.headers):
                 page = await self._call.wait(lambda: read_error_body(reply), what="the reply's body")
-                raise self._adapter.unreadable(page, reply.headers, "it is a page")
-            self._normaliser = self._adapter.normaliser(self._call.assembler)
+                raise self._client.unreadable(page, reply.headers, "it is a page")
+            self._normaliser = self._call.wire.normaliser(self._call.assembler)
             self._call.on_drain = self._read_on
             return
         body = await self._call.wait(lambda: read_body(reply), what="the reply's body")
-        self._adapter.read_whole(body, self._call.assembler, reply)
+        self._call.read_whole(body, reply)
         self._deliver(self._call.assembler.take())
         self._succeed()
 
@@ -202,19 +183,19 @@ class HttpStream:
         reply = self._reply
         if self._delivered or reply is None or type(error) is not StreamError:
             return error
-        return self._adapter.unreadable(self._head, reply.headers, error)
+        return self._client.unreadable(self._head, reply.headers, error)
 
     def _deliver(self, events: list[StreamEvent]) -> None:
         if events:
             if not self._delivered:
                 self._delivered = True
-                self._event_wait = EventWait(self._adapter.config.stream_read_timeout)
+                self._event_wait = EventWait(self._client.config.stream_read_timeout)
                 self._call.first_event()
             self._ready.extend(events)
 
     def _succeed(self) -> None:
-        assert self._wire is not None
-        self._response = self._adapter.response_of(self._call, self._wire, self._reply)
+        assert self._sent is not None
+        self._response = self._call.response(self._sent, self._reply)
         self._call.ended = True
 
     async def _read_on(self, being_read: bool) -> None:
@@ -266,8 +247,8 @@ class HttpStream:
             call.assembler = self._kept
         call.assembler.abort(reason, usage)
         self._ready.extend(call.assembler.take())
-        if self._wire is not None:
-            self._response = self._adapter.response_of(call, self._wire, self._reply)
+        if self._sent is not None:
+            self._response = call.response(self._sent, self._reply)
 
     async def _drain(self) -> None:
         """Read what is left of a finished body, so that the connection can be used again; then close."""

@@ -10,20 +10,27 @@ from ..contract import CallWarning
 
 
 class WireCall(msgspec.Struct, frozen=True):
-    """A request as a provider wants it.
-
-    path: below the base URL. body: JSON, unless a header says otherwise. warnings: what was left out. tool_ids:
-    from our id of a tool call to the one in the body, so that an error which names one can be understood.
-    once: see `HttpRequest`.
-    """
+    """A request in a provider's own format."""
 
     path: str
+    """The path below the base URL, with its query."""
     body: bytes
+    """The body: JSON, unless a header says otherwise; empty for a request without a body."""
     headers: Mapping[str, str] = {}
+    """Headers of this request alone. The key and the content type are added when it is sent."""
     warnings: tuple[CallWarning, ...] = ()
+    """What was left out of the request, changed or estimated."""
     tool_ids: Mapping[str, str] = {}
+    """From our id of a tool call to its id in the body, so that an error that names an id can be understood."""
     method: str = "POST"
+    """The HTTP method."""
     once: bool = False
+    """Whether the provider bills the request each time that it arrives; see `HttpRequest`."""
+
+
+def get(path: str, headers: Mapping[str, str] = {}) -> WireCall:
+    """A GET of that path."""
+    return WireCall(path, b"", headers, method="GET")
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

@@ -1,76 +1,74 @@
-"""Images over HTTP: one request with its attempts, as the adapters of conversations have theirs."""
+"""Images over HTTP: one request with its attempts, as conversations have theirs."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from adapters.contract import AttemptObserver, CallWarning
 from adapters.http.attempts import HttpAttempts
-from adapters.http.question import AskingAdapter
+from adapters.http.client import HttpClient
+from adapters.http.single_reply import SingleReply, error_inside, fetch
 from adapters.http.wire_call import WireCall
 from bus.errors import AdapterError, InvalidRequestError
-from bus.values.usage import TokenUsage
 from bus.values.warning_codes import WarningCode
 
 from .contract import ImageCapabilities, ImageRequest, ImageResponse
 from .wire import ImageReply, ImageWire, fit, pieces
 
 
-class MakesImagesOverHttp(AskingAdapter):
-    """Base of the adapters that make images; see `images.contract.ImageAdapter` for what it promises."""
+class HttpImages:
+    """A provider's images, over the client that its conversations use, too."""
 
-    @abstractmethod
-    def image_wire(self, model: str) -> ImageWire:
-        """How requests to that model, and their replies, look. model: its name on the wire."""
+    def __init__(self, client: HttpClient, wire_of: Callable[[str], ImageWire]) -> None:
+        self._client = client
+        self._wire_of = wire_of
 
-    def get_image_capabilities(self, model: str) -> ImageCapabilities:
-        name = model.removeprefix(f"{self.name}:")
-        return self.image_wire(name).capabilities(name)
+    def capabilities(self, model: str) -> ImageCapabilities:
+        """What a model can make, by its name on the wire."""
+        return self._wire_of(model).capabilities(model)
 
-    async def make_images(
-        self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
-    ) -> ImageResponse:
-        wire = self.image_wire(request.wire_model)
+    async def make(self, request: ImageRequest, on_attempt: AttemptObserver | None) -> ImageResponse:
+        """See `ImageAdapter.make_images`."""
+        client, wire = self._client, self._wire_of(request.wire_model)
         written: WireCall | None = None  # every attempt sends the same
 
         def read(body: bytes, headers: Mapping[str, str]) -> ImageReply:
             reply = wire.read(body, request)
             if not reply.images:
-                raise self._error_inside(body) or _no_image(reply)
+                raise error_inside(client, body) or _no_image(reply)
             return reply
 
-        async def once(attempts: HttpAttempts) -> ImageResponse:
+        async def attempt() -> ImageResponse:
             nonlocal written
             if written is None:
-                written = wire.write(fit(request, wire.capabilities(request.wire_model)), self.name)
-            reply, answer = await self.ask(attempts, written, request.request_id, read)
+                written = wire.write(fit(request, wire.capabilities(request.wire_model)), client.name)
+            made, reply = await fetch(attempts, written, read)
             attempts.first_event()
-            warnings = list(written.warnings)
-            if len(reply.images) < request.n:
-                said = f"{request.n} images were asked for and {len(reply.images)} came"
-                warnings.append(CallWarning(WarningCode.FEWER_IMAGES, said))
-            return ImageResponse(
-                request_id=request.request_id,
-                model=f"{self.name}:{reply.model or request.wire_model}",
-                provider=self.name,
-                operation=request.operation,
-                images=tuple(reply.images),
-                usage=_counted(reply),
-                latency_ms=attempts.elapsed_ms(),
-                response_id=reply.response_id,
-                warnings=tuple(warnings),
-                rate_limit=self.rate_limit(answer.headers),
-                provider_request_id=answer.provider_request_id,
-            )
+            return self._response(request, written, made, reply, attempts.elapsed_ms())
 
-        return await self.in_attempts(request, on_attempt, once)
+        attempts = HttpAttempts(client, request, on_attempt)
+        return await attempts.run(attempt)
 
-
-def _counted(reply: ImageReply) -> TokenUsage:
-    """The reply's usage; the images themselves where no tokens are counted."""
-    usage = reply.usage
-    return pieces(len(reply.images)) if usage is None else usage
+    def _response(
+        self, request: ImageRequest, written: WireCall, made: ImageReply, reply: SingleReply, latency_ms: int
+    ) -> ImageResponse:
+        name, warnings = self._client.name, list(written.warnings)
+        if len(made.images) < request.n:
+            said = f"{request.n} images were asked for and {len(made.images)} came"
+            warnings.append(CallWarning(WarningCode.FEWER_IMAGES, said))
+        return ImageResponse(
+            request_id=request.request_id,
+            model=f"{name}:{made.model or request.wire_model}",
+            provider=name,
+            operation=request.operation,
+            images=tuple(made.images),
+            usage=pieces(len(made.images)) if made.usage is None else made.usage,
+            latency_ms=latency_ms,
+            response_id=made.response_id,
+            warnings=tuple(warnings),
+            rate_limit=self._client.wire.rate_limit(reply.headers),
+            provider_request_id=reply.provider_request_id,
+        )
 
 
 def _no_image(reply: ImageReply) -> AdapterError:

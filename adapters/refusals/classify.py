@@ -292,18 +292,17 @@ def _by_status(status: int) -> ErrorType:
 
 def error_without_status(body: ErrorBody, codes: Mapping[str, ErrorType], provider: str) -> AdapterError:
     """The AdapterError for an error inside a reply or an event; the call adds its id."""
-    return build_error(body, status=None, headers={}, codes=codes, provider=provider, request_id="", now_us=0)
+    return build_error(body, provider=provider, codes=codes)
 
 
 def build_error(
     body: ErrorBody,
     *,
-    status: int | None,
-    headers: Mapping[str, str],
-    codes: Mapping[str, ErrorType],
     provider: str,
-    request_id: str,
-    now_us: int,
+    codes: Mapping[str, ErrorType] = {},
+    status: int | None = None,
+    headers: Mapping[str, str] = {},
+    now_us: int = 0,
 ) -> AdapterError:
     """The AdapterError for a reply or an error inside a stream (then `status` is None).
 
@@ -337,6 +336,5 @@ def build_error(
         provider_param=body.param or None,
         retryable=retryable,
         retry_after_seconds=hint if issubclass(kind, RateLimitError | ServerError | NetworkError) else None,
-        request_id=request_id,
         provider_request_id=headers.get("request-id") or headers.get("x-request-id") or body.request_id or None,
     )

@@ -1,8 +1,7 @@
-"""Videos over HTTP: jobs are created, looked at and deleted by single questions, and their files opened."""
+"""Videos over HTTP: jobs are created, retrieved and deleted by single requests, and their files opened."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TypeVar
@@ -11,14 +10,14 @@ from urllib.parse import urljoin, urlsplit
 import anyio
 import msgspec
 
-from adapters.contract import AdapterConfig, AttemptObserver, CallWarning, RetryPolicy
+from adapters.contract import AttemptObserver, CallWarning, RetryPolicy
 from adapters.http.attempts import HttpAttempts
-from adapters.http.question import AskingAdapter
+from adapters.http.client import HttpClient
 from adapters.http.retry import backoff_delay
+from adapters.http.single_reply import fetch
 from adapters.http.wire_call import WireCall
 from adapters.requests.media import read_data_url
-from adapters.transport.transport import HttpReply, HttpRequest, Transport, close_reply, read_error_body
-from bus.clock import SYSTEM_CLOCK, Clock
+from adapters.transport.transport import HttpReply, HttpRequest, close_reply, read_error_body
 from bus.errors import (
     AdapterError,
     CapabilityError,
@@ -32,7 +31,6 @@ from bus.values.warning_codes import WarningCode
 
 from .content import HttpVideoContent, InlineVideoContent
 from .contract import (
-    UNKNOWN_TERMS,
     VideoCapabilities,
     VideoContent,
     VideoJob,
@@ -57,8 +55,8 @@ _MOST_REDIRECTS = 5
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
-class _Question(msgspec.Struct, frozen=True):
-    """The terms of a question that may be asked again: its owner does, when it likes."""
+class _JobTerms(msgspec.Struct, frozen=True):
+    """The terms of a question about a job. It is asked once; its owner asks again when it likes."""
 
     request_id: str
     max_retries: int | None = 0
@@ -66,75 +64,68 @@ class _Question(msgspec.Struct, frozen=True):
     timeout_seconds: float | None = QUESTION_SECONDS
 
 
-class MakesVideosOverHttp(AskingAdapter):
-    """Base of the adapters that make videos; see `video.contract.VideoAdapter` for what it promises."""
+class HttpVideos:
+    """A provider's videos, over the client that its conversations use, too."""
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(config, name=name, transport=transport, clock=clock)
+    def __init__(self, client: HttpClient, wire: VideoWire) -> None:
+        self._client = client
+        self.wire = wire
         self._handed_out: set[str] = set()  # the ids of the jobs that were created here
 
-    @property
-    @abstractmethod
-    def video_wire(self) -> VideoWire:
-        """How the provider's requests and jobs look."""
-
-    def get_video_capabilities(self, model: str) -> VideoCapabilities:
-        return self.video_wire.capabilities(model.removeprefix(f"{self.name}:"))
+    def capabilities(self, model: str) -> VideoCapabilities:
+        """What a model can make, by its name on the wire."""
+        return self.wire.capabilities(model)
 
     # -- jobs
 
-    async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
-        wire, model = self.video_wire, request.wire_model
+    async def create(self, request: VideoRequest, on_attempt: AttemptObserver | None) -> VideoJob:
+        """See `VideoAdapter.create_video`."""
+        client, wire, model = self._client, self.wire, request.wire_model
         written: WireCall | None = None  # every attempt sends the same
-        began = self.clock.now_us() // 1_000_000
+        began = client.clock.now_us() // 1_000_000
 
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
-            return wire.read(body, self.name, model, request.terms)
+            return wire.read(body, client.name, model, request.terms)
 
-        async def once(attempts: HttpAttempts) -> VideoJob:
+        async def attempt() -> VideoJob:
             nonlocal written
             if written is None:
                 check(request, wire.capabilities(model))
-                written = wire.create(request, self.name)
+                written = wire.create(request, client.name)
             try:
-                job, answer = await self.ask(attempts, written, request.request_id, read)
+                job, reply = await fetch(attempts, written, read)
             except OutcomeUnknownError as error:
-                job = await self._made_all_the_same(attempts, request, began, error)
+                job = await self._created_all_the_same(attempts, request, began, error)
             else:
-                job = msgspec.structs.replace(job, provider_request_id=answer.provider_request_id)
+                job = msgspec.structs.replace(job, provider_request_id=reply.provider_request_id)
             self._handed_out.add(job.id)
             attempts.first_event()
             return job
 
-        return await self.in_attempts(request, on_attempt, once)
+        attempts = HttpAttempts(client, request, on_attempt)
+        return await attempts.run(attempt)
 
-    async def _made_all_the_same(
+    async def _created_all_the_same(
         self, attempts: HttpAttempts, request: VideoRequest, began: int, error: OutcomeUnknownError
     ) -> VideoJob:
-        """The job of a request whose answer was lost, if the provider lists it. Raises `error` if not.
+        """The job of a request whose reply was lost, if the provider lists it. Raises `error` if not.
 
-        It was created since, makes the same, and nobody here has it: exactly one job may be that.
+        The job was created since `began`, makes what the request asks for, and was handed out to nobody here.
+        Exactly one job of the list may be such.
         """
-        wire, listing = self.video_wire, self.video_wire.latest()
+        client, wire, listing = self._client, self.wire, self.wire.latest()
         if listing is None:
             raise error
 
         def read(body: bytes, headers: Mapping[str, str]) -> list[VideoJob]:
-            return list(wire.read_latest(body, self.name, request))
+            return list(wire.read_latest(body, client.name, request))
 
-        policy = request.retry or self.config.retry
+        policy = request.retry or client.config.retry
         for look in range(_LOOKS):
-            seconds = backoff_delay(look, policy, self.clock.random())
+            seconds = backoff_delay(look, policy, client.clock.random())
             await attempts.wait(partial(anyio.sleep, seconds), what="another look")
             try:
-                jobs, _ = await self.ask(attempts, listing, request.request_id, read)
+                jobs, _ = await fetch(attempts, listing, read)
             except AdapterError:
                 continue
             found = [
@@ -149,19 +140,20 @@ class MakesVideosOverHttp(AskingAdapter):
                 break
         raise error
 
-    async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
-        wire = self.video_wire
-        name = model.removeprefix(f"{self.name}:")
+    async def retrieve(self, job_id: str, model: str, terms: VideoTerms) -> VideoJob:
+        """See `VideoAdapter.retrieve_video`."""
+        wire, name = self.wire, self._client.name
 
         def read(body: bytes, headers: Mapping[str, str]) -> VideoJob:
-            return wire.read(body, self.name, name, terms)
+            return wire.read(body, name, model, terms)
 
         return await self._inquire(wire.retrieve(job_id), read)
 
-    async def delete_video(self, job_id: str, *, model: str) -> bool:
-        call = self.video_wire.delete(job_id)
+    async def delete(self, job_id: str) -> bool:
+        """See `VideoAdapter.delete_video`."""
+        call = self.wire.delete(job_id)
         if call is None:
-            raise CapabilityError(f"{self.name} has no way to end a job: {job_id} goes on")
+            raise CapabilityError(f"{self._client.name} has no way to end a job: {job_id} goes on")
         try:
             await self._inquire(call, lambda body, headers: None)
         except NotFoundError:
@@ -169,24 +161,21 @@ class MakesVideosOverHttp(AskingAdapter):
         return True
 
     async def _inquire(self, call: WireCall, read: Callable[[bytes, Mapping[str, str]], T]) -> T:
-        question = _Question(self.clock.new_id("req"))
-
-        async def once(attempts: HttpAttempts) -> T:
-            return (await self.ask(attempts, call, question.request_id, read))[0]
-
-        return await self.in_attempts(question, None, once)
+        attempts = HttpAttempts(self._client, _JobTerms(self._client.clock.new_id("req")), None)
+        found, _ = await attempts.run(lambda: fetch(attempts, call, read))
+        return found
 
     # -- files
 
-    async def open_video(
-        self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
-    ) -> VideoContent:
+    async def open(self, job: VideoJob, variant: VideoVariant, start: int, etag: str) -> VideoContent:
+        """See `VideoAdapter.open_video`."""
         if job.status != "completed":
             raise InvalidRequestError(f"job {job.id} is {job.status}: there is nothing to download")
-        can = self.get_video_capabilities(job.model)
+        client = self._client
+        can = self.capabilities(job.model.removeprefix(f"{client.name}:"))
         if variant not in can.variants:
             raise CapabilityError(f"{job.model} has no {variant} to download: it has {', '.join(can.variants)}")
-        address = self.video_wire.content(job, variant)
+        address = self.wire.content(job, variant)
         inline = read_data_url(address)
         if inline is not None:
             return InlineVideoContent(*inline, start=start)
@@ -195,11 +184,11 @@ class MakesVideosOverHttp(AskingAdapter):
             headers["range"] = f"bytes={start}-"
             if etag and not etag.startswith("W/"):
                 headers["if-range"] = etag
-        reply = await self._open(urljoin(self.base_url + "/", address), headers)
-        content = HttpVideoContent(reply, self.config.stream_read_timeout, self.name)
+        reply = await self._open(urljoin(client.wire.base_url + "/", address), headers)
+        content = HttpVideoContent(reply, client.config.stream_read_timeout, client.name)
         if not content.usable(start):
             await close_reply(reply)
-            raise StreamError(f"{self.name}: the server sent another part of the file than was asked for")
+            raise StreamError(f"{client.name}: the server sent another part of the file than was asked for")
         return content
 
     async def _open(self, url: str, headers: Mapping[str, str]) -> HttpReply:
@@ -207,19 +196,19 @@ class MakesVideosOverHttp(AskingAdapter):
 
         The key goes to the provider's own address only, and every other one must be public, or allowed.
         """
-        home = _origin(self.base_url)
+        client, home = self._client, _origin(self._client.wire.base_url)
         for _ in range(_MOST_REDIRECTS + 1):
             at_home = _origin(url) == home
-            own = {**self.auth_headers(), **self.config.extra_headers} if at_home else {}
+            own = {**client.wire.auth_headers(), **client.config.extra_headers} if at_home else {}
             request = HttpRequest(
                 "GET",
                 url,
                 {"accept": "*/*", "user-agent": "callboard", **own, **headers},
                 b"",
-                self.config.connect_timeout,
+                client.config.connect_timeout,
                 public_only=not at_home and not self._is_allowed(url),
             )
-            reply = await self._within(self._transport.send(request))
+            reply = await self._within(client.transport.send(request))
             if reply.status < 300:
                 return reply
             try:
@@ -228,26 +217,26 @@ class MakesVideosOverHttp(AskingAdapter):
                     url = urljoin(url, target)
                     if urlsplit(url).scheme not in ("http", "https"):
                         raise StreamError(
-                            f"{self.name}: a download leads to {urlsplit(url).scheme}", retryable=False
+                            f"{client.name}: a download leads to {urlsplit(url).scheme}", retryable=False
                         )
                     continue
-                raise self.error_of(await self._within(read_error_body(reply)), reply, "")
+                raise client.error_of(await self._within(read_error_body(reply)), reply)
             finally:
                 await close_reply(reply)
-        raise StreamError(f"{self.name}: a download leads in circles", retryable=False)
+        raise StreamError(f"{client.name}: a download leads in circles", retryable=False)
 
     def _is_allowed(self, url: str) -> bool:
         """Whether the configuration names the host of an address that a reply named."""
-        hosts = self.config.options.get("download_hosts")
+        hosts = self._client.config.options.get("download_hosts")
         return isinstance(hosts, list | tuple) and (urlsplit(url).hostname or "") in hosts
 
     async def _within(self, step: Awaitable[T]) -> T:
-        seconds = self.config.first_event_timeout
+        seconds = self._client.config.first_event_timeout
         try:
             with anyio.fail_after(seconds):
                 return await step
         except TimeoutError as error:
-            raise RequestTimeoutError(f"{self.name}: no reply within {seconds:g} s") from error
+            raise RequestTimeoutError(f"{self._client.name}: no reply within {seconds:g} s") from error
 
 
 def _origin(url: str) -> tuple[str, str]:

@@ -32,8 +32,8 @@ from bus import (
     TurnStatus,
 )
 from bus.errors import CancelledError
+from bus.host_trace import current_trace
 from bus.streams.events import StepFinish, TurnComplete, TurnEvent
-from bus.trace_context import current_trace
 from bus.values.cost_sum import CostSum
 from bus.values.warning_codes import WarningCode
 

@@ -101,7 +101,7 @@ class _ModelList:
             return False
         if not isinstance(found, HttpAdapter):
             return False
-        return urlsplit(found.base_url).hostname == urlsplit(found.default_base_url).hostname
+        return urlsplit(found.base_url).hostname == urlsplit(found.wire.default_base_url).hostname
 
     def _model(self, entry: ModelEntry, aliases: tuple[str, ...], *, listed: bool) -> ConfiguredModel:
         adapter = self._registry.adapters[entry.adapter]

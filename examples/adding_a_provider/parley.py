@@ -1,7 +1,7 @@
 """An adapter for Parley, a provider that does not exist: the worked example of docs/adding-a-provider.md.
 
 Parley takes turns by user, model and tools, and answers with parts; streamed, with server-sent events that say
-what they are `on`. Everything here is translation. What waits, retries, cancels and counts is HttpAdapter's.
+what they are `on`. The wire is translation alone. What waits, retries, cancels and counts is HttpAdapter's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 from callboard.adapters.http.adapter import HttpAdapter
+from callboard.adapters.http.wire import ChatWire
 from callboard.adapters.http.wire_call import WireCall
 from callboard.adapters.refusals.classify import build_error, read_error_value
 from callboard.adapters.refusals.demands import check_demands
@@ -93,15 +94,7 @@ def understand(event: Event, assembler: Assembler) -> bool:
             assembler.finish(STOPS.get(event.why, StopReason.PROVIDER_SPECIFIC), event.why, usage)
             return True
         case "fault":
-            raise build_error(
-                read_error_value(event.fault),
-                status=None,
-                headers={},
-                codes=ERROR_CODES,
-                provider=assembler.provider,
-                request_id="",
-                now_us=0,
-            )
+            raise build_error(read_error_value(event.fault), codes=ERROR_CODES, provider=assembler.provider)
     return False
 
 
@@ -112,8 +105,8 @@ class ParleyNormaliser(SseNormaliser):
         self.finished = understand(msgspec.json.decode(data, type=Event), self.assembler)
 
 
-class ParleyAdapter(HttpAdapter):
-    """Speaks Parley."""
+class ParleyWire(ChatWire):
+    """Parley's protocol."""
 
     default_name = "parley"
     default_base_url = "https://api.parley.example"
@@ -128,7 +121,7 @@ class ParleyAdapter(HttpAdapter):
     def normaliser(self, assembler: Assembler) -> ParleyNormaliser:
         return ParleyNormaliser(assembler)
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         reply = msgspec.json.decode(body, type=Reply)
         understand(Event("open", id=reply.id, model=reply.model), assembler)
         for part in reply.parts:
@@ -164,6 +157,12 @@ class ParleyAdapter(HttpAdapter):
             CallWarning(WarningCode.PARAMETER_DROPPED, f"{name} was not sent: Parley has none") for name in dropped
         ]
         return WireCall("/v1/parley", msgspec.json.encode(body), {}, (*history.warnings, *warnings))
+
+
+class ParleyAdapter(HttpAdapter):
+    """Speaks Parley."""
+
+    wire_type = ParleyWire
 
 
 def write_turn(message: Message, history: FittedHistory) -> JsonObject:

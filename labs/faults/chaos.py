@@ -78,10 +78,10 @@ def _crash_once(target: object, what: str) -> None:
 
 def _crash_stream(adapter: HttpAdapter) -> None:
     """Let the second piece of the next stream be what nobody expects."""
-    make = adapter.normaliser
+    make = adapter.wire.normaliser
 
     def make_once(assembler: object) -> object:
-        del adapter.normaliser  # type: ignore[method-assign]  # the instance's, not the class's
+        del adapter.wire.normaliser  # type: ignore[method-assign]  # the instance's, not the class's
         made = make(assembler)  # type: ignore[arg-type]
         feed, fed = made.feed, itertools.count()
 
@@ -93,4 +93,4 @@ def _crash_stream(adapter: HttpAdapter) -> None:
         made.feed = feeding  # type: ignore[method-assign,assignment]
         return made
 
-    adapter.normaliser = make_once  # type: ignore[method-assign,assignment]
+    adapter.wire.normaliser = make_once  # type: ignore[method-assign,assignment]

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 from adapters import AdapterConfig, AdapterError, create_adapter
 from adapters.embeddings import EmbeddingRequest, EmbeddingResponse
-from adapters.embeddings.http import EmbedsOverHttp
+from adapters.http.adapter import HttpAdapter
 from bus.values.json import JsonObject
 from tests.support.recordings import CountingClock, Recording, fragments
 
@@ -74,8 +74,8 @@ def model_of(case: Mapping[str, Any]) -> str:
 async def play(kind: str, case: Mapping[str, Any], mode: str) -> Outcome:
     config = AdapterConfig(api_key="recorded-traffic-key", base_url="http://127.0.0.1:1", max_retries=0)
     adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
-    assert isinstance(adapter, EmbedsOverHttp)
-    adapter._transport = Recording(case, fragments(case["response_body"].encode(), mode))
+    assert isinstance(adapter, HttpAdapter)
+    adapter.client.transport = Recording(case, fragments(case["response_body"].encode(), mode))
     request = EmbeddingRequest(
         request_id="req_1",
         model=f"{kind}:{model_of(case)}",

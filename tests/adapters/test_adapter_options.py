@@ -118,7 +118,7 @@ def test_a_key_of_its_own_vendor_needs_none(kind: str, variable: str | None) -> 
     """Nor does one for a server on this machine."""
     adapter = create_adapter(kind, AdapterConfig(api_key="a-secret-key", api_key_env=variable), name="mine")
     assert isinstance(adapter, HttpAdapter)
-    assert adapter.base_url == adapter.default_base_url
+    assert adapter.base_url == adapter.wire.default_base_url
 
 
 def test_a_key_in_a_header_needs_an_address_too() -> None:

@@ -32,10 +32,7 @@ def classify(status: int | None, body: object, headers: dict[str, str] | None = 
         read_error(raw),
         status=status,
         headers=headers or {},
-        codes={},
         provider="toy",
-        request_id="req_1",
-        now_us=0,
     )
 
 
@@ -115,9 +112,7 @@ def test_the_error_is_found_wherever_a_body_has_it(shape: str) -> None:
     lambda value: json.dumps(value).encode()), st.none() | st.integers(100, 599))  # fmt: skip
 def test_any_body_gives_an_error_and_never_fails(body: bytes, status: int | None) -> None:
     """Classification is total."""
-    error = build_error(
-        read_error(body), status=status, headers={}, codes={}, provider="toy", request_id="r", now_us=0
-    )
+    error = build_error(read_error(body), status=status, provider="toy")
     assert isinstance(error, AdapterError)
     assert str(error)
 
@@ -314,11 +309,8 @@ def test_the_providers_own_codes_go_first() -> None:
     error = build_error(
         ErrorBody(code="1113", message="x"),
         status=429,
-        headers={},
         codes={"1113": QuotaExceededError},
         provider="zai",
-        request_id="r",
-        now_us=0,
     )
     assert type(error) is QuotaExceededError
 
@@ -342,7 +334,7 @@ def test_an_error_carries_what_support_needs() -> None:
     assert error.error_class is ErrorClass.RATE_LIMIT
     assert (error.provider, error.provider_status, error.provider_code) == ("toy", 429, "rate_limit_error")
     assert (error.provider_message, error.provider_param) == ("slow", "n")
-    assert (error.request_id, error.provider_request_id, error.retry_after_seconds) == ("req_1", "req_theirs", 3.0)
+    assert (error.provider_request_id, error.retry_after_seconds) == ("req_theirs", 3.0)
 
 
 TOO_LARGE = (

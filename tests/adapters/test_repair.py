@@ -9,6 +9,7 @@ import pytest
 
 from adapters.contract import AdapterConfig, AttemptReport, CanonicalRequest, CanonicalResponse
 from adapters.http.adapter import HttpAdapter
+from adapters.http.call import mended as with_repairs
 from adapters.providers.anthropic.adapter import AnthropicAdapter
 from adapters.providers.gemini.adapter import GeminiAdapter
 from adapters.providers.openai.adapter import OpenAIAdapter
@@ -88,8 +89,8 @@ def repair_of(
 ) -> Repair | None:
     adapter, _ = make(name)
     reply = failing(status)
-    error = adapter._error(refused(message, **fields), reply, "req_1")
-    return adapter.repair(asked, adapter.write_request(asked, stream=False), error, done)
+    error = adapter.client.error_of(refused(message, **fields), reply)
+    return adapter.wire.repair(asked, adapter.write_request(asked, stream=False), error, done)
 
 
 def body_after(name: str, asked: CanonicalRequest, message: str, **fields: Json) -> JsonObject:
@@ -98,7 +99,7 @@ def body_after(name: str, asked: CanonicalRequest, message: str, **fields: Json)
     assert found is not None
     adapter, _ = make(name)
     body: JsonObject = msgspec.json.decode(
-        adapter._mended(adapter.write_request(found.request, stream=False), [found]).body
+        with_repairs(adapter.write_request(found.request, stream=False), (found,)).body
     )
     return body
 

@@ -114,8 +114,8 @@ def test_the_text_generation_server_states_its_window() -> None:
         "10000 `max_new_tokens`"
     )
     body = msgspec.json.encode({"error": message, "error_type": "validation"})
-    error = adapter._error(body, failing(422), "req_1")
-    found = adapter.repair(asked, adapter.write_request(asked, stream=False), error, ())
+    error = adapter.client.error_of(body, failing(422))
+    found = adapter.wire.repair(asked, adapter.write_request(asked, stream=False), error, ())
     assert found is not None
     assert found.request.max_output_tokens == 4000
 

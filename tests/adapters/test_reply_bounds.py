@@ -11,8 +11,8 @@ import trio
 
 from adapters.contract import AdapterConfig
 from adapters.http import stream as http_stream
-from adapters.http.event_wait import KEPT_ALIVE
 from adapters.http.stream import HttpStream
+from adapters.http.timeouts import KEPT_ALIVE
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import AdapterError, RequestTimeoutError, StreamError
 from bus.streams.events import StreamEvent

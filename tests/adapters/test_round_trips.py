@@ -42,7 +42,7 @@ class Side(ABC):
     prefix: str  # of its ids
 
     def __init__(self) -> None:
-        self.made = self.adapter(AdapterConfig(api_key="k", base_url=self.adapter.default_base_url))
+        self.made = self.adapter(AdapterConfig(api_key="k", base_url=self.adapter.wire_type.default_base_url))
         self.clock = FakeClock()
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Side(ABC):
             clock=self.clock,
             estimate_usage=lambda text: TokenUsage(1, 1),
         )
-        self.made.read_reply(msgspec.json.encode(self.whole(content)), assembler)
+        self.made.wire.read_reply(msgspec.json.encode(self.whole(content)), {}, assembler)
         assert assembler.warnings == [] or {warning.code for warning in assembler.warnings} == {"usage_estimated"}
         return assembler.final_content
 

@@ -58,7 +58,7 @@ def adapter(*replies: FakeReply | Exception, **config: object) -> ToyAdapter:
     return ToyAdapter(settings, transport=FakeTransport(*replies), clock=FakeClock())
 
 
-SENT = adapter().estimate_usage(request(), "").input_tokens
+SENT = adapter().estimate_input_tokens(request().messages)
 
 
 def before_sending() -> NetworkError:

@@ -20,18 +20,19 @@ from bus.streams.events import MessageComplete, StreamEvent, TextDelta, ToolUseI
 from bus.values.messages import CallWarning, Message
 from bus.values.usage import StopReason
 from examples.adding_a_provider.kit import ParleyKit
-from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser
+from examples.adding_a_provider.parley import ParleyAdapter, ParleyNormaliser, ParleyWire
 
 
 class Changed(HttpStream):
     """A stream whose events pass through the adapter's `change`, which gives any number of events for each."""
 
     waiting: list[StreamEvent]
+    _changing: Changing
 
     async def __anext__(self) -> StreamEvent:
         self.waiting = getattr(self, "waiting", [])
         while not self.waiting:
-            self.waiting += self._adapter.change(await super().__anext__())  # type: ignore[attr-defined]
+            self.waiting += self._changing.change(await super().__anext__())
         return self.waiting.pop(0)
 
 
@@ -42,7 +43,9 @@ class Changing(ParleyAdapter):
 
     def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> HttpStream:
         stream = super().stream(request, on_attempt=on_attempt)
+        assert isinstance(stream, HttpStream)
         stream.__class__ = self.stream_type
+        stream._changing = self  # type: ignore[attr-defined]
         return stream
 
     def change(self, event: StreamEvent) -> list[StreamEvent]:
@@ -131,7 +134,7 @@ class _CrashesOnNews(ParleyNormaliser):
         super().on_event(name, data)
 
 
-class CrashesOnNews(ParleyAdapter):
+class CrashesOnNews(ParleyWire):
     def normaliser(self, assembler: Assembler) -> ParleyNormaliser:
         return _CrashesOnNews(assembler)
 
@@ -142,24 +145,27 @@ class _SwallowsTruncation(ParleyNormaliser):
         self.finished = True
 
 
-class SwallowsTruncation(ParleyAdapter):
+class SwallowsTruncation(ParleyWire):
     def normaliser(self, assembler: Assembler) -> ParleyNormaliser:
         return _SwallowsTruncation(assembler)
 
 
-class RaisesForeign(ParleyAdapter):
-    def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
-        self.read_reply(body, assembler)
+class RaisesForeign(ParleyWire):
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
+        try:
+            super().read_reply(body, headers, assembler)
+        except msgspec.DecodeError as error:
+            raise ValueError("no reply of Parley's") from error
 
 
-class LeaksTheKey(ParleyAdapter):
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        error = super()._error(body, reply, request_id)
+class LeaksTheKey(ParleyWire):
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        error = super().error_of(body, reply)
         error.__cause__ = ValueError(f"headers were {dict(self.auth_headers())}")
         return error
 
 
-class KeyInTheAddress(ParleyAdapter):
+class KeyInTheAddress(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         wire = super().write_request(request, stream=stream)
         return msgspec.structs.replace(wire, path=f"{wire.path}?key={self.config.api_key}")
@@ -170,26 +176,26 @@ class NeverRetries(ParleyAdapter):
         super().__init__(msgspec.structs.replace(config, max_retries=0), **others)  # type: ignore[type-var, arg-type]
 
 
-class RetriesEverything(ParleyAdapter):
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        error = super()._error(body, reply, request_id)
+class RetriesEverything(ParleyWire):
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        error = super().error_of(body, reply)
         error.retryable = True
         return error
 
 
-class IgnoresHints(ParleyAdapter):
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        error = super()._error(body, reply, request_id)
+class IgnoresHints(ParleyWire):
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        error = super().error_of(body, reply)
         error.retry_after_seconds = None
         return error
 
 
-class OneError(ParleyAdapter):
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
+class OneError(ParleyWire):
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
         return InvalidRequestError(f"status {reply.status}", provider_status=reply.status)
 
 
-class IgnoresImages(ParleyAdapter):
+class IgnoresImages(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         texts = tuple(Message.user(message.text) for message in request.messages if message.text)
         return super().write_request(
@@ -197,23 +203,23 @@ class IgnoresImages(ParleyAdapter):
         )
 
 
-class NewIds(ParleyAdapter):
+class NewIds(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         wire = super().write_request(request, stream=stream)
         return msgspec.structs.replace(wire, body=wire.body.replace(b'"ask-', b'"new-'))
 
 
-class ForgetsTheSystemText(ParleyAdapter):
+class ForgetsTheSystemText(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return super().write_request(msgspec.structs.replace(request, system_prompt=None), stream=stream)
 
 
-class DropsTheHostsField(ParleyAdapter):
+class DropsTheHostsField(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return super().write_request(msgspec.structs.replace(request, provider_options={}), stream=stream)
 
 
-class HostsFieldsOnly(ParleyAdapter):
+class HostsFieldsOnly(ParleyWire):
     """What the host says stands in place of what the adapter says."""
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
@@ -226,20 +232,22 @@ class HostSaysHow(HostsFieldsOnly):
     """The same, of what the reading of the reply depends on."""
 
 
-class TakesAnyEffort(ParleyAdapter):
+class TakesAnyEffort(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return super().write_request(msgspec.structs.replace(request, reasoning_effort=None), stream=stream)
 
 
-class InventsACode(ParleyAdapter):
+class InventsACode(ParleyWire):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         wire = super().write_request(request, stream=stream)
         return msgspec.structs.replace(wire, warnings=(CallWarning("it_rained", "It rained."),))
 
 
 class CountsTwice(ParleyAdapter):
-    def response_of(self, *given: object) -> CanonicalResponse:
-        response = super().response_of(*given)  # type: ignore[arg-type]
+    async def complete(
+        self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None
+    ) -> CanonicalResponse:
+        response = await super().complete(request, on_attempt=on_attempt)
         usage = msgspec.structs.replace(response.usage, input_tokens=12)
         return msgspec.structs.replace(response, usage=usage)
 
@@ -255,7 +263,7 @@ class NoTimeouts(ParleyAdapter):
         super().__init__(patient, **others)  # type: ignore[arg-type]
 
 
-BROKEN: Mapping[type[ParleyAdapter], str] = {
+BROKEN: Mapping[type[ParleyAdapter] | type[ParleyWire], str] = {
     DropsADelta: "deltas_add_up_to_the_final_content",
     TwoTerminals: "a_message_starts_first_and_completes_last",
     SkipsIndexes: "blocks_come_one_after_another",
@@ -290,9 +298,20 @@ BROKEN: Mapping[type[ParleyAdapter], str] = {
 }
 
 
-def kit_of(kind: type[ParleyAdapter]) -> HttpKit:
+def adapter_of(kind: type[ParleyAdapter] | type[ParleyWire]) -> type[ParleyAdapter]:
+    """The adapter, or the sound adapter with that wire."""
+    if issubclass(kind, ParleyAdapter):
+        return kind
+
+    class Broken(ParleyAdapter):
+        wire_type = kind
+
+    return Broken
+
+
+def kit_of(kind: type[ParleyAdapter] | type[ParleyWire]) -> HttpKit:
     class Broken(ParleyKit):
-        adapter = kind
+        adapter = adapter_of(kind)
 
     return Broken()
 
@@ -300,11 +319,11 @@ def kit_of(kind: type[ParleyAdapter]) -> HttpKit:
 @pytest.mark.parametrize(
     "kind", [DropsADelta, Leaky, CrashesOnNews, IgnoresImages], ids=lambda kind: kind.__name__
 )
-def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter]) -> None:
+def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter] | type[ParleyWire]) -> None:
     """As it is over a transport."""
 
     class Served(ServedKit, ParleyKit):
-        adapter = kind
+        adapter = adapter_of(kind)
 
     (check,) = [check for check in CHECKS if check.name == BROKEN[kind]]
     outcome = run_check(check, Served())
@@ -312,7 +331,7 @@ def test_a_broken_adapter_is_caught_over_real_sockets(kind: type[ParleyAdapter])
 
 
 @pytest.mark.parametrize(("kind", "name"), BROKEN.items(), ids=lambda value: getattr(value, "__name__", value))
-def test_a_broken_adapter_is_caught_by_its_check(kind: type[ParleyAdapter], name: str) -> None:
+def test_a_broken_adapter_is_caught_by_its_check(kind: type[ParleyAdapter] | type[ParleyWire], name: str) -> None:
     """By the one that says what is wrong; the sound adapter passes that check."""
     (check,) = [check for check in CHECKS if check.name == name]
     outcome = run_check(check, kit_of(kind))

@@ -68,9 +68,9 @@ MARKS = {
 LOOK = ToolDefinition("look", "Look.", {"type": "object", "properties": {"at": {"type": "string"}}})
 
 
-def adapter_of(wire: str) -> HttpAdapter:
+def adapter_of(wire: str, name: str | None = None) -> HttpAdapter:
     config = AdapterConfig(api_key="k", base_url="https://server.test", options=OPTIONS.get(wire, {}))
-    return WIRES[wire](config, transport=FakeTransport())
+    return WIRES[wire](config, name=name, transport=FakeTransport())
 
 
 async def sent(wire: str, asked: CanonicalRequest) -> WireCall:
@@ -79,9 +79,9 @@ async def sent(wire: str, asked: CanonicalRequest) -> WireCall:
 
 
 async def written(adapter: HttpAdapter, asked: CanonicalRequest) -> WireCall:
-    call = HttpCall(adapter, asked, None, stream=False)
+    call = HttpCall(adapter.client, asked, None, stream=False)
     call.prepare_attempt()
-    return await adapter._written(call)
+    return await call.write()
 
 
 def without(*names: str, **limits: object) -> AdapterCapabilities:

@@ -32,9 +32,9 @@ from bus.values.content import ContentBlock
 from bus.values.json import Json
 from bus.values.messages import Message, Role
 
-from ..labs.test_recorded_agreement import FOLDER
 from ..support.fake_http import FakeReply, FakeTransport, pieces
 from ..support.invariants import check_stream
+from ..support.recordings import FOLDER
 from ..support.virtual_time import FakeClock, run_virtual
 from ..support.wires import WIRES, Wire
 

@@ -32,9 +32,8 @@ def body_of(adapter: HttpAdapter, *, stream: bool = False, **fields: object) -> 
 @pytest.mark.parametrize("under", ["protocol", "adapter"])
 def test_a_hosts_tool_joins_those_of_the_engine(wire: str, under: str) -> None:
     """Whether it stands under the protocol's name or the adapter's own."""
-    adapter = adapter_of(wire)
-    adapter.name = adapter.name if under == "protocol" else "mine"
     name = wire if under == "protocol" else "mine"
+    adapter = adapter_of(wire, name)
     tools = body_of(adapter, tools=(LOOK,), provider_options={name: {"tools": [EXTRA]}})["tools"]
     assert isinstance(tools, list)
     assert len(tools) == 2

@@ -94,7 +94,7 @@ class Bare:
     def __init__(self, config: AdapterConfig, *, transport: Transport, clock: Clock) -> None:
         self._inner = ParleyAdapter(config, transport=transport, clock=clock)
         self.capabilities = msgspec.structs.replace(
-            ParleyAdapter.capabilities, supports_streaming=False, supports_streaming_tool_calls=False
+            self._inner.capabilities, supports_streaming=False, supports_streaming_tool_calls=False
         )
         self.complete = self._inner.complete
         self.cancel = self._inner.cancel

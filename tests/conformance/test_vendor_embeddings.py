@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from adapters import AdapterConfig, CapabilityError, create_adapter
 from adapters.embeddings import INPUT_TYPES, EmbeddingRequest, InputType
-from adapters.embeddings.http import EmbedsOverHttp
 from adapters.embeddings.wire import fit
+from adapters.http.adapter import HttpAdapter
 from bus.values.json import JsonObject
 
 from ..support.judges import embed_contents_faults, embeddings_faults, ollama_embed_faults
@@ -30,8 +30,9 @@ JUDGES: dict[str, tuple[Judge, tuple[str, ...]]] = {
 def written(kind: str, asked: EmbeddingRequest) -> bytes | None:
     """The body; None for what is refused before anything is sent."""
     adapter = create_adapter(kind, AdapterConfig(), name=kind)
-    assert isinstance(adapter, EmbedsOverHttp)
-    wire = adapter.embedding_wire
+    assert isinstance(adapter, HttpAdapter)
+    wire = adapter.wire.other_wires().embeddings
+    assert wire is not None
     try:
         fitted, _ = fit(asked, wire.capabilities(asked.wire_model), kind, len)
     except CapabilityError:

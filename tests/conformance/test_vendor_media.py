@@ -14,7 +14,7 @@ from adapters.images.wire import fit
 from adapters.videos.wire import check
 from bus.values.json import JsonObject
 
-from ..adapters.media.making import form, image_request, maker, video_request
+from ..adapters.media.making import form, image_request, image_wire, video_request, video_wire
 from ..support.judges import (
     contents_faults,
     image_edits_faults,
@@ -63,7 +63,7 @@ def test_requests_for_images_are_such_as_the_vendor_s_types_allow(
     background: str | None,
     output_format: str | None,
 ) -> None:
-    wire = maker(kind)[0].image_wire(model)
+    wire = image_wire(kind, model)
     request = image_request(
         f"{kind}:{model}",
         images=[BOAT] * inputs,
@@ -114,7 +114,7 @@ def test_requests_for_videos_are_such_as_the_vendor_s_types_allow(
     audio: bool | None,
     frame: bool,
 ) -> None:
-    wire = maker(kind)[0].video_wire
+    wire = video_wire(kind)
     request = video_request(
         f"{kind}:{model}", seconds=seconds, size=size, audio=audio, first_frame=BOAT if frame else None
     )

@@ -70,8 +70,6 @@ def test_hints_are_honoured_where_the_table_says_so(row: ErrorRow) -> None:
         headers={"retry-after": "7"},
         codes={"code": row.kind},
         provider="p",
-        request_id="",
-        now_us=0,
     )
     assert type(error) is row.kind
     assert error.retry_after_seconds == (7.0 if row.hint == "provider's" else None)
@@ -95,9 +93,7 @@ def test_failures_count_against_whom_the_table_names(row: ErrorRow) -> None:
 @pytest.mark.parametrize("name", GOOGLE)
 def test_googles_status_strings_are_in_the_table(name: str) -> None:
     """Each stands in the row of the exception that it becomes."""
-    error = build_error(
-        ErrorBody(type=name), status=None, headers={}, codes={}, provider="p", request_id="", now_us=0
-    )
+    error = build_error(ErrorBody(type=name), provider="p")
     assert type(error) is COMMON_CODES[name]
     (row,) = [row for row in ERROR_TABLE if row.kind is type(error)]
     assert name in row.seen
@@ -124,7 +120,7 @@ def test_googles_status_strings_are_in_the_table(name: str) -> None:
 )
 @row("8.8.1")
 def test_a_status_stands_in_the_row_of_its_exception(status: int, kind: type[AdapterError]) -> None:
-    error = build_error(ErrorBody(), status=status, headers={}, codes={}, provider="p", request_id="", now_us=0)
+    error = build_error(ErrorBody(), status=status, provider="p")
     assert type(error) is kind
     (row,) = [row for row in ERROR_TABLE if row.kind is kind]
     assert str(status) in row.seen or (status >= 500 and "5xx" in row.seen)
@@ -132,5 +128,5 @@ def test_a_status_stands_in_the_row_of_its_exception(status: int, kind: type[Ada
 
 def test_a_request_too_large_for_a_minute_is_not_repeated() -> None:
     said = ErrorBody(code="rate_limit_exceeded", message="Request too large for model on tokens per minute (TPM)")
-    error = build_error(said, status=413, headers={}, codes={}, provider="p", request_id="", now_us=0)
+    error = build_error(said, status=413, provider="p")
     assert (type(error), error.retryable) == (RateLimitError, False)

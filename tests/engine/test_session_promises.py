@@ -18,7 +18,7 @@ from engine.middleware import Budget
 from engine.models.registering import entry_of
 from engine.routing.choice import Model
 from tests.support.engines import entry, keeping, running, serving
-from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, sse, whole
+from tests.support.fake_http import HELLO, FakeReply, FakeTransport, ToyAdapter, ToyWire, sse, whole
 from tests.support.present import present
 from tests.support.scripted import Say, adapter_type
 from tests.support.virtual_time import runs_on
@@ -140,12 +140,16 @@ async def test_a_budget_forgets_the_sessions_that_were_quiet_for_longest() -> No
         Budget(max_tokens=1, most_sessions=0)
 
 
+class _ForgetfulWire(ToyWire):
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        call = super().write_request(request, stream=stream)
+        return msgspec.structs.replace(call, warnings=(CallWarning("image_left_out", "a picture"),))
+
+
 class Forgetful(ToyAdapter):
     """It can't be told all of a history."""
 
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        wire = super().write_request(request, stream=stream)
-        return msgspec.structs.replace(wire, warnings=(CallWarning("image_left_out", "a picture"),))
+    wire_type = _ForgetfulWire
 
 
 def forgetful(reply: FakeReply) -> Engine:

@@ -156,13 +156,13 @@ def test_the_server_says_the_same_whole_and_streamed_in_every_protocol(provider:
     for seed in range(30):
         reply = make_reply(call.path, msgspec.json.decode(call.body), random.Random(seed))
         whole, streamed = new_assembler(), new_assembler()
-        adapter.read_reply(reply.whole, whole)
-        normaliser = adapter.normaliser(streamed)
+        adapter.wire.read_reply(reply.whole, {}, whole)
+        normaliser = adapter.wire.normaliser(streamed)
         normaliser.feed(reply.streamed)
         normaliser.close()
         assert said(streamed) == said(whole)
         calls += sum(isinstance(block, ToolUseBlock) for block in whole.final_content)
-        broken = adapter.normaliser(new_assembler())
+        broken = adapter.wire.normaliser(new_assembler())
         broken.feed(reply.error)
         assert isinstance(broken.error, OverloadedError | ServerError), broken.error
     assert calls >= 5

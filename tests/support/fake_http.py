@@ -9,6 +9,7 @@ import msgspec
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, Step, failing, pieces
 from adapters.contract import AdapterCapabilities, CanonicalRequest
 from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire
 from adapters.http.wire_call import WireCall
 from adapters.refusals.classify import build_error, read_error_value
 from adapters.replies.assembler import Assembler
@@ -37,6 +38,7 @@ __all__ = [
     "FakeTransport",
     "Step",
     "ToyAdapter",
+    "ToyWire",
     "failing",
     "pieces",
     "request",
@@ -70,16 +72,14 @@ def understand(event: JsonObject, assembler: Assembler) -> bool:
         case "usage":
             assembler.usage = TokenUsage(event["input"], event["output"])
         case "error":
-            raise build_error(
-                read_error_value(event), status=None, headers={}, codes={}, provider="toy", request_id="", now_us=0
-            )
+            raise build_error(read_error_value(event), provider="toy")
         case "done":
             assembler.finish(StopReason(event["stop"]), event["stop"])
             return True
     return False
 
 
-class ToyAdapter(HttpAdapter):
+class ToyWire(ChatWire):
     """Server-sent events of JSON, each saying what it `is`; a whole reply is the list of them."""
 
     default_name = "toy"
@@ -90,7 +90,7 @@ class ToyAdapter(HttpAdapter):
         said = [message.text for message in request.messages]
         return WireCall("/v1/talk", msgspec.json.encode({"said": said, "stream": stream}))
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         for event in msgspec.json.decode(body, type=list[dict[str, Json]]):
             understand(event, assembler)
 
@@ -99,6 +99,12 @@ class ToyAdapter(HttpAdapter):
 
     def auth_headers(self) -> Mapping[str, str]:
         return {} if self.config.api_key is None else {"x-api-key": self.config.api_key}
+
+
+class ToyAdapter(HttpAdapter):
+    """Speaks the toy protocol."""
+
+    wire_type = ToyWire
 
 
 def sse(*events: JsonObject) -> bytes:

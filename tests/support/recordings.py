@@ -109,5 +109,5 @@ def make_adapter(kind: str, case: Mapping[str, Any], chunks: Sequence[bytes]) ->
     )
     adapter = create_adapter(kind, config, name=kind, clock=CountingClock())
     assert isinstance(adapter, HttpAdapter)
-    adapter._transport = Recording(case, chunks)
+    adapter.client.transport = Recording(case, chunks)
     return adapter

@@ -57,7 +57,13 @@ class ScriptedAdapter(scripted.ScriptedAdapter):
 
     def __init__(self, config: AdapterConfig, *, name: str = "scripted", clock: Clock = SYSTEM_CLOCK) -> None:
         config = msgspec.structs.replace(config, max_retries=0)
-        super().__init__(config, name=name, clock=clock, replies=lambda request: self.say(request).reply)
+        super().__init__(
+            config,
+            name=name,
+            clock=clock,
+            replies=lambda request: self.say(request).reply,
+            capabilities=type(self).capabilities,
+        )
         self.closed = False
 
     def say(self, request: CanonicalRequest) -> Say:

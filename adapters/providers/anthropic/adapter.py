@@ -1,4 +1,4 @@
-"""The Messages API as an adapter: which pure function serves which step. All that waits is in HttpAdapter."""
+"""The Messages API as a wire, and the adapter that speaks it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
 from adapters.http.adapter import HttpAdapter
-from adapters.http.wire_call import WireCall
+from adapters.http.wire import ChatWire
+from adapters.http.wire_call import WireCall, get
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.settings import SharedOptions
@@ -37,13 +38,8 @@ class AnthropicOptions(SharedOptions, frozen=True, kw_only=True):
     errors_in_words: bool = False
 
 
-class AnthropicAdapter(HttpAdapter):
-    """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
-
-    `config.options`: see `AnthropicOptions`. A request's ``provider_options["anthropic"]`` (or under the adapter's
-    own name) is merged into the body; its ``beta_headers`` join the header, and its ``auto_cache`` and
-    ``cache_ttl`` go first.
-    """
+class MessagesWire(ChatWire):
+    """Anthropic's Messages API."""
 
     default_name = "anthropic"
     options_type = AnthropicOptions
@@ -77,7 +73,7 @@ class AnthropicAdapter(HttpAdapter):
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         return write_request(request, provider=self.name, options=self.config.options, stream=stream)
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         read_reply(body, assembler)
 
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
@@ -87,7 +83,7 @@ class AnthropicAdapter(HttpAdapter):
         return {"x-api-key": self.config.api_key} if self.config.api_key else {}
 
     def health_request(self) -> WireCall:
-        return WireCall("/v1/models", b"", {"anthropic-version": wire.VERSION})
+        return get("/v1/models", {"anthropic-version": wire.VERSION})
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         """The requests' and tokens' limits; `reset_at` is the tokens' (RFC 3339), or else the requests'."""
@@ -107,3 +103,14 @@ class AnthropicAdapter(HttpAdapter):
             tokens_remaining=count(f"{tokens}-remaining"),
             reset_at=headers.get(f"{prefix}{tokens}-reset") or headers.get(f"{prefix}requests-reset"),
         )
+
+
+class AnthropicAdapter(HttpAdapter):
+    """Anthropic's Messages API, and servers that speak it (llama.cpp among them).
+
+    `config.options`: see `AnthropicOptions`. A request's ``provider_options["anthropic"]`` (or under the adapter's
+    own name) is merged into the body. Its ``beta_headers`` join the header, and its ``auto_cache`` and
+    ``cache_ttl`` go before those of the configuration.
+    """
+
+    wire_type = MessagesWire

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.contract import AdapterConfig
-from adapters.embeddings.http import EmbeddingOnlyAdapter
-from adapters.health import AdapterHealth
+from adapters.embeddings.only import EmbeddingOnlyWire
+from adapters.http.adapter import HttpAdapter
 from adapters.refusals.classify import ErrorType, build_error, read_error
 from adapters.requests.settings import SharedOptions, read_options
 from adapters.transport.transport import HttpReply, Transport
@@ -43,7 +43,32 @@ class BedrockOptions(SharedOptions, frozen=True, kw_only=True):
     region: str = "us-east-1"
 
 
-class BedrockAdapter(EmbeddingOnlyAdapter):
+class BedrockWire(EmbeddingOnlyWire):
+    """Bedrock's embedding models. There is no question that costs nothing and that one of its API keys may ask."""
+
+    default_name = "bedrock"
+    default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"
+    error_codes = CODES
+    embeddings = BedrockEmbeddings()
+
+    def health_request(self) -> None:
+        return None
+
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        """The error's name stands in a header, and the body has but a sentence."""
+        said = read_error(body)
+        name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
+        return build_error(
+            msgspec.structs.replace(said, type=name) if name else said,
+            status=reply.status,
+            headers=reply.headers,
+            codes=self.error_codes,
+            provider=self.name,
+            now_us=self.endpoint.clock.now_us(),
+        )
+
+
+class BedrockAdapter(HttpAdapter):
     """The embedding models of Amazon Bedrock, with one of Bedrock's API keys (a bearer token, not a signature).
 
     `config.options`: ``region``, ``us-east-1`` if it isn't given. A request's ``provider_options["bedrock"]`` is
@@ -51,10 +76,7 @@ class BedrockAdapter(EmbeddingOnlyAdapter):
     that it doesn't understand.
     """
 
-    default_name = "bedrock"
-    default_base_url = "https://bedrock-runtime.us-east-1.amazonaws.com"
-    error_codes = CODES
-    embedding_wire = BedrockEmbeddings()
+    wire_type = BedrockWire
 
     def __init__(
         self,
@@ -69,23 +91,3 @@ class BedrockAdapter(EmbeddingOnlyAdapter):
             address = f"https://bedrock-runtime.{options.region}.amazonaws.com"
             config = msgspec.structs.replace(config, base_url=address)
         super().__init__(config, name=name, transport=transport, clock=clock)
-
-    async def health_check(self) -> AdapterHealth:
-        """Whether there is a key. Bedrock has no question that costs nothing and that such a key may ask."""
-        if self.config.api_key:
-            return AdapterHealth(True, "not asked: Bedrock has nothing to ask that costs nothing")
-        return AdapterHealth(False, "no key", "Set one of Bedrock's API keys.")
-
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        """Its name stands in a header, and the body has but a sentence."""
-        said = read_error(body)
-        name = reply.headers.get("x-amzn-errortype", "").partition(":")[0]
-        return build_error(
-            msgspec.structs.replace(said, type=name) if name else said,
-            status=reply.status,
-            headers=reply.headers,
-            codes=self.error_codes,
-            provider=self.name,
-            request_id=request_id,
-            now_us=self.clock.now_us(),
-        )

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from adapters.embeddings.http import EmbeddingOnlyAdapter
+from adapters.embeddings.only import EmbeddingOnlyWire
+from adapters.http.adapter import HttpAdapter
 from adapters.requests.settings import SharedOptions
 
 from .embeddings import CohereEmbeddings
 
 
-class CohereAdapter(EmbeddingOnlyAdapter):
+class CohereWire(EmbeddingOnlyWire):
+    """Cohere's models, which only embed."""
+
+    default_name = "cohere"
+    options_type = SharedOptions
+    default_base_url = "https://api.cohere.com"
+    embeddings = CohereEmbeddings()
+
+
+class CohereAdapter(HttpAdapter):
     """Cohere's embedding models. A conversation is refused with CapabilityError.
 
     A request's ``provider_options["cohere"]``, or under the adapter's own name, is merged into the body. Usage is
@@ -16,7 +26,4 @@ class CohereAdapter(EmbeddingOnlyAdapter):
     documents, with a warning.
     """
 
-    default_name = "cohere"
-    options_type = SharedOptions
-    default_base_url = "https://api.cohere.com"
-    embedding_wire = CohereEmbeddings()
+    wire_type = CohereWire

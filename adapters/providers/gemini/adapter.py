@@ -1,4 +1,4 @@
-"""The Gemini API as an adapter: which pure function serves which step. All that waits is in HttpAdapter."""
+"""The Gemini API as a wire, and the adapter that speaks it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from urllib.parse import quote
 import msgspec
 
 from adapters.contract import AdapterCapabilities, CanonicalRequest
-from adapters.embeddings.http import EmbedsOverHttp
-from adapters.http.wire_call import WireCall
-from adapters.images.http import MakesImagesOverHttp
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire, OtherWires
+from adapters.http.wire_call import WireCall, get
 from adapters.replies.assembler import Assembler
 from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
-from adapters.videos.http import MakesVideosOverHttp
 
 from .chat.contents import AUDIO_TYPES, DOCUMENT_TYPES, IMAGE_TYPES
 from .chat.request import build_request
@@ -36,13 +35,8 @@ class GeminiOptions(SharedOptions, frozen=True, kw_only=True):
     api_version: str | None = None
 
 
-class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
-    """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
-
-    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
-    `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or
-    under the adapter's own name) is merged into the body.
-    """
+class GenerateContentWire(ChatWire):
+    """Gemini's generateContent, and its stream."""
 
     default_name = "gemini"
     options_type = GeminiOptions
@@ -81,23 +75,16 @@ class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         return {"x-goog-api-key": self.config.api_key} if self.config.api_key else {}
 
     def health_request(self) -> WireCall:
-        return WireCall(f"/{self._version}/models?pageSize=1", b"")
+        return get(f"/{self._version}/models?pageSize=1")
 
     @property
     def _version(self) -> str:
         given = self.config.options.get("api_version")
         return given if isinstance(given, str) and given else VERSION
 
-    @property
-    def embedding_wire(self) -> GeminiEmbeddings:
-        return GeminiEmbeddings(self._version)
-
-    def image_wire(self, model: str) -> GeminiImages:
-        return GeminiImages(self._version)
-
-    @property
-    def video_wire(self) -> GeminiVideos:
-        return GeminiVideos(self._version)
+    def other_wires(self) -> OtherWires:
+        version = self._version
+        return OtherWires(GeminiEmbeddings(version), lambda _: GeminiImages(version), GeminiVideos(version))
 
     def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         built = build_request(request, provider=self.name)
@@ -105,11 +92,22 @@ class GeminiAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         path = f"/{self._version}/{_method(request.wire_model, stream=stream)}"
         return WireCall(path, encode_json(built.body), warnings=built.warnings, tool_ids=built.history.tool_ids)
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         read_reply(body, assembler)
 
     def normaliser(self, assembler: Assembler) -> StreamNormaliser:
         return GeminiNormaliser(assembler)
+
+
+class GeminiAdapter(HttpAdapter):
+    """Google's Gemini API: generateContent, and its stream; batchEmbedContents; predictLongRunning.
+
+    A model's name may have a folder before it (``tunedModels/mine``); without one it is in ``models``.
+    `config.options`: see `GeminiOptions`. A request's ``provider_options["gemini"]`` (or
+    under the adapter's own name) is merged into the body.
+    """
+
+    wire_type = GenerateContentWire
 
 
 def _method(model: str, *, stream: bool) -> str:

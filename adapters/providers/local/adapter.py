@@ -38,7 +38,7 @@ from adapters.embeddings.contract import (
     EmbeddingResponse,
 )
 from adapters.health import AdapterHealth, AdapterStatistics, ReportsStatistics, failed
-from adapters.http.patience import patient
+from adapters.http.timeouts import with_long_timeouts
 from adapters.registry import create_adapter
 from adapters.requests import settings
 from adapters.requests.text import current_turn
@@ -276,7 +276,7 @@ def create_inner(
     if options.tools == "emulate":
         inner_options["tools"] = "emulate"
     inner_config = msgspec.structs.replace(
-        patient(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
+        with_long_timeouts(config), api_key=PLACEHOLDER_KEY, base_url=PLACEHOLDER_URL, options=inner_options
     )
     # by the registry's name, because provider folders never import each other
     kind = ADAPTER_OF_PROTOCOL[options.protocol]

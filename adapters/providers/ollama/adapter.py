@@ -1,4 +1,4 @@
-"""The adapter itself: the protocol's pure parts put together, and what it finds out about its server's models."""
+"""Ollama's protocol as a wire, with what it learns of its server's models, and the adapter that speaks it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,17 @@ from typing import Literal
 import anyio
 import msgspec
 
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
-from adapters.embeddings.http import EmbedsOverHttp
-from adapters.http.call import HttpCall
-from adapters.http.emulating import EmulatingAdapter
-from adapters.http.patience import patient
-from adapters.http.wire_call import WireCall, bearer
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire, Endpoint, LookUp, OtherWires
+from adapters.http.wire_call import WireCall, bearer, get
 from adapters.refusals.classify import read_error
 from adapters.replies.assembler import Assembler
 from adapters.requests.settings import SharedOptions, read_options
-from adapters.transport.transport import HttpReply, Transport
+from adapters.transport.transport import HttpReply
 from adapters.usage.estimate import at_most
-from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
-from bus.values.json import Json
+from bus.values.json import Json, JsonObject
 
 from . import wire
 from .embeddings import OllamaEmbeddings
@@ -58,56 +55,46 @@ class OllamaOptions(SharedOptions, frozen=True, kw_only=True):
     discover: bool = True
 
 
-class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
-    """Ollama's `/api/chat` and `/api/embed`, on this machine or elsewhere; see `OllamaOptions` for its options.
-
-    A request's ``provider_options["ollama"]`` (or under the adapter's own name) is merged into the body, its
-    ``options`` one by one. Raises ConfigurationError for options that it doesn't understand.
-    """
+class OllamaWire(ChatWire):
+    """Ollama's `/api/chat` and `/api/embed`. The wire remembers what the server said of each model."""
 
     default_name = "ollama"
     default_base_url = "http://localhost:11434"
     capabilities = UNKNOWN
+    long_timeouts = True
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(patient(config), name=name, transport=transport, clock=clock)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
         self.base_url = self.base_url.removesuffix("/api")
-        self.options = read_options(config.options, OllamaOptions, name=self.name, type_name="ollama")
+        self.options = read_options(self.config.options, OllamaOptions, name=self.name, type_name="ollama")
         self.emulates_tools = self.options.tools == "emulate"
         self._catalogue = Catalogue()
         self._windows = Windows()
 
     # -- the models
 
-    async def initialize(self) -> None:
+    async def initialize(self, look_up: LookUp) -> None:
         """Ask what models there are and what they can do; a server that doesn't answer is asked again later."""
         if not self.options.discover:
             return
         with anyio.move_on_after(LOOK_UP_SECONDS):
-            names = await self.list_models()
+            names = await list_models(look_up)
             limiter = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
+
+            async def learn(name: str) -> None:
+                async with limiter:
+                    await self.learn_model(name, look_up)
+
             async with anyio.create_task_group() as questions:
                 for name in names[:ASKED_AT_START]:
-                    questions.start_soon(self._ask_about, name, limiter)
+                    questions.start_soon(learn, name)
 
-    async def list_models(self) -> tuple[str, ...]:
-        """The names of the models that the server has, the latest first; none if it doesn't answer."""
-        return read_tags(await self.look_up(WireCall(wire.TAGS_PATH, b""), LOOK_UP_SECONDS))
+    def is_unknown(self, model: str) -> bool:
+        return self.options.discover and self._catalogue.wants(model, self._seconds())
 
-    async def _ask_about(self, model: str, limiter: anyio.CapacityLimiter | None = None) -> None:
+    async def learn_model(self, model: str, look_up: LookUp) -> None:
         question = WireCall(wire.SHOW_PATH, msgspec.json.encode({"model": model}))
-        if limiter is None:
-            answer = await self.look_up(question, LOOK_UP_SECONDS)
-        else:
-            async with limiter:
-                answer = await self.look_up(question, LOOK_UP_SECONDS)
+        answer = await look_up(question, LOOK_UP_SECONDS)
         self._catalogue.learn(model, read_show(answer), self._seconds())
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
@@ -121,12 +108,7 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
         )
 
     def _seconds(self) -> float:
-        return self.clock.monotonic_ns() / 1e9
-
-    async def prepare(self, call: HttpCall) -> None:
-        model = call.request.wire_model
-        if self.options.discover and self._catalogue.wants(model, self._seconds()):
-            await call.wait(lambda: self._ask_about(model), what="what the server says of the model")
+        return self.endpoint.clock.monotonic_ns() / 1e9
 
     # -- what goes over the wire
 
@@ -134,25 +116,22 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
         return bearer(self.config.api_key)
 
     def health_request(self) -> WireCall:
-        return WireCall(wire.TAGS_PATH, b"")
+        return get(wire.TAGS_PATH)
 
-    @property
-    def embedding_wire(self) -> OllamaEmbeddings:
-        defaults: dict[str, Json] = {}
-        if self.options.keep_alive is not None:
-            defaults["keep_alive"] = self.options.keep_alive
+    def other_wires(self) -> OtherWires:
+        defaults = self._kept_loaded()
         if self.options.options:
             defaults["options"] = self.options.options
-        return OllamaEmbeddings(defaults)
+        return OtherWires(OllamaEmbeddings(defaults))
 
-    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+    def _kept_loaded(self) -> JsonObject:
+        return {} if self.options.keep_alive is None else {"keep_alive": self.options.keep_alive}
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         facts = self._catalogue.facts(request.wire_model) or ModelFacts()
         estimated = self.estimate_input_tokens(
             request.messages, request.tools, request.system_prompt, model=request.wire_model
         )
-        defaults: dict[str, Json] = {"options": self.options.options}
-        if self.options.keep_alive is not None:
-            defaults["keep_alive"] = self.options.keep_alive
         return write_request(
             request,
             provider=self.name,
@@ -163,22 +142,35 @@ class OllamaAdapter(EmbedsOverHttp, EmulatingAdapter):
             or self._windows.choose(
                 request.wire_model, at_most(estimated) + request.max_output_tokens, facts.context_tokens
             ),
-            defaults=defaults,
+            defaults={"options": self.options.options, **self._kept_loaded()},
             stream=stream,
         )
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
-        read_whole(body, assembler, self._token_rates(assembler.model))
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
+        read_whole(body, assembler, self.token_rates(assembler.model))
 
     def normaliser(self, assembler: Assembler) -> ChatNormaliser:
-        return ChatNormaliser(assembler, self._token_rates(assembler.model))
+        return ChatNormaliser(assembler, self.token_rates(assembler.model))
 
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        return classify(
-            read_error(body),
-            reply.status,
-            reply.headers,
-            provider=self.name,
-            request_id=request_id,
-            now_us=self.clock.now_us(),
-        )
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        now_us = self.endpoint.clock.now_us()
+        return classify(read_error(body), reply.status, reply.headers, provider=self.name, now_us=now_us)
+
+
+async def list_models(look_up: LookUp) -> tuple[str, ...]:
+    """The names of the models that the server has, the latest first; none if it doesn't answer."""
+    return read_tags(await look_up(get(wire.TAGS_PATH), LOOK_UP_SECONDS))
+
+
+class OllamaAdapter(HttpAdapter):
+    """Ollama's `/api/chat` and `/api/embed`, on this machine or elsewhere; see `OllamaOptions` for its options.
+
+    A request's ``provider_options["ollama"]`` (or under the adapter's own name) is merged into the body, its
+    ``options`` one by one. Raises ConfigurationError for options that it doesn't understand.
+    """
+
+    wire_type = OllamaWire
+
+    async def list_models(self) -> tuple[str, ...]:
+        """The names of the models that the server has, the latest first; none if it doesn't answer."""
+        return await list_models(self.client.look_up)

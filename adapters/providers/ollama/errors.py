@@ -71,7 +71,7 @@ def named(body: ErrorBody) -> ErrorBody:
 
 
 def classify(
-    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, request_id: str, now_us: int
+    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
 ) -> AdapterError:
     """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
     body = named(body)
@@ -81,7 +81,6 @@ def classify(
         headers=headers,
         codes=ERROR_CODES,
         provider=provider,
-        request_id=request_id,
         now_us=now_us,
     )
     if body.code in _LASTING:
@@ -91,4 +90,4 @@ def classify(
 
 def error_in_reply(error: Json, provider: str) -> AdapterError:
     """The error that a reply of status 200, or a line of one, carries."""
-    return classify(read_error_value({"error": error}), None, {}, provider=provider, request_id="", now_us=0)
+    return classify(read_error_value({"error": error}), None, {}, provider=provider, now_us=0)

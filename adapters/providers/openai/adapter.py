@@ -1,13 +1,13 @@
-"""OpenAI's Responses API, stateless, and servers that speak the same protocol."""
+"""OpenAI's Responses API, stateless, as a wire, and the adapter that speaks it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest, RateLimitInfo
-from adapters.embeddings.http import EmbedsOverHttp
+from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire, Endpoint, OtherWires
 from adapters.http.wire_call import WireCall, bearer
-from adapters.images.http import MakesImagesOverHttp
 from adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from adapters.protocols.openai_images import OpenAIImages, is_image_model
 from adapters.protocols.openai_videos import OpenAIVideos
@@ -18,9 +18,6 @@ from adapters.replies.normaliser import StreamNormaliser
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
-from adapters.transport.transport import Transport
-from adapters.videos.http import MakesVideosOverHttp
-from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError
 
 from .chat import response
@@ -44,32 +41,18 @@ class OpenAIOptions(SharedOptions, frozen=True, kw_only=True):
     quirks: str | None = None
 
 
-class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
-    """Speaks the Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
-
-    `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or
-    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
-    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
-    """
+class ResponsesWire(ChatWire):
+    """OpenAI's Responses API."""
 
     default_name = "openai"
     options_type = OpenAIOptions
     default_base_url = "https://api.openai.com"
     error_codes = CODES
     repair_rules = REPAIRS
-    embedding_wire = OpenAIEmbeddings()
-    video_wire = OpenAIVideos(codes=CODES)
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(config, name=name, transport=transport, clock=clock)
-        self.quirks = choose_quirks(config.options.get("quirks"), self.base_url)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self.quirks = choose_quirks(self.config.options.get("quirks"), self.base_url)
         self._unencrypted: set[str] = set()  # models that have refused to encrypt their reasoning
         self.capabilities = AdapterCapabilities(
             supports_images=self.quirks.images,
@@ -88,9 +71,8 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         row = find_model(model.removeprefix(f"{self.name}:"))
         return self.capabilities if row is None else row.within(self.capabilities)
 
-    def image_wire(self, model: str) -> OpenAIImages | ResponsesImages:
-        """The images API for the models that are its own; for the others the tool of conversations."""
-        return OpenAIImages() if is_image_model(model) else ResponsesImages()
+    def other_wires(self) -> OtherWires:
+        return OtherWires(OpenAIEmbeddings(), _image_wire, OpenAIVideos(codes=CODES))
 
     def auth_headers(self) -> Mapping[str, str]:
         headers = bearer(self.config.api_key)
@@ -113,15 +95,15 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
         return WireCall("/v1/responses", body, warnings=built.warnings, tool_ids=ids)
 
     def repair(
-        self, request: CanonicalRequest, wire: WireCall, error: AdapterError, done: Collection[str]
+        self, request: CanonicalRequest, call: WireCall, error: AdapterError, done: Collection[str]
     ) -> Repair | None:
-        """As of any adapter. That a model encrypts nothing is kept in mind: it is asked for with every call."""
-        found = super().repair(request, wire, error, done)
+        """See `ChatWire.repair`. Models that refuse to encrypt are remembered, and asked no more for it."""
+        found = super().repair(request, call, error, done)
         if found is not None and any(edit.entry == ENCRYPTED_REASONING for edit in found.edits):
             self._unencrypted.add(request.wire_model)
         return found
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         self._prepare(assembler)
         response.read_reply(body, assembler, self.quirks)
 
@@ -135,3 +117,20 @@ class OpenAIAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp):
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         return read_rate_limit(headers)
+
+
+def _image_wire(model: str) -> OpenAIImages | ResponsesImages:
+    """The images API for the models that are its own; for the others the tool of conversations."""
+    return OpenAIImages() if is_image_model(model) else ResponsesImages()
+
+
+class OpenAIAdapter(HttpAdapter):
+    """Speaks the Responses API, and ``/v1/embeddings``, ``/v1/images`` and ``/v1/videos``.
+
+    `config.options`: see `OpenAIOptions`. A request's ``provider_options["openai"]`` (or
+    under the adapter's own name) is merged into the body; ``auto_cache: false`` there sends no key for the prompt
+    cache, which otherwise is made from the session's id. Raises ConfigurationError for an unknown name.
+    """
+
+    wire_type = ResponsesWire
+    wire: ResponsesWire

@@ -1,4 +1,4 @@
-"""The adapter itself: the protocol's pure parts put together."""
+"""Chat Completions as a wire, and the adapter that speaks it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,20 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import (
-    AdapterCapabilities,
-    AdapterConfig,
-    AdapterStream,
-    AttemptObserver,
-    CanonicalRequest,
-    RateLimitInfo,
-)
-from adapters.embeddings.http import EmbedsOverHttp
-from adapters.http.emulating import EmulatingAdapter
-from adapters.http.wire_call import WireCall, bearer
-from adapters.images.http import MakesImagesOverHttp
+from adapters.contract import AdapterCapabilities, CanonicalRequest, RateLimitInfo
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire, Endpoint, OtherWires
+from adapters.http.wire_call import WireCall, bearer, get
 from adapters.protocols.openai_embeddings import OpenAIEmbeddings
 from adapters.protocols.openai_images import OpenAIImages
 from adapters.protocols.openai_videos import OpenAIVideos
 from adapters.refusals.rate_limits import read_rate_limit
 from adapters.replies.assembler import Assembler
 from adapters.replies.sse import SseDecoder
-from adapters.replies.whole import WholeStream
 from adapters.requests.encoding import encode_json
 from adapters.requests.settings import SharedOptions
 from adapters.schemas.strict_mode import input_cleaner
-from adapters.transport.transport import HttpReply, Transport
-from adapters.videos.http import MakesVideosOverHttp
-from bus.clock import SYSTEM_CLOCK, Clock
+from adapters.transport.transport import HttpReply
 from bus.errors import AdapterError, ContextOverflowError
 from bus.values.json import Json
 
@@ -58,12 +47,8 @@ class OpenAICompatibleOptions(SharedOptions, frozen=True, kw_only=True):
     api_version: str | None = None
 
 
-class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOverHttp, EmulatingAdapter):
-    """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
-
-    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for options that it doesn't
-    understand, and for a key without a `base_url`, unless the key's variable is OpenAI's own.
-    """
+class ChatCompletionsWire(ChatWire):
+    """OpenAI's Chat Completions, as each compatible server speaks them."""
 
     default_name = "openai_compatible"
     options_type = OpenAICompatibleOptions
@@ -72,17 +57,11 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
     error_codes = ERROR_CODES
     repair_rules = REPAIRS
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(config, name=name, transport=transport, clock=clock)
-        self.quirks = choose_quirks(config.options, self.base_url)
-        self._path = endpoint_path(self.quirks, config.base_url, self.base_url, config.options)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        options = self.config.options
+        self.quirks = choose_quirks(options, self.base_url)
+        self.path = endpoint_path(self.quirks, self.config.base_url, self.base_url, options)
         self.emulates_tools = self.quirks.tools == "emulate"
         native = not self.emulates_tools
         self.capabilities = AdapterCapabilities(
@@ -110,13 +89,13 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
         key = self.config.api_key
         return {"api-key": key} if key and self.quirks.auth == "api-key" else bearer(key)
 
-    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         capabilities = request.capabilities or self.get_capabilities(request.model)
         chat = build_body(request, self.quirks, capabilities, self.name, stream=stream)
         chat.history.log()
-        return WireCall(self._path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
+        return WireCall(self.path, encode_json(chat.body), warnings=chat.warnings, tool_ids=chat.history.tool_ids)
 
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
         if body.lstrip().startswith((b"data:", b"event:", b":")):  # streamed without having been asked
             self._read_events(body, assembler)
             return
@@ -144,53 +123,41 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
 
     def health_request(self) -> WireCall:
         """The models are listed beside the endpoint, wherever that is."""
-        return WireCall(self._beside("/models"), b"")
+        return get(self._beside("/models"))
 
-    @property
-    def embedding_wire(self) -> OpenAIEmbeddings:
-        return OpenAIEmbeddings(
+    def other_wires(self) -> OtherWires:
+        embeddings = OpenAIEmbeddings(
             path=self._beside("/embeddings"),
             dimensions_field=self.quirks.dimensions_field,
             base64=self.quirks.base64_vectors,
-            protocol="openai_compatible",
+            protocol=self.default_name,
+        )
+        path, mark, query = self._beside("/images").partition("?")
+        images = OpenAIImages(path, mark + query, protocol=self.default_name)
+        videos = self._beside("/videos").partition("?")[0]
+        return OtherWires(
+            embeddings, lambda _: images, OpenAIVideos(videos, protocol=self.default_name, codes=ERROR_CODES)
         )
 
-    def image_wire(self, model: str) -> OpenAIImages:
-        path, mark, query = self._beside("/images").partition("?")
-        return OpenAIImages(path, mark + query, protocol="openai_compatible")
-
-    @property
-    def video_wire(self) -> OpenAIVideos:
-        path = self._beside("/videos").partition("?")[0]
-        return OpenAIVideos(path, protocol="openai_compatible", codes=ERROR_CODES)
-
     def _beside(self, endpoint: str) -> str:
-        path, mark, query = self._path.partition("?")
+        path, mark, query = self.path.partition("?")
         return path.removesuffix("/chat/completions") + endpoint + mark + query
 
     def rate_limit(self, headers: Mapping[str, str]) -> RateLimitInfo | None:
         return read_rate_limit(headers)
 
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        error = super()._error(body, reply, request_id)
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        error = super().error_of(body, reply)
         if self.quirks.empty_error_is_overflow and reply.status in (400, 413) and not body.strip():
             return ContextOverflowError(
                 f"{self.name} answered {reply.status} without a word, as it does when the prompt is too long",
                 provider=self.name,
                 provider_status=reply.status,
-                request_id=request_id,
                 provider_request_id=error.provider_request_id,
             )
         return error
 
-    # -- what the server can't stream
-
-    def stream(self, request: CanonicalRequest, *, on_attempt: AttemptObserver | None = None) -> AdapterStream:
-        if self._can_stream(request):
-            return super().stream(request, on_attempt=on_attempt)
-        return WholeStream(self, request, request.message_id or self.clock.new_id("msg"), on_attempt)
-
-    def _can_stream(self, request: CanonicalRequest) -> bool:
+    def can_stream(self, request: CanonicalRequest) -> bool:
         match self.quirks.streams:
             case "always":
                 return True
@@ -198,3 +165,14 @@ class OpenAICompatibleAdapter(EmbedsOverHttp, MakesImagesOverHttp, MakesVideosOv
                 return not request.tools
             case "never":
                 return False
+
+
+class OpenAICompatibleAdapter(HttpAdapter):
+    """OpenAI's Chat Completions, embeddings, images and videos, and every server compatible with them.
+
+    `config.options`: see `OpenAICompatibleOptions`. Raises ConfigurationError for options that it doesn't
+    understand, and for a key without a `base_url`, unless the key's variable is OpenAI's own.
+    """
+
+    wire_type = ChatCompletionsWire
+    wire: ChatCompletionsWire

@@ -29,10 +29,10 @@ from adapters.embeddings.contract import (
 from adapters.health import AdapterHealth
 from adapters.http.adapter import HttpAdapter
 from adapters.http.call import HttpCall
+from adapters.http.wire import ChatWire
 from adapters.http.wire_call import WireCall
 from adapters.refusals.demands import check_demands
 from adapters.replies.assembler import Assembler
-from adapters.usage.estimate import estimate_tokens
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import ConfigurationError, InvalidRequestError
 from bus.values.usage import TokenUsage
@@ -47,14 +47,8 @@ DIMENSIONS = 64
 Script: TypeAlias = Sequence[str | Reply] | Callable[[CanonicalRequest], str | Reply]
 
 
-class ScriptedAdapter(HttpAdapter):
-    """Plays one reply for each attempt: an attempt that fails and is repeated takes the next one.
-
-    replies: in their order, or a function that is given the request; else those of ``config.options``. repeat: the
-    list begins anew after its end; otherwise a call more than there are replies is an InvalidRequestError.
-    capabilities: everything by default; what is declared false is refused. requests: the last 1000, one for each
-    attempt. Raises ConfigurationError if there is no reply at all.
-    """
+class ScriptedWire(ChatWire):
+    """The protocol of the scripted network: a request is its id, a reply is one line of JSON for each step."""
 
     default_name = "scripted"
     default_base_url = "scripted://"
@@ -68,6 +62,31 @@ class ScriptedAdapter(HttpAdapter):
         supports_streaming_tool_calls=True,
         supports_parallel_tool_calls=True,
     )
+
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+        check_demands(request, self.capabilities, self.name)
+        return WireCall("", request.request_id.encode())
+
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
+        read_lines(body, assembler)
+
+    def normaliser(self, assembler: Assembler) -> ScriptedNormaliser:
+        return ScriptedNormaliser(assembler)
+
+    def auth_headers(self) -> Mapping[str, str]:
+        return {}
+
+
+class ScriptedAdapter(HttpAdapter):
+    """Plays one reply for each attempt: an attempt that fails and is repeated takes the next one.
+
+    replies: in their order, or a function that is given the request; else those of ``config.options``. repeat: the
+    list begins anew after its end; otherwise a call more than there are replies is an InvalidRequestError.
+    capabilities: everything by default; what is declared false is refused. requests: the last 1000, one for each
+    attempt. Raises ConfigurationError if there is no reply at all.
+    """
+
+    wire_type = ScriptedWire
 
     def __init__(
         self,
@@ -86,7 +105,7 @@ class ScriptedAdapter(HttpAdapter):
         self._played = 0
         self._script: Script = options.replies if replies is None else replies
         if capabilities is not None:
-            self.capabilities = capabilities
+            self.wire.capabilities = capabilities
         if not callable(self._script) and not self._script:
             raise ConfigurationError(f"adapters.{self.name}.options.replies: expected at least one reply")
 
@@ -104,7 +123,7 @@ class ScriptedAdapter(HttpAdapter):
         return self._script[self._played - 1]
 
     def _choose(self, request_id: str) -> Reply:
-        call = self.running[request_id]
+        call = self.client.running[request_id]
         assert isinstance(call, HttpCall)
         request = call.request
         self.requests.append(request)
@@ -131,24 +150,6 @@ class ScriptedAdapter(HttpAdapter):
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(input_types=INPUT_TYPES, supports_truncation=True)
-
-    def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
-        return estimate_tokens(text, self._token_rates(model))
-
-    # -- what HttpAdapter asks
-
-    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
-        check_demands(request, self.capabilities, self.name)
-        return WireCall("", request.request_id.encode())
-
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
-        read_lines(body, assembler)
-
-    def normaliser(self, assembler: Assembler) -> ScriptedNormaliser:
-        return ScriptedNormaliser(assembler)
-
-    def auth_headers(self) -> Mapping[str, str]:
-        return {}
 
     async def health_check(self) -> AdapterHealth:
         """Always well."""

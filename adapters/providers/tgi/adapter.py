@@ -1,4 +1,4 @@
-"""The adapter itself: the protocol's pure parts put together, and what it finds out about its server."""
+"""TGI's protocol as a wire, with what it learns of its server, and the adapter that speaks it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from adapters.contract import AdapterCapabilities, AdapterConfig, CanonicalRequest
-from adapters.http.emulating import EmulatingAdapter
-from adapters.http.wire_call import WireCall, bearer
+from adapters.contract import AdapterCapabilities, CanonicalRequest
+from adapters.http.adapter import HttpAdapter
+from adapters.http.wire import ChatWire, Endpoint, LookUp
+from adapters.http.wire_call import WireCall, bearer, get
 from adapters.refusals.classify import read_error
 from adapters.replies.assembler import Assembler
 from adapters.requests.settings import SharedOptions, read_options
-from adapters.transport.transport import HttpReply, Transport
+from adapters.transport.transport import HttpReply
 from adapters.usage.estimate import at_most
 from adapters.usage.partial import positive_count
-from bus.clock import SYSTEM_CLOCK, Clock
 from bus.errors import AdapterError, ServerError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage, UsageSource
@@ -43,36 +43,25 @@ class TGIOptions(SharedOptions, frozen=True, kw_only=True):
     max_stop: int = 4
 
 
-class TGIAdapter(EmulatingAdapter):
-    """Text Generation Inference's `/generate`, with tools emulated by its grammars; see `TGIOptions`.
-
-    A request's ``provider_options["tgi"]`` (or under the adapter's own name) is merged into `parameters`. The
-    server has one model and answers to any name. Raises ConfigurationError for options that it doesn't understand.
-    """
+class GenerateWire(ChatWire):
+    """Text Generation Inference's `/generate`. The wire remembers the server's window."""
 
     default_name = "tgi"
     default_base_url = "http://localhost:8080"
     emulates_tools = True
 
-    def __init__(
-        self,
-        config: AdapterConfig,
-        *,
-        name: str | None = None,
-        transport: Transport | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        super().__init__(config, name=name, transport=transport, clock=clock)
-        self.options = read_options(config.options, TGIOptions, name=self.name, type_name="tgi")
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self.options = read_options(self.config.options, TGIOptions, name=self.name, type_name="tgi")
         self.template = choose_template(self.options.template)
         self._window: int | None = None  # for prompt and reply together; None until the server has said it
         self.capabilities = AdapterCapabilities(
             supports_tools=True, supports_structured_output=True, max_context_tokens=4096, max_output_tokens=4096
         )
 
-    async def initialize(self) -> None:
+    async def initialize(self, look_up: LookUp) -> None:
         """Ask for the limits that the server was started with; without an answer, cautious ones stand."""
-        info = await self.look_up(WireCall(wire.INFO_PATH, b""), LOOK_UP_SECONDS)
+        info = await look_up(get(wire.INFO_PATH), LOOK_UP_SECONDS)
         total = positive_count(info.get("max_total_tokens")) if isinstance(info, dict) else None
         self._window = total
         if total is not None:
@@ -86,9 +75,9 @@ class TGIAdapter(EmulatingAdapter):
         return bearer(self.config.api_key)
 
     def health_request(self) -> WireCall:
-        return WireCall(wire.INFO_PATH, b"")
+        return get(wire.INFO_PATH)
 
-    def write_plain(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
+    def write_request(self, request: CanonicalRequest, *, stream: bool) -> WireCall:
         room: int | None = None
         if self._window is not None:
             estimated = self.estimate_input_tokens(
@@ -107,30 +96,31 @@ class TGIAdapter(EmulatingAdapter):
     def _reader(self, assembler: Assembler) -> ReplyReader:
         request = assembler.request
         stops = stop_sequences(request, self.template, self.options.max_stop) if request is not None else ()
-        return ReplyReader(assembler, self.template, stops, self._token_rates(assembler.model))
+        return ReplyReader(assembler, self.template, stops, self.token_rates(assembler.model))
 
-    def read_whole(self, body: bytes, assembler: Assembler, reply: HttpReply) -> None:
-        said = reply.headers.get("x-prompt-tokens", "")  # the details of a whole reply don't have it
+    def read_reply(self, body: bytes, headers: Mapping[str, str], assembler: Assembler) -> None:
+        said = headers.get("x-prompt-tokens", "")  # the details of a whole reply don't have it
         if said.isascii() and said.isdigit() and 0 < len(said) < 10:
             assembler.usage = TokenUsage(input_tokens=int(said), source=UsageSource.PARTIAL)
-        super().read_whole(body, assembler, reply)
-
-    def read_reply(self, body: bytes, assembler: Assembler) -> None:
         read_whole(body, self._reader(assembler))
 
     def normaliser(self, assembler: Assembler) -> TokenNormaliser:
         return TokenNormaliser(self._reader(assembler))
 
-    def _error(self, body: bytes, reply: HttpReply, request_id: str) -> AdapterError:
-        error = classify(
-            read_error(body),
-            reply.status,
-            reply.headers,
-            provider=self.name,
-            request_id=request_id,
-            now_us=self.clock.now_us(),
-        )
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        now_us = self.endpoint.clock.now_us()
+        error = classify(read_error(body), reply.status, reply.headers, provider=self.name, now_us=now_us)
         if isinstance(error, ServerError) and error.retry_after_seconds is None:
             with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
                 error.retry_after_seconds = loading_seconds(msgspec.json.decode(body))
         return error
+
+
+class TGIAdapter(HttpAdapter):
+    """Text Generation Inference's `/generate`, with tools emulated by its grammars; see `TGIOptions`.
+
+    A request's ``provider_options["tgi"]`` (or under the adapter's own name) is merged into `parameters`. The
+    server has one model and answers to any name. Raises ConfigurationError for options that it doesn't understand.
+    """
+
+    wire_type = GenerateWire

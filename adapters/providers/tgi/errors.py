@@ -27,7 +27,7 @@ _VALIDATION_STATUS = 422
 
 
 def classify(
-    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, request_id: str, now_us: int
+    body: ErrorBody, status: int | None, headers: Mapping[str, str], *, provider: str, now_us: int
 ) -> AdapterError:
     """The AdapterError for an error reply, or for an error inside a stream (then `status` is None)."""
     codes = dict(ERROR_CODES)
@@ -39,7 +39,6 @@ def classify(
         headers=headers,
         codes=codes,
         provider=provider,
-        request_id=request_id,
         now_us=now_us,
     )
 

@@ -53,7 +53,7 @@ class ReplyReader:
         """One token, or a whole reply; True if it is the last. Raises AdapterError for an error in it."""
         if reply.error is not None:
             body = read_error_value({"error": reply.error, "error_type": reply.error_type})
-            raise classify(body, None, {}, provider=self.assembler.provider, request_id="", now_us=0)
+            raise classify(body, None, {}, provider=self.assembler.provider, now_us=0)
         token = reply.token
         if token is not None and token.text and not token.special:
             self._say(token.text)

@@ -102,8 +102,8 @@ async def test_a_plain_call() -> None:
 async def test_limits_that_make_no_sense_are_no_limits() -> None:
     """Only input tokens, or nonsense, in the headers."""
     anthropic, _ = adapter()
-    assert anthropic.rate_limit({"x": "y"}) is None
-    found = anthropic.rate_limit(
+    assert anthropic.wire.rate_limit({"x": "y"}) is None
+    found = anthropic.wire.rate_limit(
         {"anthropic-ratelimit-input-tokens-limit": "7", "anthropic-ratelimit-requests-limit": "²"}
     )
     assert found == RateLimitInfo(tokens_limit=7)
@@ -296,6 +296,6 @@ async def test_the_registry_knows_it() -> None:
     made = registry.create_adapter("anthropic", AdapterConfig(), name="proxy")
     assert isinstance(made, AnthropicAdapter)
     assert isinstance(made, ProviderAdapter)
-    assert (made.name, made.base_url, made.auth_headers()) == ("proxy", "https://api.anthropic.com", {})
+    assert (made.name, made.base_url, made.wire.auth_headers()) == ("proxy", "https://api.anthropic.com", {})
     assert made.get_capabilities("claude-of-tomorrow").supports_tools
     await made.close()

@@ -20,7 +20,7 @@ from adapters import (
 from adapters.cassettes.cassette import CassetteTransport, RecordingTransport
 from adapters.conformance.fake_http import HANG, FakeReply, FakeTransport, failing
 from adapters.contract import AttemptFirstEvent, RetryPolicy
-from adapters.embeddings.http import EmbedsOverHttp
+from adapters.http.adapter import HttpAdapter
 from bus.errors import CapabilityError, InvalidRequestError, NetworkError, RequestTimeoutError
 
 from ...support import fake_http
@@ -146,11 +146,11 @@ async def test_an_embedding_is_recorded_and_played_back(tmp_path: Path) -> None:
     path = tmp_path / "cassette.json"
     recording = RecordingTransport(FakeTransport(answer("voyage", [[0.25], [0.5]])), path)
     adapter = create_adapter("voyage", AdapterConfig(api_key="a-secret-key"), name="voyage", transport=recording)
-    assert isinstance(adapter, EmbedsOverHttp)
+    assert isinstance(adapter, HttpAdapter)
     first = await adapter.embed(request("voyage"))
     await adapter.close()
     assert "a-secret-key" not in path.read_text()
     adapter = create_adapter("voyage", AdapterConfig(), name="voyage", transport=CassetteTransport(path))
-    assert isinstance(adapter, EmbedsOverHttp)
+    assert isinstance(adapter, HttpAdapter)
     again = await adapter.embed(request("voyage"))
     assert (again.vectors, again.usage) == (first.vectors, first.usage)

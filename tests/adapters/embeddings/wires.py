@@ -11,7 +11,7 @@ import msgspec
 from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply, FakeTransport
 from adapters.embeddings import EmbeddingRequest
-from adapters.embeddings.http import EmbedsOverHttp
+from adapters.http.adapter import HttpAdapter
 from bus.clock import Clock
 from bus.values.json import Json, JsonObject
 
@@ -31,13 +31,13 @@ MODELS: Mapping[str, str] = {
 
 def embedder(
     kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
-) -> tuple[EmbedsOverHttp, FakeTransport]:
+) -> tuple[HttpAdapter, FakeTransport]:
     """An adapter of that type whose network is a script."""
     transport = FakeTransport(*replies)
     own = {"api_key_env": "OPENAI_API_KEY"} if kind == "openai_compatible" else {}
     settings = AdapterConfig(**{"api_key": "a-secret-key", **own, **config})  # type: ignore[arg-type]
     adapter = create_adapter(kind, settings, name=kind, clock=clock or FakeClock(), transport=transport)
-    assert isinstance(adapter, EmbedsOverHttp)
+    assert isinstance(adapter, HttpAdapter)
     return adapter, transport
 
 

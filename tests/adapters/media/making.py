@@ -9,32 +9,42 @@ import msgspec
 
 from adapters import AdapterConfig, create_adapter
 from adapters.conformance.fake_http import FakeReply, FakeTransport
+from adapters.http.adapter import HttpAdapter
 from adapters.http.wire_call import WireCall
 from adapters.images import ImageRequest
-from adapters.images.http import MakesImagesOverHttp
+from adapters.images.wire import ImageWire
 from adapters.videos import VideoRequest
-from adapters.videos.http import MakesVideosOverHttp
+from adapters.videos.wire import VideoWire
 from bus.clock import Clock
 from bus.values.json import Json
 
 from ...support.virtual_time import FakeClock
 
 
-class Both(MakesImagesOverHttp, MakesVideosOverHttp):
-    """What the adapters of this test are, for type checkers."""
-
-
 def maker(
     kind: str, *replies: FakeReply | Exception, clock: Clock | None = None, **config: object
-) -> tuple[Both, FakeTransport]:
+) -> tuple[HttpAdapter, FakeTransport]:
     """An adapter of that type whose network is a script."""
     transport = FakeTransport(*replies)
     own = {"api_key_env": "OPENAI_API_KEY"} if kind == "openai_compatible" else {}
     settings = AdapterConfig(**{"api_key": "a-secret-key", **own, **config})  # type: ignore[arg-type]
     adapter = create_adapter(kind, settings, name=kind, clock=clock or FakeClock(), transport=transport)
-    assert isinstance(adapter, MakesImagesOverHttp)
-    assert isinstance(adapter, MakesVideosOverHttp)
-    return adapter, transport  # type: ignore[return-value]
+    assert isinstance(adapter, HttpAdapter)
+    return adapter, transport
+
+
+def image_wire(kind: str, model: str) -> ImageWire:
+    """How an adapter of that type makes images with a model."""
+    wire_of = maker(kind)[0].wire.other_wires().images
+    assert wire_of is not None
+    return wire_of(model)
+
+
+def video_wire(kind: str) -> VideoWire:
+    """How an adapter of that type makes videos."""
+    wire = maker(kind)[0].wire.other_wires().videos
+    assert wire is not None
+    return wire
 
 
 def image_request(model: str, **changes: object) -> ImageRequest:

@@ -18,7 +18,7 @@ from bus.errors import ContentFilterError, InvalidRequestError, OutcomeUnknownEr
 from bus.values.json import JsonObject
 
 from ...support.media_server import png
-from .making import form, image_request, maker, reply
+from .making import form, image_request, image_wire, maker, reply
 
 pytestmark = pytest.mark.anyio
 
@@ -28,7 +28,7 @@ PACKED = b64encode(png()).decode()
 
 
 def written(kind: str, request: ImageRequest) -> JsonObject:
-    wire = maker(kind)[0].image_wire(request.wire_model)
+    wire = image_wire(kind, request.wire_model)
     body: JsonObject = msgspec.json.decode(
         wire.write(fit(request, wire.capabilities(request.wire_model)), kind).body
     )
@@ -51,7 +51,7 @@ def test_openai_s_images_are_asked_for_as_they_are_named_there() -> None:
 
 
 def test_an_edit_is_a_form_with_its_images_and_its_mask() -> None:
-    wire = maker("openai")[0].image_wire("gpt-image-2")
+    wire = image_wire("openai", "gpt-image-2")
     call = wire.write(image_request("openai:gpt-image-2", images=[BOAT, BOAT], mask=BOAT, n=2), "openai")
     assert call.path == "/v1/images/edits"
     fields, files = form(call)

@@ -10,10 +10,10 @@ import httpcore
 import pytest
 
 from adapters import AdapterConfig, create_adapter
+from adapters.http.adapter import HttpAdapter
 from adapters.transport.public_addresses import PublicSockets, is_public
 from adapters.transport.transport import HttpRequest, HttpxTransport
 from adapters.videos import VideoJob
-from adapters.videos.http import MakesVideosOverHttp
 from bus.errors import StreamError
 
 from ...support.scripted_server import Connection, serving
@@ -144,7 +144,7 @@ async def test_a_download_leads_to_this_machine_only_if_that_is_allowed(
         options = {"download_hosts": ["127.0.0.1"]} if allowed else {}
         config = AdapterConfig(api_key="a-secret-key", base_url=base, options=options)
         adapter = create_adapter(kind, config, name=kind)
-        assert isinstance(adapter, MakesVideosOverHttp)
+        assert isinstance(adapter, HttpAdapter)
         uri = f"{base}/v1beta/files/x:download"
         model = "veo-3.0-generate-001" if kind == "gemini" else "sora-2"
         job = VideoJob(

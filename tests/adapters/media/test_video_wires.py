@@ -13,7 +13,7 @@ from bus.errors import AuthError, ContentFilterError, InvalidRequestError, NotFo
 from bus.values.json import JsonObject
 
 from ...support.media_server import png
-from .making import form, maker, reply, video_request
+from .making import form, maker, reply, video_request, video_wire
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ async def test_openai_s_videos_are_asked_for_in_json_and_with_a_first_frame_as_a
     }
     assert (job.id, job.status, job.progress, job.provider_request_id) == ("video_1", "queued", None, "theirs")
     assert job.terms == VideoTerms(8, "1280x720", True)
-    call = adapter.video_wire.create(video_request("openai:sora-2", first_frame=FRAME), "openai")
+    call = video_wire("openai").create(video_request("openai:sora-2", first_frame=FRAME), "openai")
     fields, files = form(call)
     assert fields == {"model": "sora-2", "prompt": "A red boat."}
     assert files == {"input_reference": [("first-frame.png", "image/png", png())]}

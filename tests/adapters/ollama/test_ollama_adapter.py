@@ -8,7 +8,7 @@ import pytest
 
 from adapters import create_adapter
 from adapters.contract import AdapterConfig, RetryPolicy
-from adapters.http.patience import SLOW_MACHINE_SECONDS
+from adapters.http.timeouts import SLOW_MACHINE_SECONDS
 from adapters.providers.ollama.adapter import OllamaAdapter
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import (
@@ -362,7 +362,7 @@ async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
     server = Server(FakeReply(body(line(content="Hi")), 0.5, body(line(content=" you"), last()), headers=NDJSON))
     stream = made(server, drain_for_usage=5.0).stream(ask())
     first = [await anext(stream), await anext(stream)]
-    await stream._adapter.cancel("req_1")  # type: ignore[attr-defined]
+    await stream._client.cancel("req_1")  # type: ignore[attr-defined]
     last_event = check_stream([*first, *[event async for event in stream]])
     assert last_event.stop_reason is StopReason.CANCELLED
     assert last_event.final_content == (TextBlock("Hi"),)

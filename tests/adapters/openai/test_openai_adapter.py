@@ -179,9 +179,9 @@ async def test_any_body_is_at_worst_a_stream_error(reply: bytes) -> None:
 
 def test_quirks_by_name_and_by_address() -> None:
     """OpenAI's own hosts are known; others are taken to be merely compatible; a wrong name is an error."""
-    assert adapter()[0].quirks == OPENAI
-    assert adapter(base_url="https://my.openai.azure.com/openai/v1/")[0].quirks == OPENAI
-    assert adapter(base_url="https://openrouter.ai/api/v1")[0].quirks == COMPATIBLE
+    assert adapter()[0].wire.quirks == OPENAI
+    assert adapter(base_url="https://my.openai.azure.com/openai/v1/")[0].wire.quirks == OPENAI
+    assert adapter(base_url="https://openrouter.ai/api/v1")[0].wire.quirks == COMPATIBLE
     assert not adapter(options={"quirks": "llama.cpp"})[0].capabilities.supports_structured_output
     with pytest.raises(ConfigurationError, match=r"llama\.cpp"):
         adapter(options={"quirks": "nonsense"})

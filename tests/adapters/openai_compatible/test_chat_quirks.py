@@ -52,8 +52,8 @@ from ...support.fake_http import FakeTransport
 def test_addresses(base_url: str | None, name: str, endpoint: str) -> None:
     """With or without its version suffix, an address leads to the same endpoint."""
     adapter = OpenAICompatibleAdapter(AdapterConfig(base_url=base_url), transport=FakeTransport())
-    assert adapter.quirks == QUIRKS[name]
-    assert adapter.base_url + adapter._path == endpoint
+    assert adapter.wire.quirks == QUIRKS[name]
+    assert adapter.base_url + adapter.wire.path == endpoint
 
 
 def test_the_host_table_names_quirks_that_exist() -> None:
@@ -88,4 +88,4 @@ def test_wrong_options_are_configuration_errors(options: dict[str, Json]) -> Non
 def test_a_path_can_be_given() -> None:
     """For endpoints that are nowhere where one would look."""
     config = AdapterConfig(base_url="http://x.test", options={"path": "/chat"})
-    assert OpenAICompatibleAdapter(config, transport=FakeTransport())._path == "/chat"
+    assert OpenAICompatibleAdapter(config, transport=FakeTransport()).wire.path == "/chat"

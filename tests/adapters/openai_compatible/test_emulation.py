@@ -227,8 +227,8 @@ def said(text: str) -> FakeReply:
 
 
 def sent(adapter: OpenAICompatibleAdapter) -> dict[str, Json]:
-    assert isinstance(adapter._transport, FakeTransport)
-    value: JsonObject = msgspec.json.decode(adapter._transport.requests[-1].body)
+    assert isinstance(adapter.client.transport, FakeTransport)
+    value: JsonObject = msgspec.json.decode(adapter.client.transport.requests[-1].body)
     return value
 
 

@@ -66,8 +66,8 @@ async def test_the_key_goes_in_its_header() -> None:
     ):
         adapter = made(whole(reply(content="Hi")), **config)
         await adapter.complete(ask())
-        assert isinstance(adapter._transport, FakeTransport)
-        assert adapter._transport.requests[0].headers.get(name) == expected
+        assert isinstance(adapter.client.transport, FakeTransport)
+        assert adapter.client.transport.requests[0].headers.get(name) == expected
 
 
 async def test_a_response_says_where_it_comes_from() -> None:
@@ -238,8 +238,8 @@ async def test_what_a_server_can_not_stream_comes_in_whole_pieces(
     assert [event.type for event in events] == ["message.start", "text.delta", "message.complete"]
     assert stream.response is not None
     assert stream.response.text == "Hi"
-    assert isinstance(adapter._transport, FakeTransport)
-    asked = msgspec.json.decode(adapter._transport.requests[0].body)
+    assert isinstance(adapter.client.transport, FakeTransport)
+    asked = msgspec.json.decode(adapter.client.transport.requests[0].body)
     assert asked.get("stream", False) is not whole_pieces
     can = adapter.capabilities
     assert can.supports_streaming is (streams != "never")

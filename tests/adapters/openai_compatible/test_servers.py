@@ -41,8 +41,8 @@ async def streamed(server: Server) -> tuple[CanonicalResponse, str, JsonObject]:
     stream = adapter.stream(everything(server.name))
     check_stream([event async for event in stream])
     assert stream.response is not None
-    assert isinstance(adapter._transport, FakeTransport)
-    (request,) = adapter._transport.requests
+    assert isinstance(adapter.client.transport, FakeTransport)
+    (request,) = adapter.client.transport.requests
     return stream.response, request.url, msgspec.json.decode(request.body)
 
 

@@ -193,9 +193,7 @@ def error(status: int, said: object, headers: dict[str, str] | None = None) -> A
         read_error(data),
         status=status,
         headers=headers or {},
-        codes={},
         provider="p",
-        request_id="",
         now_us=1_000_000_000_000_000,
     )
 

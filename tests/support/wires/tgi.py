@@ -9,6 +9,7 @@ import msgspec
 from adapters import TGIAdapter
 from adapters.conformance import NotShown, halves
 from adapters.contract import AdapterCapabilities
+from adapters.providers.tgi.adapter import GenerateWire
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage
 
@@ -76,11 +77,17 @@ class TGIWire(Wire):
         return [] if isinstance(msgspec.json.decode(body)["inputs"], str) else ["the prompt is no text"]
 
 
-class Wordy(TGIAdapter):
+class _WordyWire(GenerateWire):
     """For hosts that leave its emulated tools alone."""
 
     def get_capabilities(self, model: str) -> AdapterCapabilities:
         return msgspec.structs.replace(super().get_capabilities(model), supports_tools=False)
+
+
+class Wordy(TGIAdapter):
+    """TGI's adapter with that wire."""
+
+    wire_type = _WordyWire
 
 
 class WordyTGIWire(TGIWire):

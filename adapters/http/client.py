@@ -1,0 +1,150 @@
+"""One adapter's way to its provider's server: its address, its key, its connections, and its calls under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+import anyio
+import msgspec
+
+from bus.errors import AdapterError, CallboardError, StreamError
+from bus.values.json import Json
+from bus.values.usage import TokenUsage
+
+from ..health import AdapterHealth, AdapterStatistics, CountingTransport, probe
+from ..refusals.strange_replies import not_of_protocol, origin
+from ..transport.key_masking import hide_in_logs, secrets
+from ..transport.transport import HttpReply, HttpRequest, Transport, exchange
+from .wire import ChatWire
+from .wire_call import WireCall
+
+HEALTH_SECONDS = 5.0
+
+
+class RunningCall(Protocol):
+    """A call of any kind that is under way."""
+
+    ended: bool
+    """Whether nothing will be waited for again."""
+
+    async def cancel(self, *, at_once: bool = False) -> None:
+        """End the call; see `HttpAttempts.cancel`."""
+
+    def usage_so_far(self) -> TokenUsage | None:
+        """What the current attempt has used, if it ended here; None if nothing is known of it."""
+
+
+class HttpClient:
+    """What all calls of one adapter share. `running` holds the calls under way, by the ids of their requests."""
+
+    def __init__(self, wire: ChatWire, transport: Transport) -> None:
+        self.wire = wire
+        self.transport = transport
+        self.name = wire.name
+        self.config = wire.config
+        self.clock = wire.endpoint.clock
+        self.secrets = secrets(wire.config)
+        self.running: WeakValueDictionary[str, RunningCall] = WeakValueDictionary()
+        hide_in_logs(self, self.secrets)
+
+    def request(
+        self,
+        call: WireCall,
+        *,
+        accept: str = "application/json",
+        on_resend: Callable[[], object] | None = None,
+        connect_timeout: float | None = None,
+    ) -> HttpRequest:
+        """The HTTP request of a call, with the headers that all requests of the adapter have.
+
+        Args:
+            call: The request, as the wire wrote it.
+            accept: The media type of the reply.
+            on_resend: Told that the request is sent once more; see `HttpRequest`.
+            connect_timeout: Seconds for a connection, in place of the configuration's.
+        """
+        return HttpRequest(
+            call.method,
+            self.wire.base_url + call.path,
+            {
+                **({"content-type": "application/json"} if call.body else {}),
+                "accept": accept,
+                "user-agent": "callboard",
+                **self.wire.auth_headers(),
+                **call.headers,
+                **self.config.extra_headers,
+            },
+            call.body,
+            self.config.connect_timeout if connect_timeout is None else connect_timeout,
+            call.once,
+            on_resend,
+        )
+
+    def error_of(self, body: bytes, reply: HttpReply) -> AdapterError:
+        """The exception that an error reply means. It says where the reply comes from, unless that is plain."""
+        error = self.wire.error_of(body, reply)
+        error.args = (f"{error}{origin(reply.status, reply.headers, body, self.wire.base_url)}",)
+        return error
+
+    def unreadable(self, body: bytes, headers: Mapping[str, str], why: object) -> StreamError:
+        """The exception for a reply, or the beginning of one, that is none of the protocol."""
+        return not_of_protocol(self.name, body, headers, self.wire.base_url, why)
+
+    async def look_up(self, call: WireCall, seconds: float) -> Json:
+        """The server's JSON answer to a question beside the calls, which is sent once.
+
+        No call fails for want of it: None is returned if no JSON comes within `seconds`, or an error comes.
+        Nothing is raised, but for cancellation.
+        """
+        request = self.request(call, connect_timeout=min(self.config.connect_timeout, seconds))
+        with anyio.move_on_after(seconds):
+            try:
+                reply, body = await exchange(self.transport, request)
+                return msgspec.json.decode(body) if reply.status < 300 else None
+            except (CallboardError, msgspec.DecodeError, UnicodeError, RecursionError):
+                return None
+        return None
+
+    async def health_check(self) -> AdapterHealth:
+        """Whether the provider answers and takes the key: one GET, never repeated.
+
+        The GET takes 5 seconds at most, or the timeout of a call if that is shorter. A server that has no such
+        page is reachable all the same. Nothing is raised, but for cancellation.
+        """
+        call = self.wire.health_request()
+        if call is None:
+            if self.config.api_key:
+                return AdapterHealth(True, f"not asked: {self.name} has nothing to ask that costs nothing")
+            return AdapterHealth(False, "no key", f"Set a key of {self.name}.")
+        seconds = min(self.config.timeout_seconds, HEALTH_SECONDS)
+        return await probe(self.transport, self.request(call, connect_timeout=seconds), seconds)
+
+    async def cancel(self, request_id: str) -> bool:
+        """Stop a call; see `ProviderAdapter.cancel`."""
+        call = self.running.get(request_id)
+        if call is None or call.ended:
+            return False
+        await call.cancel()
+        return True
+
+    def usage_so_far(self, request_id: str) -> TokenUsage | None:
+        """See `adapters.contract.MeteredAdapter`."""
+        call = self.running.get(request_id)
+        return None if call is None else call.usage_so_far()
+
+    def statistics(self) -> AdapterStatistics:
+        """A snapshot of the calls and connections."""
+        transport = self.transport
+        return AdapterStatistics(
+            calls=sum(not call.ended for call in list(self.running.values())),
+            transport=transport.statistics() if isinstance(transport, CountingTransport) else None,
+        )
+
+    async def close(self) -> None:
+        """Cancel what runs, and release all connections. Idempotent."""
+        for call in list(self.running.values()):
+            if not call.ended:
+                await call.cancel(at_once=True)
+        await self.transport.aclose()
