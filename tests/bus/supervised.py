@@ -12,6 +12,7 @@ from bus import (
     ActorContext,
     ActorCrashed,
     ActorEscalated,
+    ActorRef,
     ActorRestarted,
     ActorStarted,
     ActorStoppedEvent,
@@ -85,6 +86,14 @@ class World:
             await group.start(supervisor.run)
             yield supervisor
             await supervisor.stop()
+
+    @asynccontextmanager
+    async def children(
+        self, *names: str, strategy: Strategy = "one_for_one", policy: RestartPolicy | None = None
+    ) -> AsyncIterator[tuple[Supervisor, list[ActorRef]]]:
+        """A supervisor with these children, which were started in this order."""
+        async with self.supervisor(strategy, policy) as supervisor:
+            yield supervisor, [await supervisor.start_child(self.spec(name)) for name in names]
 
     def taken(self) -> list[str]:
         """The lifecycle events since the last call, in short."""

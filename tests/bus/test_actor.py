@@ -39,8 +39,7 @@ async def test_an_ask_is_answered_and_a_tell_is_done_in_order(world: World) -> N
 
         return handle
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         assert all(ref.tell(note(n)) for n in range(40))
         assert await ref.ask("hello") == "hello"
         assert got == list(range(40))
@@ -51,8 +50,7 @@ async def test_an_ask_is_answered_and_a_tell_is_done_in_order(world: World) -> N
 
 async def test_a_full_mailbox_refuses_and_says_so(world: World) -> None:
     """tell() returns False and leaves a dead letter, ask() raises, and what was accepted is still handled."""
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         ref.tell(("sleep", 1.0))
         await settle()
         assert all(ref.tell(n) for n in range(256))
@@ -67,8 +65,7 @@ async def test_a_full_mailbox_refuses_and_says_so(world: World) -> None:
 
 async def test_an_ask_ends_at_its_deadline(world: World) -> None:
     """An actor that takes too long costs its asker no more than the timeout."""
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         begin = anyio.current_time()
         with pytest.raises(DeadlineExceeded, match="within 3 s"):
             await ref.ask(("sleep", 4.0), timeout=3)
@@ -86,8 +83,7 @@ async def test_an_ask_of_a_crashing_actor_is_answered_at_once_and_the_queue_surv
         except ActorStopped as error:
             answers.append(error)
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         async with anyio.create_task_group() as group:
             group.start_soon(ask, "crash")
             await anyio.lowlevel.checkpoint()
@@ -111,8 +107,7 @@ async def test_stopping_answers_everybody(world: World) -> None:
         except ActorStopped as error:
             answers.append(str(error))
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (supervisor, (ref,)):
         async with anyio.create_task_group() as group:
             group.start_soon(ask, ("sleep", 100.0))
             await settle()
@@ -141,8 +136,7 @@ async def test_a_task_runs_beside_the_actor_and_gives_its_result(world: World) -
     async def wait(handle: TaskHandle[int]) -> None:
         results.append(await handle.wait())
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         handle = ref.spawn(work, 1, 2, name="sum")
         assert (handle.done, handle.name, ref.statistics().tasks) == (False, "a/sum", 1)
         assert await ref.ask("still there?") == "still there?"
@@ -168,8 +162,7 @@ async def test_a_task_fails_alone(world: World) -> None:
         await anyio.sleep(1)
         return "done"
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         sibling = ref.spawn(work)
         for error in (Boom("x"), AuthError("no"), ExceptionGroup("one", [Boom("y")])):
             with pytest.raises((Boom, AuthError)):
@@ -186,8 +179,7 @@ def test_a_task_that_asyncio_itself_cancels_ends_alone(world: World) -> None:
         return "done"
 
     async def scenario() -> None:
-        async with world.supervisor() as supervisor:
-            ref = await supervisor.start_child(world.spec("a"))
+        async with world.children("a") as (_, (ref,)):
             sibling = ref.spawn(work)
             handle = ref.spawn(anyio.sleep_forever, name="alone")
             await settle()
@@ -210,8 +202,7 @@ async def test_a_cancelled_task_says_so(world: World) -> None:
             return "partial"
         return "never"
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         rude = ref.spawn(anyio.sleep_forever)
         early = ref.spawn(anyio.sleep_forever)
         early.cancel()
@@ -237,8 +228,7 @@ async def test_tasks_end_before_the_next_life_begins(world: World) -> None:
                 await anyio.sleep(2)
             world.log.append("cleaned up")
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         handle = ref.spawn(work)
         await settle()
         ref.tell("crash")
@@ -260,8 +250,7 @@ async def test_a_task_that_dies_of_the_actors_end_can_still_answer(world: World)
             raise AuthError("last words") from None
         return "never"
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (supervisor, (ref,)):
         handle = ref.spawn(last_words)
         await settle()
         await supervisor.stop_child("a")
@@ -289,9 +278,7 @@ async def leak() -> None:
 
 async def test_a_leaked_cancellation_is_a_crash(world: World) -> None:
     """In a message it crashes the actor, in a task the task; siblings and supervisor live on."""
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
-        sibling = await supervisor.start_child(world.spec("b"))
+    async with world.children("a", "b") as (_, (ref, sibling)):
         task = sibling.spawn(anyio.sleep, 5)
         with pytest.raises(LeakedCancellation):
             await sibling.spawn(leak).wait()
@@ -342,8 +329,7 @@ async def test_cancelling_an_asker_or_a_waiter_disturbs_nobody(world: World) -> 
         await anyio.sleep(1)
         return "done"
 
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (_, (ref,)):
         for steps in range(8):
             handle = ref.spawn(work)
             async with anyio.create_task_group() as group:

@@ -48,6 +48,17 @@ async def settle() -> None:
     await anyio.sleep(1)
 
 
+async def stubborn(seconds: float) -> None:
+    """Doesn't stop for so long, whoever cancels it."""
+    with anyio.CancelScope(shield=True):
+        await anyio.sleep(seconds)
+
+
+def fail() -> None:
+    """A start that fails."""
+    raise Boom("no start")
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("exit_", ["normal", "crash", "stopped"])
@@ -83,8 +94,7 @@ async def test_the_restart_matrix(world: World, strategy: Strategy, restart: Res
 
 async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
     """one_for_all stops a temporary child with the others and leaves it so; its ref says it has stopped."""
-    async with world.supervisor("one_for_all") as supervisor:
-        a = await supervisor.start_child(world.spec("a"))
+    async with world.children("a", strategy="one_for_all") as (supervisor, (a,)):
         b = await supervisor.start_child(world.spec("b", restart="temporary"))
         a.tell("crash")
         await settle()
@@ -100,9 +110,7 @@ async def test_a_temporary_sibling_does_not_come_back(world: World) -> None:
 
 async def test_a_stopped_sibling_is_left_in_peace(world: World) -> None:
     """A child that was stopped on purpose is not brought back by another's crash."""
-    async with world.supervisor("one_for_all") as supervisor:
-        a = await supervisor.start_child(world.spec("a"))
-        b = await supervisor.start_child(world.spec("b"))
+    async with world.children("a", "b", strategy="one_for_all") as (supervisor, (a, b)):
         await supervisor.stop_child("b")
         a.tell("crash")
         await settle()
@@ -132,8 +140,7 @@ async def test_the_limit_trips_although_the_backoff_is_on(world: World) -> None:
 async def test_a_healthy_life_starts_a_new_row(world: World) -> None:
     """A child that lives for healthy_after between its crashes is restarted for ever."""
     policy = RestartPolicy(max_failures=2, healthy_after=10)
-    async with world.supervisor(policy=policy) as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a", policy=policy) as (supervisor, (ref,)):
         for _ in range(6):
             await anyio.sleep(11)
             ref.tell("crash")
@@ -153,9 +160,6 @@ async def test_a_start_that_keeps_failing_ends(world: World) -> None:
         except ActorStopped as error:
             answers.append(error)
 
-    def fail() -> None:
-        raise Boom("no start")
-
     async with world.supervisor() as supervisor:
         ref = await supervisor.start_child(world.spec("a", on_limit="stop"))
         world.on_start["a"] = fail
@@ -173,9 +177,6 @@ async def test_a_start_that_keeps_failing_ends(world: World) -> None:
 
 async def test_a_first_start_that_fails_is_the_callers(world: World) -> None:
     """start_child raises what started() raised, adds nothing, and can be called again."""
-
-    def fail() -> None:
-        raise Boom("no start")
 
     world.on_start["a"] = fail
     async with world.supervisor() as supervisor:
@@ -209,9 +210,6 @@ async def test_a_stopped_child_is_revived_afresh(world: World) -> None:
         assert world.log == []
         assert log.count("start a") == 4
 
-        def fail() -> None:
-            raise Boom("still ill")
-
         await supervisor.stop_child("a")
         world.on_start["a"] = fail
         with pytest.raises(Boom):
@@ -221,8 +219,7 @@ async def test_a_stopped_child_is_revived_afresh(world: World) -> None:
 
 async def test_a_child_can_be_stopped_while_it_waits_for_its_restart(world: World) -> None:
     """The pause before a restart is no hold on the child: stopped is stopped."""
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (supervisor, (ref,)):
         ref.tell("crash")
         await anyio.sleep(0.01)
         assert not ref.running
@@ -247,8 +244,7 @@ async def test_children_stop_in_reverse_order(world: World) -> None:
 
 async def test_messages_that_nobody_got_to_are_counted(world: World) -> None:
     """A shutdown says how many told messages were lost."""
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (supervisor, (ref,)):
         ref.tell(("sleep", 1.0))
         await anyio.sleep(0.1)
         for n in range(3):
@@ -303,8 +299,7 @@ async def test_giving_up_stops_everything_and_is_told(world: World) -> None:
 
 async def test_a_nested_supervisor_that_gives_up_is_restarted_with_its_children(world: World) -> None:
     """Escalation is a crash to the parent: the subtree comes up again in order, and the refs stay valid."""
-    async with world.supervisor() as root:
-        outside = await root.start_child(world.spec("outside"))
+    async with world.children("outside") as (root, (outside,)):
         nested = await root.start_supervisor("nested", policy=RestartPolicy(max_failures=2))
         a = await nested.start_child(world.spec("a"))
         b = await nested.start_child(world.spec("b"))
@@ -361,9 +356,7 @@ async def test_a_sibling_that_fails_to_restart_starts_the_round_again(world: Wor
         if fails.pop(0):
             raise Boom("not yet")
 
-    async with world.supervisor("one_for_all") as supervisor:
-        a = await supervisor.start_child(world.spec("a"))
-        b = await supervisor.start_child(world.spec("b"))
+    async with world.children("a", "b", strategy="one_for_all") as (supervisor, (a, b)):
         world.on_start["b"] = fail_twice
         world.fresh_log()
         a.tell("crash")
@@ -388,15 +381,10 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
 
     monkeypatch.setattr(module._log, "error", note)
 
-    async def stubborn() -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(20)
-
     begin = anyio.current_time()
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
+    async with world.children("a") as (supervisor, (ref,)):
         await supervisor.start_child(world.spec("b"))
-        ref.spawn(stubborn, name="stubborn")
+        ref.spawn(stubborn, 20, name="stubborn")
         await anyio.wait_all_tasks_blocked()
         report = await supervisor.stop()
         assert anyio.current_time() - begin == pytest.approx(6)
@@ -413,13 +401,8 @@ async def test_a_task_that_will_not_stop_is_named_and_waited_for(
 async def test_a_task_that_holds_up_a_restart_is_named(world: World) -> None:
     """A crashed actor waits for its tasks; one that does not end is reported, and the restart follows its end."""
 
-    async def stubborn() -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(20)
-
-    async with world.supervisor() as supervisor:
-        ref = await supervisor.start_child(world.spec("a"))
-        ref.spawn(stubborn, name="stubborn")
+    async with world.children("a") as (supervisor, (ref,)):
+        ref.spawn(stubborn, 20, name="stubborn")
         await anyio.wait_all_tasks_blocked()
         ref.tell("crash")
         await anyio.sleep(10)
@@ -446,14 +429,10 @@ async def test_the_budget_is_for_all_of_them_together(world: World) -> None:
 async def test_a_nested_stuck_task_reaches_the_roots_report(world: World) -> None:
     """What is stuck below a nested supervisor is in the report of the one that was stopped."""
 
-    async def stubborn() -> None:
-        with anyio.CancelScope(shield=True):
-            await anyio.sleep(30)
-
     async with world.supervisor() as root:
         nested = await root.start_supervisor("nested")
         ref = await nested.start_child(world.spec("a"))
-        ref.spawn(stubborn, name="stubborn")
+        ref.spawn(stubborn, 30, name="stubborn")
         await anyio.wait_all_tasks_blocked()
         report = await root.stop()
         assert "a/stubborn" in report.stuck
@@ -493,8 +472,7 @@ def test_stopping_in_the_moment_of_a_restart_is_no_failure(world: World, steps: 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        async with world.supervisor(policy=RestartPolicy(backoff_base=1.0)) as supervisor:
-            ref = await supervisor.start_child(world.spec("a"))
+        async with world.children("a", policy=RestartPolicy(backoff_base=1.0)) as (supervisor, (ref,)):
             ref.tell("crash")
             await anyio.sleep(0.1)
             async with anyio.create_task_group() as group:

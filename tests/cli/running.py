@@ -67,8 +67,17 @@ def call(
     said: str = "",
     without: str | None = None,
     more: Mapping[str, str] | None = None,
+    exits: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A command from start to end. said: its input. more: variables of its environment."""
+    """A command from start to end. said: its input. more: of its environment. exits: its code, if it is known."""
+    done = _called(arguments, home, said, without, more)
+    assert exits in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
+def _called(
+    arguments: tuple[str, ...], home: Path, said: str, without: str | None, more: Mapping[str, str] | None
+) -> subprocess.CompletedProcess[str]:
     if without is None and hasattr(os, "fork"):
         command = Command(arguments, {**environment(home), **(more or {})}, str(CHECKOUT))
         ended = _forking().call(command, said.encode(), timeout=PATIENCE_SECONDS * 4)

@@ -16,8 +16,7 @@ from .running import call, read_until, start
 
 def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> None:
     """The second model gets the history that the first one made."""
-    done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n")
-    assert done.returncode == 0, done.stderr
+    done = call("chat", home=talkative, said="hello\n/model second\nagain\n/quit\nnot read\n", exits=0)
     assert done.stdout.splitlines() == [
         "one heard 1 messages, last: hello",
         "two heard 3 messages, last: again",
@@ -27,8 +26,7 @@ def test_a_conversation_goes_on_when_its_model_is_swapped(talkative: Path) -> No
 
 def test_an_unknown_model_is_one_line_and_changes_nothing(talkative: Path) -> None:
     """The chat goes on with the model it had; so it does for one whose key is missing."""
-    done = call("chat", home=talkative, said="/model secnd\n/model locked:m\nhello\n")
-    assert done.returncode == 0
+    done = call("chat", home=talkative, said="/model secnd\n/model locked:m\nhello\n", exits=0)
     assert done.stdout.splitlines() == ["one heard 1 messages, last: hello"]
     complaints = [line for line in done.stderr.splitlines() if line.startswith("callboard: ")]
     assert len(complaints) == 2
@@ -46,8 +44,7 @@ def test_models_are_listed_with_the_current_one_marked(talkative: Path) -> None:
 
 def test_a_call_that_fails_is_one_line_and_the_chat_goes_on(talkative: Path) -> None:
     """A provider's failure ends a reply, not the chat."""
-    done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n")
-    assert done.returncode == 0
+    done = call("chat", "--model", "broken:m", home=talkative, said="hello\n/model first\nstill there?\n", exits=0)
     assert "callboard: ServerError of broken: the provider is on fire" in done.stderr.splitlines()
     assert done.stdout.splitlines() == ["one heard 1 messages, last: still there?"]
 
@@ -168,8 +165,7 @@ def test_warnings_of_the_library_are_short_lines_on_stderr(talkative: Path) -> N
 def test_a_trace_file_that_cannot_be_used_ends_the_chat_before_it_begins(talkative: Path) -> None:
     """One line, exit code 1."""
     (talkative / "trace.db").write_text("somebody's letter, and a rather long one at that " * 20)
-    done = call("chat", home=talkative, said="hello\n")
-    assert done.returncode == 1
+    done = call("chat", home=talkative, said="hello\n", exits=1)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert "is not a database" in done.stderr
@@ -178,6 +174,5 @@ def test_a_trace_file_that_cannot_be_used_ends_the_chat_before_it_begins(talkati
 def test_a_chat_that_cannot_start_says_why(talkative: Path) -> None:
     """An unknown model, a missing file and a missing key end the command with 2."""
     for options in (["--model", "nonsense"], ["--models-file", "/nowhere.yaml"], ["--model", "locked:m"]):
-        done = call("chat", *options, home=talkative, said="hello\n")
-        assert done.returncode == 2
+        done = call("chat", *options, home=talkative, said="hello\n", exits=2)
         assert len(done.stderr.splitlines()) == 1

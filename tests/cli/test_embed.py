@@ -29,8 +29,7 @@ def embedding(home: Path) -> Path:
 
 def test_the_texts_of_the_command_line_come_out_as_vectors(embedding: Path) -> None:
     """What it used and cost is on stderr, and in the trace."""
-    done = call("embed", "--model", "words", "--dimensions", "8", "red cat", "red dog", home=embedding)
-    assert done.returncode == 0, done.stderr
+    done = call("embed", "--model", "words", "--dimensions", "8", "red cat", "red dog", home=embedding, exits=0)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(line["index"], len(line["embedding"])) for line in lines] == [(0, 8), (1, 8)]
     assert done.stderr.splitlines()[-1] == "2 texts, 8 dimensions, toy:words: 4 tokens, unpriced"
@@ -58,8 +57,9 @@ def test_records_come_out_with_their_vectors(embedding: Path) -> None:
 
 @pytest.mark.parametrize("said", ["no json", '{"id": 1}', '"text"', '{"body": 5}'])
 def test_a_record_without_the_text_is_named_by_its_line(embedding: Path, said: str) -> None:
-    done = call("embed", "--model", "words", "--jsonl", "body", home=embedding, said=f'{{"body": "x"}}\n{said}\n')
-    assert done.returncode == 1
+    done = call(
+        "embed", "--model", "words", "--jsonl", "body", home=embedding, said=f'{{"body": "x"}}\n{said}\n', exits=1
+    )
     assert done.stderr.startswith("callboard: line 2 of the input ")
     assert done.stdout == ""
 
@@ -74,6 +74,5 @@ def test_what_could_not_be_embedded_stands_in_its_place(embedding: Path) -> None
 
 
 def test_an_unknown_model_is_a_matter_of_configuration(embedding: Path) -> None:
-    done = call("embed", "--model", "word", "x", home=embedding)
-    assert done.returncode == 2
+    done = call("embed", "--model", "word", "x", home=embedding, exits=2)
     assert "did you mean words" in done.stderr

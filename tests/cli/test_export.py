@@ -14,8 +14,7 @@ from .running import PRICES, call
 def test_export_writes_every_attempt_and_needs_no_rich(traced: Path, tmp_path: Path) -> None:
     """CSV to a file, JSON lines to stdout: the same rows."""
     target = tmp_path / "calls.csv"
-    done = call("export", "--format", "csv", str(target), home=traced, without="rich")
-    assert done.returncode == 0, done.stderr
+    done = call("export", "--format", "csv", str(target), home=traced, without="rich", exits=0)
     assert "3 rows written to" in done.stderr
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -35,7 +34,7 @@ def test_export_takes_filters_and_price_versions(traced: Path) -> None:
     refused = call("export", "--format", "jsonl", "--under", "ffffffffffff", "-", home=traced)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "ffffffffffff" in refused.stderr
-    assert call("reprice", "--prices", str(PRICES), home=traced).returncode == 0
+    call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     done = call("export", "--format", "jsonl", "--model", "local-chat:m", "-", home=traced)
     (row,) = [json.loads(line) for line in done.stdout.splitlines()]
     assert (row["cost_nano_usd"], row["at_call_time_nano_usd"]) == (2400, 3000)

@@ -36,8 +36,7 @@ def home_with_media(home: Path, server: MediaServer) -> Path:
 
 def test_an_image_is_written_to_a_file(home_with_media: Path, tmp_path: Path) -> None:
     target = tmp_path / "boat.png"
-    done = call("image", "A red boat.", "--model", "draw", "-o", str(target), home=home_with_media)
-    assert done.returncode == 0, done.stderr
+    done = call("image", "A red boat.", "--model", "draw", "-o", str(target), home=home_with_media, exits=0)
     assert target.read_bytes() == png()
     assert done.stderr.splitlines()[0] == f"Written: {target}, 2x1"
     (row,) = [json.loads(line) for line in call("traces", "--json", home=home_with_media).stdout.splitlines()]
@@ -49,8 +48,7 @@ def test_several_images_get_a_number_each_and_an_edit_takes_files(
 ) -> None:
     (tmp_path / "in.png").write_bytes(png())
     arguments = ("image", "Blue.", "--model", "draw", "-o", str(tmp_path / "out.png"), "-n", "2")
-    done = call(*arguments, "--edit", str(tmp_path / "in.png"), home=home_with_media)
-    assert done.returncode == 0, done.stderr
+    done = call(*arguments, "--edit", str(tmp_path / "in.png"), home=home_with_media, exits=0)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out-1.png", "out-2.png"]
     assert "2 of edit, openai:gpt-image-2: " in done.stderr
     assert server.of("image")[0].path == "/v1/images/edits"
@@ -67,8 +65,7 @@ def test_what_cannot_be_made_is_said_in_one_line(home_with_media: Path, tmp_path
 def test_a_video_is_made_awaited_and_written(home_with_media: Path, tmp_path: Path, server: MediaServer) -> None:
     target = tmp_path / "boat.mp4"
     arguments = ("video", "A red boat.", "--model", "film", "--seconds", "8", "--every", "0.01")
-    done = call(*arguments, "-o", str(target), home=home_with_media)
-    assert done.returncode == 0, done.stderr
+    done = call(*arguments, "-o", str(target), home=home_with_media, exits=0)
     assert target.read_bytes() == server.file
     assert done.stderr.splitlines() == [
         "video video_1, openai:sora-2",
@@ -93,8 +90,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_come_back(
     assert not target.exists()
     server.steps = []
     resume = ("video", "--resume", "video_1", "--model", "film", "--every", "0.01", "-o", str(target))
-    done = call(*resume, home=home_with_media)
-    assert done.returncode == 0, done.stderr
+    call(*resume, home=home_with_media, exits=0)
     assert target.read_bytes() == server.file
     assert server.made == {"video": 1}
     assert call(*resume, home=home_with_media).returncode == 0  # once more, and it is not counted again
@@ -113,15 +109,14 @@ def test_a_job_that_fails_is_an_error_and_nothing_to_come_back_to(
 ) -> None:
     server.ends, server.steps = "failed", []
     arguments = ("video", "A boat.", "--model", "film", "--every", "0.01", "-o", str(tmp_path / "x.mp4"))
-    done = call(*arguments, home=home_with_media)
-    assert done.returncode == 1
+    done = call(*arguments, home=home_with_media, exits=1)
     assert "not that" in done.stderr
     assert "--resume" not in done.stderr
 
 
 def test_a_command_that_does_not_say_enough_is_refused(home_with_media: Path) -> None:
-    assert call("video", "--model", "film", "-o", "x.mp4", home=home_with_media).returncode == 2
-    assert call("video", "A boat.", "--model", "film", home=home_with_media).returncode == 2
+    call("video", "--model", "film", "-o", "x.mp4", home=home_with_media, exits=2)
+    call("video", "A boat.", "--model", "film", home=home_with_media, exits=2)
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -15,8 +15,7 @@ from .running import PRICES, call
 
 def test_cost_for_programs_is_exact(traced: Path) -> None:
     """CSV has a head and USD beside nano-USD; JSON the same figures."""
-    done = call("cost", "--by", "model,day", "--csv", home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("cost", "--by", "model,day", "--csv", home=traced, exits=0)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     assert {(row["model"], row["cost_usd"]) for row in rows} == {
         ("local-chat:m", "0.000003000"),
@@ -50,8 +49,7 @@ def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
     """As a table, as JSON and as CSV."""
     for command in (("stats",), ("errors",), ("sql", "SELECT model, count(*) AS n FROM calls GROUP BY model")):
         for form in ((), ("--json",), ("--csv",)):
-            done = call(*command, *form, home=traced)
-            assert done.returncode == 0, done.stderr
+            done = call(*command, *form, home=traced, exits=0)
             assert "local-messages:m" in done.stdout
     recent = call("stats", "--since", "24h", "--by", "total", "--json", home=traced)
     assert json.loads(recent.stdout)["attempts"] == 3
@@ -60,8 +58,7 @@ def test_stats_errors_and_sql_answer_in_every_form(traced: Path) -> None:
 def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path, tmp_path: Path) -> None:
     """Nothing is fetched or run; totals, days and versions are there; a second undo finds nothing."""
     file = tmp_path / "page.html"
-    done = call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced)
-    assert done.returncode == 0, done.stderr
+    call("reprice", "--prices", str(PRICES), "--html", str(file), "--by", "day", home=traced, exits=0)
     text = file.read_text()
     tags: list[str] = []
 
@@ -80,8 +77,8 @@ def test_a_repricing_as_a_page_stands_alone_and_shows_exact_amounts(traced: Path
     history = call("reprice", "--history", "--json", home=traced)
     (run,) = [json.loads(line) for line in history.stdout.splitlines()]
     assert (run["calls"], run["sum_before_nano_usd"], run["sum_after_nano_usd"]) == (2, 6_600, 6_900)
-    assert call("reprice", "--undo", home=traced).returncode == 0
-    assert call("reprice", "--undo", home=traced).returncode == 1
+    call("reprice", "--undo", home=traced, exits=0)
+    call("reprice", "--undo", home=traced, exits=1)
 
 
 def test_a_comparison_is_rows_for_programs_too(traced: Path) -> None:
@@ -99,7 +96,6 @@ def test_a_page_that_cannot_be_written_is_told_before_anything_is_repriced(
     traced: Path, tmp_path: Path, page: str
 ) -> None:
     """The costs stay, and there is nothing to undo."""
-    done = call("reprice", "--prices", str(PRICES), "--html", str(tmp_path / page), home=traced)
-    assert done.returncode == 2
+    done = call("reprice", "--prices", str(PRICES), "--html", str(tmp_path / page), home=traced, exits=2)
     assert "folder" in done.stderr
-    assert call("reprice", "--undo", home=traced).returncode == 1
+    call("reprice", "--undo", home=traced, exits=1)

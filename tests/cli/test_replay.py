@@ -16,8 +16,7 @@ from .running import PATIENCE_SECONDS, call, start
 
 def test_replay_prints_every_event_in_order(traced: Path) -> None:
     """With the seconds since the first, and the same few words as the demo."""
-    done = call("replay", home=traced, without="rich")
-    assert done.returncode == 0, done.stderr
+    done = call("replay", home=traced, without="rich", exits=0)
     lines = done.stdout.splitlines()
     assert re.match(r" +0\.000  \S+", lines[0])
     topics = [line.split()[1] for line in lines[:-2]]
@@ -29,8 +28,7 @@ def test_replay_prints_every_event_in_order(traced: Path) -> None:
 
 def test_replay_as_json_is_one_whole_envelope_a_line_and_needs_no_rich(traced: Path) -> None:
     """Programs get every id, and seq in order."""
-    done = call("replay", "--json", "--session", "ses_under_test", home=traced, without="rich")
-    assert done.returncode == 0, done.stderr
+    done = call("replay", "--json", "--session", "ses_under_test", home=traced, without="rich", exits=0)
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert {row["session_id"] for row in rows} == {"ses_under_test"}
     assert [row["seq"] for row in rows] == sorted(row["seq"] for row in rows)
@@ -54,8 +52,7 @@ def test_replay_shows_only_what_the_filters_leave(
     traced: Path, options: tuple[str, ...], topics: list[str]
 ) -> None:
     """An empty answer is no failure."""
-    done = call("replay", "--json", *options, home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("replay", "--json", *options, home=traced, exits=0)
     assert [json.loads(line)["topic"] for line in done.stdout.splitlines()] == topics
 
 
@@ -64,8 +61,7 @@ def test_replay_shows_only_what_the_filters_leave(
 )
 def test_replay_badly_asked_says_so(traced: Path, options: tuple[str, ...]) -> None:
     """Exit code 2, as for every command, and no traceback."""
-    done = call("replay", *options, home=traced)
-    assert done.returncode == 2
+    done = call("replay", *options, home=traced, exits=2)
     assert "Traceback" not in done.stderr
     assert done.stderr
 

@@ -11,12 +11,10 @@ from .running import call
 
 def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
     """Each command says what the next one needs."""
-    saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n")
-    assert saved.returncode == 0, saved.stderr
+    saved = call("chat", "--save", "--system", "Be kind.", home=talkative, said="hello\nagain\n", exits=0)
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
 
-    listed = call("sessions", home=talkative)
-    assert listed.returncode == 0, listed.stderr
+    listed = call("sessions", home=talkative, exits=0)
     (line,) = [line for line in listed.stdout.splitlines() if session in line]
     assert re.search(r"first +2 +2 +.* 4 +yes$", line.rstrip()), line
 
@@ -29,8 +27,9 @@ def test_a_saved_chat_is_listed_printed_and_resumed(talkative: Path) -> None:
         "one:parrot> one heard 3 messages, last: again",
     ]
 
-    resumed = call("chat", "--resume", session, "--model", "second", home=talkative, said="still there?\n")
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = call(
+        "chat", "--resume", session, "--model", "second", home=talkative, said="still there?\n", exits=0
+    )
     assert resumed.stdout.splitlines() == ["two heard 5 messages, last: still there?"]
     assert "4 messages so far" in resumed.stderr
     again = call("sessions", session, "--json", home=talkative)
@@ -46,8 +45,7 @@ def test_a_chat_is_not_kept_unless_asked(talkative: Path) -> None:
     (row,) = [json.loads(line) for line in listed.stdout.splitlines()]
     assert (row["turns"], row["messages"], row["resumable"]) == (1, 0, False)
     for command in (("sessions", row["session_id"]), ("chat", "--resume", row["session_id"])):
-        refused = call(*command, home=talkative)
-        assert refused.returncode == 1
+        refused = call(*command, home=talkative, exits=1)
         assert "capture_content=True" in refused.stderr
         assert len(refused.stderr.splitlines()) == 1
     assert b"a secret" not in (talkative / "trace.db").read_bytes()
@@ -66,21 +64,18 @@ def test_a_saved_chat_is_exported_and_deleted(talkative: Path, tmp_path: Path) -
     saved = call("chat", "--save", home=talkative, said="a secret\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
     document = tmp_path / "session.json"
-    exported = call("sessions", session, "--export", str(document), home=talkative)
-    assert exported.returncode == 0, exported.stderr
+    call("sessions", session, "--export", str(document), home=talkative, exits=0)
     assert json.loads(document.read_bytes())["messages"][0]["content"][0]["text"] == "a secret"
-    deleted = call("sessions", session, "--delete", home=talkative)
-    assert deleted.returncode == 0, deleted.stderr
+    deleted = call("sessions", session, "--delete", home=talkative, exits=0)
     assert "calls and costs stay" in deleted.stdout
-    assert call("sessions", session, home=talkative).returncode == 1
+    call("sessions", session, home=talkative, exits=1)
     assert len(call("traces", "--json", home=talkative).stdout.splitlines()) == 1
-    assert call("sessions", session, "--delete", home=talkative).returncode == 1
+    call("sessions", session, "--delete", home=talkative, exits=1)
 
 
 def test_what_to_export_or_delete_must_be_named(talkative: Path) -> None:
     """The error shows how."""
-    refused = call("sessions", "--delete", home=talkative)
-    assert refused.returncode == 1
+    refused = call("sessions", "--delete", home=talkative, exits=1)
     assert "callboard sessions SESSION" in refused.stderr
 
 
@@ -98,6 +93,5 @@ def test_a_session_that_there_isnt_and_one_whose_words_were_not_kept_are_told_ap
     assert "chat --save" in unkept.stderr
     saved = call("chat", "--save", home=talkative, said="hello\n")
     (session,) = re.findall(r"chat --resume (ses_\w+)", saved.stderr)
-    refused = call("sessions", session, "--export", str(tmp_path / "no" / "file"), home=talkative)
-    assert refused.returncode == 1
+    refused = call("sessions", session, "--export", str(tmp_path / "no" / "file"), home=talkative, exits=1)
     assert "Traceback" not in refused.stderr

@@ -19,8 +19,7 @@ LABELS = ("example prices, first version", "example prices, second version")
 
 def test_traces_lists_every_call_with_its_model_tokens_and_cost(traced: Path) -> None:
     """A call that succeeded shows what it used and cost, one that failed that it did."""
-    done = call("traces", home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("traces", home=traced, exits=0)
     lines = done.stdout.splitlines()
     (chat,) = [line for line in lines if "local-chat:m" in line]
     assert re.search(r"completed +local-chat:m +1 .* 10 +5 +\$0\.000003000$", chat), chat
@@ -54,39 +53,34 @@ def test_traces_shows_only_what_the_filters_leave(
     traced: Path, options: tuple[str, ...], models: list[str]
 ) -> None:
     """Filters combine, and an empty answer is no failure."""
-    done = call("traces", "--json", *options, home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("traces", "--json", *options, home=traced, exits=0)
     assert [json.loads(line)["model"] for line in done.stdout.splitlines()] == models
 
 
 def test_reprice_tells_the_difference_by_model_and_how_to_go_back(traced: Path) -> None:
     """The way back that is printed is a command that works."""
-    done = call("reprice", "--prices", str(PRICES), home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     assert LABELS[1] in done.stdout
     assert re.search(r"local-chat:m +1 +\$0\.000003000 +\$0\.000002400 +-\$0\.000000600 +-20%", done.stdout)
     (back,) = re.findall(r"To go back: .* (reprice --undo .*)", done.stdout)
     assert costs(traced) == [None, 4500, 2400]
-    undone = call(*back.split(), home=traced)
-    assert undone.returncode == 0, undone.stderr
+    call(*back.split(), home=traced, exits=0)
     assert costs(traced) == [None, 3600, 3000]
 
 
 def test_a_dry_run_and_a_what_if_change_nothing(traced: Path) -> None:
     """They only report, and say so."""
     for option in (["--dry-run"], ["--as-model", "anthropic:claude-sonnet-4-6"]):
-        done = call("reprice", "--prices", str(PRICES), *option, home=traced)
-        assert done.returncode == 0, done.stderr
+        done = call("reprice", "--prices", str(PRICES), *option, home=traced, exits=0)
         assert "Nothing was changed." in done.stdout
         assert costs(traced) == [None, 3600, 3000]
 
 
 def test_only_prices_can_be_tried(traced: Path) -> None:
     """Going back with --dry-run is refused, and the costs stay as they are."""
-    assert call("reprice", "--prices", str(PRICES), home=traced).returncode == 0
+    call("reprice", "--prices", str(PRICES), home=traced, exits=0)
     for option in (["--undo"], ["--use", "call-time"], ["--resume"]):
-        done = call("reprice", *option, "--dry-run", home=traced)
-        assert done.returncode == 2
+        done = call("reprice", *option, "--dry-run", home=traced, exits=2)
         assert f"{option[0]} can't be tried with --dry-run, and nothing was changed" in done.stderr
         assert costs(traced) == [None, 4500, 2400]
 
@@ -121,8 +115,7 @@ def test_a_model_without_a_price_is_unpriced_not_free(traced: Path) -> None:
 
 def test_repricing_some_calls_leaves_the_others(traced: Path) -> None:
     """The filters of traces hold for reprice."""
-    done = call("reprice", "--prices", str(PRICES), "--model", "local-chat:*", home=traced)
-    assert done.returncode == 0, done.stderr
+    call("reprice", "--prices", str(PRICES), "--model", "local-chat:*", home=traced, exits=0)
     assert costs(traced) == [None, 3600, 2400]
 
 
@@ -169,8 +162,7 @@ def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
             with sqlite3.connect(file) as database:
                 database.execute("PRAGMA user_version = 9999")
     before = file.read_bytes() if file.exists() else None
-    done = call(*command, "--db", str(file), home=traced)
-    assert done.returncode == 1
+    done = call(*command, "--db", str(file), home=traced, exits=1)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 1
     assert said in done.stderr
@@ -181,8 +173,7 @@ def test_a_file_that_is_no_trace_file_is_refused_in_one_line_and_left_alone(
 def test_without_a_trace_file_of_its_own_the_demos_is_taken(traced: Path) -> None:
     """After `callboard demo`, `callboard traces` works as it is."""
     (traced / "trace.db").rename(traced / "demo-trace.db")
-    done = call("traces", home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("traces", home=traced, exits=0)
     assert "3 calls" in done.stdout
     assert "demo-trace.db" in done.stdout
 
@@ -201,18 +192,16 @@ def test_a_reader_that_leaves_early_gets_no_traceback(traced: Path) -> None:
 )
 def test_arguments_that_mean_nothing_are_a_usage_error(home: Path, wrong: tuple[str, ...]) -> None:
     """argparse says what was expected, and the exit code is 2."""
-    done = call(*wrong, home=home)
-    assert done.returncode == 2
+    done = call(*wrong, home=home, exits=2)
     assert "usage: callboard" in done.stderr
 
 
 def test_without_rich_the_error_says_what_to_install(traced: Path) -> None:
     """The extra is named in one line; what needs no table works without it."""
-    done = call("traces", home=traced, without="rich")
-    assert done.returncode == 2
+    done = call("traces", home=traced, without="rich", exits=2)
     assert 'pip install "callboard[cli]"' in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert call("traces", "--json", home=traced, without="rich").returncode == 0
+    call("traces", "--json", home=traced, without="rich", exits=0)
 
 
 def costs(home: Path) -> list[int | None]:

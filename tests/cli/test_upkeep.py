@@ -36,11 +36,9 @@ def test_prune_says_first_what_would_go_and_then_deletes_it(traced: Path) -> Non
     """The same counts both times; the last call stays."""
     path = made_older(traced, 100)
     before = attempts(path)
-    dry = call("prune", "--older-than", "90d", "--dry-run", home=traced)
-    assert dry.returncode == 0, dry.stderr
+    dry = call("prune", "--older-than", "90d", "--dry-run", home=traced, exits=0)
     assert attempts(path) == before
-    done = call("prune", "--older-than", "90d", home=traced)
-    assert done.returncode == 0, done.stderr
+    done = call("prune", "--older-than", "90d", home=traced, exits=0)
     told = dry.stdout.split(", of ")[0].removeprefix("Would delete ")
     assert f"{before - 1} attempts" in told
     assert f"Deleted {told}." in done.stdout
@@ -54,8 +52,7 @@ def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> N
     assert (done.returncode, "--older-than" in done.stderr) == (1, True)
     missing = tmp_path / "none.db"
     for option in ((), ("--dry-run",)):
-        done = call("prune", "--older-than", "1d", "--db", str(missing), *option, home=traced)
-        assert done.returncode == 1
+        done = call("prune", "--older-than", "1d", "--db", str(missing), *option, home=traced, exits=1)
         assert "there is no trace file" in done.stderr
     assert not missing.exists()
 
@@ -63,8 +60,7 @@ def test_prune_wants_to_be_told_what_is_to_go(traced: Path, tmp_path: Path) -> N
 def test_backup_makes_a_file_that_the_other_commands_read(traced: Path, tmp_path: Path) -> None:
     """And refuses to write over it."""
     target = tmp_path / "copy.db"
-    done = call("backup", str(target), home=traced)
-    assert done.returncode == 0, done.stderr
+    call("backup", str(target), home=traced, exits=0)
     listed = [call("traces", "--json", "--db", str(path), home=traced) for path in (target, traced / "trace.db")]
     assert listed[0].stdout == listed[1].stdout != ""
     again = call("backup", str(target), home=traced)

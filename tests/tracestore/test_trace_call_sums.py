@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -98,33 +97,29 @@ def events(make: Maker, call: tuple[int, str, int, TokenUsage, Cost | None]) -> 
 
 @given(story=st.lists(steps, min_size=2, max_size=14), wheres=st.lists(filters, min_size=1, max_size=3))
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_sums_are_those_of_the_calls_whatever_happened(
+async def test_the_sums_are_those_of_the_calls_whatever_happened(
     tmp_path_factory: pytest.TempPathFactory, story: list[tuple[str, object]], wheres: list[CallFilter]
 ) -> None:
     """Written in any order, changed by late events, repriced, undone, chosen and pruned: to the nano-dollar."""
-
-    async def check() -> None:
-        make = Maker()
-        async with TraceStore(tmp_path_factory.mktemp("sums") / "t.db") as store:
-            for step, detail in story:
-                match step, detail:
-                    case "write", list(written):
-                        await store.write([event for call in written for event in events(make, call)])
-                    case "sum up", _:
-                        await store._database.write(sum_up)
-                    case "reprice", (PriceTable() as table, where):
-                        await store.reprice(table, where=where)  # type: ignore[arg-type]
-                    case "undo", _:
-                        with contextlib.suppress(StoreError):  # where there is nothing to undo
-                            await store.undo_reprice()
-                    case "use", table:
-                        with contextlib.suppress(StoreError):  # where that table was never used
-                            await store.use_prices(table.version if isinstance(table, PriceTable) else None)
-                    case "prune", int(before):
-                        await store.prune(before=before)
-            await assert_in_step(store, [CallFilter(), *wheres])
-
-    anyio.run(check)
+    make = Maker()
+    async with TraceStore(tmp_path_factory.mktemp("sums") / "t.db") as store:
+        for step, detail in story:
+            match step, detail:
+                case "write", list(written):
+                    await store.write([event for call in written for event in events(make, call)])
+                case "sum up", _:
+                    await store._database.write(sum_up)
+                case "reprice", (PriceTable() as table, where):
+                    await store.reprice(table, where=where)  # type: ignore[arg-type]
+                case "undo", _:
+                    with contextlib.suppress(StoreError):  # where there is nothing to undo
+                        await store.undo_reprice()
+                case "use", table:
+                    with contextlib.suppress(StoreError):  # where that table was never used
+                        await store.use_prices(table.version if isinstance(table, PriceTable) else None)
+                case "prune", int(before):
+                    await store.prune(before=before)
+        await assert_in_step(store, [CallFilter(), *wheres])
 
 
 async def fill(store: TraceStore, make: Maker, count: int) -> None:

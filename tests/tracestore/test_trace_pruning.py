@@ -174,37 +174,31 @@ async def test_an_interrupted_prune_leaves_whole_calls_and_is_taken_up(
     repriced=st.booleans(),
 )
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_remains_keeps_its_sums(
+async def test_what_remains_keeps_its_sums(
     tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, int]], cutoff: int, repriced: bool
 ) -> None:
     """The costs of the calls that stay are those they had, under both prices; their events are all there."""
-
-    async def check() -> None:
-        async with TraceStore(tmp_path_factory.mktemp("sums") / "trace.db") as store:
-            make, moment = Maker(), T0 + cutoff * SECOND
-            for number, (at, seconds) in enumerate(spans, 1):
-                await store.write(call(make, number, at, seconds))
-            if repriced:
-                await store.reprice(PRICES)
-            rows = {row.request_id: row for row in await store.calls(limit=None)}
-            dry = await store.prune(before=moment, dry_run=True)
-            report = await store.prune(before=moment)
-            left = await store.calls(limit=None)
-            assert all(row == rows[row.request_id] for row in left)
-            young = {name for name, row in rows.items() if (row.finished_us or 0) >= moment}
-            newest = f"req_{len(spans)}"
-            assert {row.request_id for row in left} == young | {newest}
-            assert (dry.attempts, dry.events, dry.costs) == (report.attempts, report.events, report.costs)
-            (total,) = await store.costs(by=())
-            assert total.at_call_time_nano_usd == sum(int(name[4:]) for name in young | {newest})
-            assert total.cost_nano_usd == sum(row.cost.nano_usd or 0 for row in left if row.cost)
-            assert len(await store.events(limit=None)) == 2 * len(left)
-            found = [
-                row for n in range(len(spans) + 1) for row in await store.calls(CallFilter(tags={"n": str(n)}))
-            ]
-            assert len(found) == len(left)
-
-    anyio.run(check)
+    async with TraceStore(tmp_path_factory.mktemp("sums") / "trace.db") as store:
+        make, moment = Maker(), T0 + cutoff * SECOND
+        for number, (at, seconds) in enumerate(spans, 1):
+            await store.write(call(make, number, at, seconds))
+        if repriced:
+            await store.reprice(PRICES)
+        rows = {row.request_id: row for row in await store.calls(limit=None)}
+        dry = await store.prune(before=moment, dry_run=True)
+        report = await store.prune(before=moment)
+        left = await store.calls(limit=None)
+        assert all(row == rows[row.request_id] for row in left)
+        young = {name for name, row in rows.items() if (row.finished_us or 0) >= moment}
+        newest = f"req_{len(spans)}"
+        assert {row.request_id for row in left} == young | {newest}
+        assert (dry.attempts, dry.events, dry.costs) == (report.attempts, report.events, report.costs)
+        (total,) = await store.costs(by=())
+        assert total.at_call_time_nano_usd == sum(int(name[4:]) for name in young | {newest})
+        assert total.cost_nano_usd == sum(row.cost.nano_usd or 0 for row in left if row.cost)
+        assert len(await store.events(limit=None)) == 2 * len(left)
+        found = [row for n in range(len(spans) + 1) for row in await store.calls(CallFilter(tags={"n": str(n)}))]
+        assert len(found) == len(left)
 
 
 async def test_by_size_the_oldest_go(tmp_path: Path, make: Maker) -> None:

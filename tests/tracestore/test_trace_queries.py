@@ -6,7 +6,6 @@ import math
 from datetime import datetime
 from pathlib import Path
 
-import anyio
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -143,39 +142,35 @@ def nearest_rank(values: list[float], part: int) -> float | None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 40)), min_size=1, max_size=40))
-def test_percentiles_are_exact(
+async def test_percentiles_are_exact(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[bool, int, int]]
 ) -> None:
     """They are what sorting the values gives, in each group."""
-
-    async def check() -> None:
-        make = Maker()
-        batch = []
-        for number, (first, wait, rest) in enumerate(calls):
-            model = "a:one" if first else "b:two"
-            end = make.completed(f"r{number}", model)
-            data = msgspec.structs.replace(end.data, first_token_ms=wait, latency_ms=wait + rest)
-            batch += [make.started(f"r{number}", model), msgspec.structs.replace(end, data=data)]
-        async with TraceStore(tmp_path_factory.mktemp("exact") / "trace.db") as store:
-            await store.write(batch)
-            rows = {row.key[0]: row for row in await store.statistics()}
-            (total,) = await store.statistics(by=())
-        for model, first in (("a:one", True), ("b:two", False)):
-            chosen = [(wait, rest) for which, wait, rest in calls if which is first]
-            if not chosen:
-                assert model not in rows
-                continue
-            measured = {
-                "first_token_ms": [float(wait) for wait, _ in chosen],
-                "latency_ms": [float(wait + rest) for wait, rest in chosen],
-                "tokens_per_second": [round(10_000 / rest, 1) for _, rest in chosen],
-            }
-            for name, values in measured.items():
-                expected = Percentiles(len(values), *(nearest_rank(values, part) for part in (50, 90, 99)))
-                assert getattr(rows[model], name) == expected, name
-        assert total.latency_ms.p50 == nearest_rank([float(wait + rest) for _, wait, rest in calls], 50)
-
-    anyio.run(check)
+    make = Maker()
+    batch = []
+    for number, (first, wait, rest) in enumerate(calls):
+        model = "a:one" if first else "b:two"
+        end = make.completed(f"r{number}", model)
+        data = msgspec.structs.replace(end.data, first_token_ms=wait, latency_ms=wait + rest)
+        batch += [make.started(f"r{number}", model), msgspec.structs.replace(end, data=data)]
+    async with TraceStore(tmp_path_factory.mktemp("exact") / "trace.db") as store:
+        await store.write(batch)
+        rows = {row.key[0]: row for row in await store.statistics()}
+        (total,) = await store.statistics(by=())
+    for model, first in (("a:one", True), ("b:two", False)):
+        chosen = [(wait, rest) for which, wait, rest in calls if which is first]
+        if not chosen:
+            assert model not in rows
+            continue
+        measured = {
+            "first_token_ms": [float(wait) for wait, _ in chosen],
+            "latency_ms": [float(wait + rest) for wait, rest in chosen],
+            "tokens_per_second": [round(10_000 / rest, 1) for _, rest in chosen],
+        }
+        for name, values in measured.items():
+            expected = Percentiles(len(values), *(nearest_rank(values, part) for part in (50, 90, 99)))
+            assert getattr(rows[model], name) == expected, name
+    assert total.latency_ms.p50 == nearest_rank([float(wait + rest) for _, wait, rest in calls], 50)
 
 
 async def test_statistics_count_how_attempts_ended(store: TraceStore, make: Maker) -> None:

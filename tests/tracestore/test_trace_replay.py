@@ -305,31 +305,27 @@ async def price_by_replay(store: TraceStore, table: PriceTable) -> dict[str, int
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(attempts, max_size=12))
-def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
+async def test_repricing_by_replay_and_in_sql_agree_to_the_nano_dollar(
     tmp_path: Path, calls: list[tuple[str, str | None, TokenUsage | None, str]]
 ) -> None:
     """Call by call and in the sum, with tiers, dates, unpriced calls, and failures that used tokens."""
-
-    async def compare() -> None:
-        async with TraceStore(Path(mkdtemp(dir=tmp_path)) / "trace.db") as store:
-            make = Maker()
-            for number, (model, served, usage, how) in enumerate(calls):
-                request = f"r{number}"
-                if how != "without a start":
-                    await store.write([make.started(request, model)])
-                if how == "failed" or usage is None:
-                    await store.write([make.failed(request, model, usage=usage)])
-                else:
-                    await store.write([make.completed(request, model, usage=usage, served_model=served)])
-            by_replay = await price_by_replay(store, TABLE)
-            report = await store.reprice(TABLE)
-            in_sql = {
-                row.request_id: None if row.cost is None else row.cost.nano_usd
-                for row in await store.calls()
-                if row.usage is not None
-            }
-            assert by_replay == in_sql
-            assert report.total.all_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
-            assert report.unpriced == list(by_replay.values()).count(None)
-
-    anyio.run(compare)
+    async with TraceStore(Path(mkdtemp(dir=tmp_path)) / "trace.db") as store:
+        make = Maker()
+        for number, (model, served, usage, how) in enumerate(calls):
+            request = f"r{number}"
+            if how != "without a start":
+                await store.write([make.started(request, model)])
+            if how == "failed" or usage is None:
+                await store.write([make.failed(request, model, usage=usage)])
+            else:
+                await store.write([make.completed(request, model, usage=usage, served_model=served)])
+        by_replay = await price_by_replay(store, TABLE)
+        report = await store.reprice(TABLE)
+        in_sql = {
+            row.request_id: None if row.cost is None else row.cost.nano_usd
+            for row in await store.calls()
+            if row.usage is not None
+        }
+        assert by_replay == in_sql
+        assert report.total.all_after_nano_usd == sum(cost for cost in by_replay.values() if cost is not None)
+        assert report.unpriced == list(by_replay.values()).count(None)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 
-import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -152,29 +151,25 @@ steps = st.one_of(
     story=st.lists(steps, min_size=2, max_size=5),
 )
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_calls_does(
+async def test_an_interrupted_repricing_reports_and_stores_what_replaying_the_calls_does(
     tmp_path_factory: pytest.TempPathFactory, written: list[object], story: list[object]
 ) -> None:
     """Whatever is repriced over what, undone, written and pruned meanwhile: to the nano-dollar, chunk by chunk."""
-
-    async def check() -> None:
-        make = Maker()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(repricing, "CHUNK", CHUNK)
-            async with TraceStore(tmp_path_factory.mktemp("resumed") / "t.db") as store:
-                await do(store, make, written)
-                for step in story:
-                    match step:
-                        case "undo":
-                            with contextlib.suppress(StoreError):  # where there is nothing to undo
-                                await store.undo_reprice()
-                        case "call time":
-                            await store.use_prices(None)
-                        case (PriceTable() as table, list(changes), which):
-                            await reprice_in_steps(store, make, table, [*changes], which)
-                await assert_in_step(store, [CallFilter()])
-
-    anyio.run(check)
+    make = Maker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(repricing, "CHUNK", CHUNK)
+        async with TraceStore(tmp_path_factory.mktemp("resumed") / "t.db") as store:
+            await do(store, make, written)
+            for step in story:
+                match step:
+                    case "undo":
+                        with contextlib.suppress(StoreError):  # where there is nothing to undo
+                            await store.undo_reprice()
+                    case "call time":
+                        await store.use_prices(None)
+                    case (PriceTable() as table, list(changes), which):
+                        await reprice_in_steps(store, make, table, [*changes], which)
+            await assert_in_step(store, [CallFilter()])
 
 
 async def test_a_call_that_goes_before_its_turn_is_in_no_sum(

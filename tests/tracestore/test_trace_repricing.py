@@ -261,33 +261,29 @@ def any_usage(draw: st.DrawFn) -> TokenUsage:
     ),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_sql_and_table_agree_to_the_nano_dollar(
+async def test_sql_and_table_agree_to_the_nano_dollar(
     tmp_path_factory: pytest.TempPathFactory,
     table: PriceTable,
     calls: list[tuple[str, str | None, str | None, TokenUsage]],
 ) -> None:
     """For every table and call: the same cost, the same reason, and the report's sums are theirs."""
-
-    async def check() -> None:
-        make = Maker()
-        async with TraceStore(tmp_path_factory.mktemp("agree") / "t.db") as store:
-            expected = {}
-            for number, (model, served, priced_as, usage) in enumerate(calls):
-                start = make.started(f"r{number}", model, priced_as=priced_as)
-                await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
-                billed = served or model.partition(":")[2]
-                expected[f"r{number}"] = table.price(
-                    model, usage, start.ts_us, served_model=billed, priced_as=priced_as
-                )
-            report = await store.reprice(table)
-            assert {row.request_id: row.cost for row in await store.calls()} == expected
-            assert (await store.price_tables())[0] == table
-            assert (await store.price_tables())[0].rows == table.rows
-            nano = [cost.nano_usd for cost in expected.values()]
-            assert report.total.all_after_nano_usd == sum(cost for cost in nano if cost is not None)
-            assert report.unpriced == nano.count(None)
-
-    anyio.run(check)
+    make = Maker()
+    async with TraceStore(tmp_path_factory.mktemp("agree") / "t.db") as store:
+        expected = {}
+        for number, (model, served, priced_as, usage) in enumerate(calls):
+            start = make.started(f"r{number}", model, priced_as=priced_as)
+            await store.write([start, make.completed(f"r{number}", model, usage=usage, served_model=served)])
+            billed = served or model.partition(":")[2]
+            expected[f"r{number}"] = table.price(
+                model, usage, start.ts_us, served_model=billed, priced_as=priced_as
+            )
+        report = await store.reprice(table)
+        assert {row.request_id: row.cost for row in await store.calls()} == expected
+        assert (await store.price_tables())[0] == table
+        assert (await store.price_tables())[0].rows == table.rows
+        nano = [cost.nano_usd for cost in expected.values()]
+        assert report.total.all_after_nano_usd == sum(cost for cost in nano if cost is not None)
+        assert report.unpriced == nano.count(None)
 
 
 @pytest.mark.parametrize(

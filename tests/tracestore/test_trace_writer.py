@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -112,6 +113,14 @@ class Rig:
     def publish(self, count: int = 1) -> None:
         self.source.put(*(self.make(ActorStarted(actor=f"a{n}")) for n in range(count)))
 
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """The pump runs meanwhile."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self.core.run)
+            yield
+            group.cancel_scope.cancel()
+
     async def until(self, state: str) -> None:
         await until(lambda: self.core.state == state)
 
@@ -128,13 +137,11 @@ def rig(tmp_path: Path) -> Rig:
 async def test_events_that_come_together_are_committed_together(tmp_path: Path) -> None:
     """One commit takes what came within its time, and never more than a batch."""
     rig = Rig(tmp_path, WriterOptions(batch_events=10))
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(25)
         await anyio.lowlevel.checkpoint()
         rig.publish(3)
         await until(lambda: len(rig.sink.seqs) == 28)
-        group.cancel_scope.cancel()
     assert rig.sink.seqs == list(range(1, 29))
     assert max(map(len, rig.sink.batches)) == 10
 
@@ -175,13 +182,11 @@ async def test_flush_returns_after_the_commit_of_all_before_it(rig: Rig) -> None
     rig.publish(3)
     await rig.core.flush()
     assert rig.sink.seqs == [1, 2, 3]
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(2)
         await rig.core.flush()
         assert rig.sink.seqs == [1, 2, 3, 4, 5]
         await rig.core.flush()
-        group.cancel_scope.cancel()
     assert rig.core.statistics().committed == 5
 
 
@@ -225,13 +230,11 @@ async def test_the_pump_ends_with_its_subscription(rig: Rig) -> None:
 async def test_a_passing_failure_is_retried(rig: Rig) -> None:
     """The batch waits, is tried again, and comes in order; both changes of state are published."""
     rig.sink.failure = DISK_FULL
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(2)
         await rig.until("retrying")
         rig.sink.failure = None
         await rig.until("ok")
-        group.cancel_scope.cancel()
     assert rig.sink.seqs == [1, 2]
     assert rig.path == ["retrying", "ok"]
     assert "disk is full" in rig.states[0].reason
@@ -241,8 +244,7 @@ async def test_a_passing_failure_is_retried(rig: Rig) -> None:
 async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
     """Events go to a private file, are written back in order when the store recovers, and the file goes."""
     rig.sink.failure = DISK_FULL
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(3)
         await rig.until("spilling")
         rig.publish(300)
@@ -253,7 +255,6 @@ async def test_a_lasting_failure_spills_and_recovers_in_order(rig: Rig) -> None:
         rig.sink.failure = None
         rig.publish(2)
         await rig.core.flush()
-        group.cancel_scope.cancel()
     assert rig.sink.seqs == list(range(1, 306))
     assert rig.path == ["retrying", "spilling", "ok"]
     assert rig.core.statistics().lost == 0
@@ -264,13 +265,11 @@ async def test_too_much_in_memory_spills_at_once(tmp_path: Path) -> None:
     """A flood during the first retry doesn't wait for the third."""
     rig = Rig(tmp_path, WriterOptions(first_retry=60, memory_events=4))
     rig.sink.failure = DISK_FULL
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(4)
         await rig.until("retrying")
         rig.publish(1)
         await rig.until("spilling")
-        group.cancel_scope.cancel()
     assert rig.core.statistics().spilled == 5
 
 
@@ -281,8 +280,7 @@ async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path
         WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=1, memory_events=4, spill_bytes=1000),
     )
     rig.sink.failure = DISK_FULL
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(50)
         await rig.until("dropping")
         await until(lambda: rig.core.statistics().lost)
@@ -292,7 +290,6 @@ async def test_a_full_spill_file_drops_the_newest_and_counts_them(tmp_path: Path
         with pytest.raises(StoreError, match=f"{lost} events were lost"):
             await rig.core.flush()
         await rig.core.flush()
-        group.cancel_scope.cancel()
     statistics = rig.core.statistics()
     kept = 50 - lost
     assert rig.sink.seqs == list(range(1, kept + 1))
@@ -311,14 +308,12 @@ async def test_a_spill_file_that_cannot_be_written_keeps_a_memoryful(
 
     monkeypatch.setattr(os, "pwrite", full)
     rig.sink.failure = DISK_FULL
-    async with anyio.create_task_group() as group:
-        group.start_soon(rig.core.run)
+    async with rig.running():
         rig.publish(10)
         await until(lambda: rig.core.statistics().lost == 6)
         assert any("No space left" in change.reason for change in rig.states)
         rig.sink.failure = None
         await rig.until("ok")
-        group.cancel_scope.cancel()
     assert rig.sink.seqs == [1, 2, 3, 4]
 
 
