@@ -41,7 +41,7 @@ from engine.middleware import (
     TryModels,
 )
 from engine.middleware.caching import key_of
-from tests.support.engines import registry, requests_of, running, topics
+from tests.support.engines import registry, requests_of, running, said, topics
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
@@ -202,11 +202,7 @@ async def test_what_a_filter_raises_ends_the_call_and_blames_no_adapter(streamed
     async with around(Broken(), replies=[Say("Hi"), Say("Hi")]) as (engine, events):
         session = engine.session("s:m")
         with pytest.raises(LookupError, match="my own mistake"):
-            if streamed:
-                async with session.stream("x") as turn:
-                    await turn.message()
-            else:
-                await session.send("x")
+            await said(session, "x", streamed=streamed)
         published = events.take()
     ends = [e.data for e in published if isinstance(e.data, LlmCallFailed)]
     assert [end.error_class for end in ends] == ["cancelled"]

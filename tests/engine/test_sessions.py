@@ -11,7 +11,7 @@ from adapters import ImageBlock, Message, MessageMetadata, Role, TextBlock, Thin
 from bus import CallboardError, ConfigurationError, SessionBusy
 from engine import Requirements, Tool
 from engine.conversation.context import Context, LastTurns
-from tests.support.engines import keeping, running, topics
+from tests.support.engines import keeping, running, talking, topics
 from tests.support.present import present
 from tests.support.scripted import Say
 
@@ -40,8 +40,7 @@ async def test_a_fork_goes_its_own_way() -> None:
 
 async def test_a_fork_may_begin_earlier() -> None:
     """With at=2 it has the first two messages; a place that there isn't is refused."""
-    async with running(Say("one"), Say("two")) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("one"), Say("two")) as (session, _):
         await session.send("a")
         await session.send("b")
         assert [message.text for message in session.fork(at=2).messages] == ["a", "one"]
@@ -51,8 +50,7 @@ async def test_a_fork_may_begin_earlier() -> None:
 
 async def test_a_fork_of_a_shortened_conversation_is_as_short() -> None:
     """What is left out stays left out; an earlier beginning has it again."""
-    async with running(Say("one"), Say("two")) as (engine, _):
-        session = engine.session("s:m", context=LastTurns(1))
+    async with talking(Say("one"), Say("two"), context=LastTurns(1)) as (session, _):
         await session.send("a")
         await session.send("b")
         assert session.fork()._state.context == Context(2)
@@ -61,8 +59,7 @@ async def test_a_fork_of_a_shortened_conversation_is_as_short() -> None:
 
 async def test_where_a_fork_comes_from_is_told() -> None:
     """Its session.created names the session whose history it has."""
-    async with running(Say("one"), Say("two")) as (engine, events):
-        session = engine.session("s:m")
+    async with talking(Say("one"), Say("two")) as (session, events):
         await session.send("a")
         await session.fork().send("b")
         created = [each.data for each in events.take() if each.topic == "session.created"]
@@ -204,8 +201,7 @@ async def test_an_imported_session_is_stored_at_once(tmp_path: Path) -> None:
 
 async def test_a_changed_system_prompt_is_that_of_the_next_turn() -> None:
     """So are changed tools; both are in the session's setup from then on."""
-    async with running(Say("one"), Say("two")) as (engine, _):
-        session = engine.session("s:m", system_prompt="Brief.")
+    async with talking(Say("one"), Say("two"), system_prompt="Brief.") as (session, _):
         await session.send("a")
         session.system_prompt, session.tools = "Long.", [Tool(ToolDefinition("lookup"))]
         assert (session.system_prompt, session.tools[0].name) == ("Long.", "lookup")

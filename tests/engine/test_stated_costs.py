@@ -8,7 +8,7 @@ import pytest
 
 from adapters import ServerError, TokenUsage
 from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
-from tests.support.engines import running
+from tests.support.engines import running, said
 from tests.support.present import present
 from tests.support.scripted import Say
 from tracestore import PriceRow, PriceTable
@@ -25,11 +25,7 @@ async def test_a_stated_cost_is_the_cost_of_the_call(tmp_path: Path, streamed: b
     """In the event, the message, the store and its sums, whether the reply was streamed or not."""
     async with running(Say("one", usage=STATED), store=tmp_path / "t.db", prices=TABLE) as (engine, events):
         session = engine.session("s:m")
-        if streamed:
-            async with session.stream("Hi") as turn:
-                message = await turn.message()
-        else:
-            message = await session.send("Hi")
+        message = await said(session, "Hi", streamed=streamed)
         await engine.flush()
         assert engine.store is not None
         (row,), (total,) = await engine.store.calls(), await engine.store.costs(by=())

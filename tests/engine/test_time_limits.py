@@ -18,7 +18,7 @@ from adapters import (
 from bus import LlmCallCompleted, LlmCallFailed, Subscription, TurnComplete
 from engine import Engine, Limits, Timeouts, Tool
 from engine.calls.call import CANCEL_GRACE_SECONDS
-from tests.support.engines import entry, registry, running, serving
+from tests.support.engines import entry, registry, serving, talking
 from tests.support.present import present
 from tests.support.scripted import Say, ScriptedAdapter, scripted_type
 
@@ -43,8 +43,7 @@ async def wait(seconds: float) -> None:
 
 async def test_a_turn_out_of_time_keeps_what_came_and_fails() -> None:
     """The call is cancelled in order, its part of the reply enters the history, the turn ends as failed."""
-    async with running(Say("Well, ", "ever", pause=lambda: wait(2))) as (engine, events):
-        session = engine.session("s:m")
+    async with talking(Say("Well, ", "ever", pause=lambda: wait(2))) as (session, events):
         with pytest.raises(RequestTimeoutError, match="turn took longer than 3 s") as caught:
             async with session.stream("Hello", timeout_seconds=3) as turn:
                 await turn.message()
@@ -81,8 +80,7 @@ async def test_the_time_of_a_turn_includes_its_tools_and_its_waiting() -> None:
             cut.append("cut")
 
     tool = Tool(ToolDefinition("dig", "Dig."), forever, timeout_seconds=1000)
-    async with running(Say(calls=[("dig", {})])) as (engine, _):
-        session = engine.session("s:m", tools=[tool])
+    async with talking(Say(calls=[("dig", {})]), tools=[tool]) as (session, _):
         failures: list[type[Exception]] = []
 
         async def send(seconds: float) -> None:
@@ -152,8 +150,7 @@ async def test_a_tool_has_the_engines_time_unless_its_own() -> None:
 
 async def test_a_cancel_at_the_last_moment_is_a_cancel() -> None:
     """A turn that its host cancels before its time is up ends as cancelled."""
-    async with running(Say("Well", pause=lambda: wait(2))) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("Well", pause=lambda: wait(2))) as (session, _):
         async with session.stream("Hello", timeout_seconds=10) as turn:
             await anyio.sleep(3)
             await turn.cancel()

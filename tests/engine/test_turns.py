@@ -17,30 +17,20 @@ from adapters import (
     StopReason,
     TextDelta,
     ToolChoice,
-    ToolDefinition,
     ToolResultBlock,
 )
 from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
 from bus.streams.events import TurnComplete, TurnEvent
-from engine import Tool
-from tests.support.engines import requests_of, running, topics
+from tests.support.engines import requests_of, running, talking, topics
 from tests.support.present import present
-from tests.support.scripted import Say
+from tests.support.scripted import ADD, Say
 
 pytestmark = pytest.mark.anyio
 
 
-async def add(arguments: dict[str, int]) -> int:
-    return arguments["a"] + arguments["b"]
-
-
-ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
-
-
 async def test_a_turn_enters_the_history_with_how_it_came_about() -> None:
     """After a send the history holds both messages, and the assistant's says model, usage and cost."""
-    async with running(Say("Hel", "lo")) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("Hel", "lo")) as (session, _):
         message = await session.send("Hi")
         assert message.text == "Hello"
         assert [entry.role for entry in session.messages] == [Role.USER, Role.ASSISTANT]
@@ -89,8 +79,7 @@ async def test_one_turn_can_go_elsewhere_without_moving_the_session() -> None:
 
 async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
     """A call that fails before any content raises, with the turn on the exception, and adds nothing."""
-    async with running(Say(fails=ServerError("down")), Say("up again")) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say(fails=ServerError("down")), Say("up again")) as (session, _):
         with pytest.raises(ServerError) as caught:
             await session.send("Hi")
         assert caught.value.turn is not None  # type: ignore[attr-defined]
@@ -100,8 +89,7 @@ async def test_an_unanswered_turn_leaves_the_history_as_it_was() -> None:
 
 async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
     """A call that fails midway raises, and its partial message stays in the history, marked as an error."""
-    async with running(Say("half ", "way", fails=ServerError("down"))) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("half ", "way", fails=ServerError("down"))) as (session, _):
         with pytest.raises(ServerError):
             async with session.stream("Hi") as turn:
                 await turn.message()
@@ -113,8 +101,7 @@ async def test_what_had_arrived_of_a_broken_reply_is_kept() -> None:
 
 async def test_a_crash_inside_an_adapter_fails_that_call_alone() -> None:
     """An adapter's bug is an AdapterError for the caller, closes its stream properly, and the next call works."""
-    async with running(Say("a", "b", fails=ZeroDivisionError("bug")), Say("fine")) as (engine, events):
-        session = engine.session("s:m")
+    async with talking(Say("a", "b", fails=ZeroDivisionError("bug")), Say("fine")) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(AdapterError, match=r"crashed.*ZeroDivisionError"):
             async with session.stream("Hi") as turn:
@@ -168,8 +155,7 @@ async def _after(free_steps: int, gate: anyio.Event) -> None:
 
 async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_asking() -> None:
     """Three sends at once are three turns, and each sees the one before."""
-    async with running(Say("1"), Say("2"), Say("3")) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("1"), Say("2"), Say("3")) as (session, _):
         async with anyio.create_task_group() as group:
             for text in ("a", "b", "c"):
                 group.start_soon(session.send, text)
@@ -179,8 +165,7 @@ async def test_turns_of_one_session_run_one_after_the_other_in_the_order_of_aski
 
 async def test_too_many_waiting_turns_are_refused() -> None:
     """Sixteen turns may wait; the next send raises SessionBusy at once."""
-    async with running(Say("x", pause=anyio.sleep_forever)) as (engine, _):
-        session = engine.session("s:m")
+    async with talking(Say("x", pause=anyio.sleep_forever)) as (session, _):
         async with anyio.create_task_group() as group:
             for _ in range(17):
                 group.start_soon(session.send, "x")
@@ -218,8 +203,7 @@ async def test_tools_run_and_the_model_answers() -> None:
 
 async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> None:
     """Forcing a tool that isn't there raises, and neither call nor history knows of it."""
-    async with running(Say("x")) as (engine, events):
-        session = engine.session("s:m", tools=[ADD])
+    async with talking(Say("x"), tools=[ADD]) as (session, events):
         with pytest.raises(CapabilityError, match="nonsense"):
             await session.send("go", tool_choice=ToolChoice("named", "nonsense"))
         assert session.messages == ()
@@ -237,8 +221,7 @@ async def test_an_unknown_model_names_its_neighbours() -> None:
 async def test_every_call_that_starts_ends_exactly_once_wherever_it_is_cancelled(step: int) -> None:
     """Cancelled at any point, each attempt has one start and one end."""
     say = Say("a", "b", "c", pause=lambda: anyio.sleep(1))
-    async with running(say, Say("next")) as (engine, events):
-        session = engine.session("s:m")
+    async with talking(say, Say("next")) as (session, events):
         with anyio.move_on_after(step + 0.5):
             await session.send("Hi")
         await session.send("again")

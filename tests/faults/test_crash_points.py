@@ -14,7 +14,7 @@ import pytest
 from adapters import AdapterError
 from bus import CallboardError, Envelope, StepFinish, StoreError, StreamEvent
 from engine import Engine
-from tests.support.engines import registry, running, topics
+from tests.support.engines import registry, running, talking, topics
 from tests.support.invariants import check_stream
 from tests.support.present import present
 from tests.support.scripted import Say
@@ -32,8 +32,7 @@ anyio_backend = runs_on("asyncio")
 async def test_a_call_that_crashes_at_any_event_has_one_end(event: int, streamed: bool) -> None:
     """A bug inside a call is an AdapterError with what had arrived, a valid stream, and one failed attempt."""
     before = [f"piece {number} " for number in range(event)]
-    async with running(Say(*before, fails=ZeroDivisionError("a bug")), Say("fine")) as (engine, events):
-        session = engine.session("s:m")
+    async with talking(Say(*before, fails=ZeroDivisionError("a bug")), Say("fine")) as (session, events):
         seen: list[StreamEvent] = []
         with pytest.raises(AdapterError, match="crashed"):
             if streamed:

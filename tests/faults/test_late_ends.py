@@ -23,7 +23,7 @@ from adapters.http.stream import HttpStream
 from adapters.requests.history import NOT_EXECUTED
 from bus import Json, Lossless, StreamReset, TurnComplete
 from engine import Engine, Tool
-from tests.support.engines import running, serving
+from tests.support.engines import running, said, serving
 from tests.support.scripted import Say, ScriptedAdapter
 
 from .toy_engines import check_ends
@@ -85,11 +85,7 @@ async def test_what_a_killed_call_says_after_its_end_is_not_published(streamed: 
     async with engine:
         session = engine.session("deaf:m")
         with anyio.move_on_after(1) as limit:
-            if streamed:
-                async with session.stream("Hi") as turn:
-                    await turn.message()
-            else:
-                await session.send("Hi")
+            await said(session, "Hi", streamed=streamed)
         assert limit.cancelled_caught
         await anyio.sleep(1)
         taken = events.take()

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from adapters import AdapterConfig, CanonicalRequest
+from adapters import AdapterConfig, CanonicalRequest, Message
 from bus import Envelope, Lossless, Subscription
-from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry
+from engine import AdapterEntry, Engine, ModelEntry, ModelRegistry, Session
 from engine.middleware import MiddlewareLike
 from tests.support.scripted import Say, scripted_type
 from tracestore import PriceTable
@@ -67,6 +67,23 @@ async def running(
     events = engine.bus.subscribe(">", policy=Lossless(), name="test")
     async with engine:
         yield engine, events
+
+
+@asynccontextmanager
+async def talking(
+    *replies: Say, store: Path | None = None, **options: Any
+) -> AsyncIterator[tuple[Session, Subscription]]:
+    """A session on such an engine, and the subscription. options: of the session."""
+    async with running(*replies, store=store) as (engine, events):
+        yield engine.session("s:m", **options), events
+
+
+async def said(session: Session, text: str = "Hi", *, streamed: bool = False, **options: Any) -> Message:
+    """What a session answers, whole or by its stream."""
+    if not streamed:
+        return await session.send(text, **options)
+    async with session.stream(text, **options) as turn:
+        return await turn.message()
 
 
 def topics(envelopes: list[Envelope], prefix: str) -> list[str]:

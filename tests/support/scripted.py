@@ -18,6 +18,7 @@ from adapters.providers import scripted
 from adapters.providers.scripted import Call, Reply
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.values.json import JsonObject
+from engine import Tool
 
 USAGE = TokenUsage(10, 5)
 CAPABILITIES = AdapterCapabilities(
@@ -91,6 +92,14 @@ def scripted_type(
 ) -> str:
     """A type name for models.yaml or an AdapterEntry whose adapter plays these replies."""
     return adapter_type(type("Scripted", (base,), {"script": list(replies), "capabilities": capabilities}))
+
+
+async def add(arguments: dict[str, int]) -> int:
+    return arguments["a"] + arguments["b"]
+
+
+ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
+CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
 
 
 def noting(asked: list[CanonicalRequest]) -> type[ScriptedAdapter]:

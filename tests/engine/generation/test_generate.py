@@ -15,24 +15,15 @@ from adapters import (
     Role,
     ServerError,
     TextBlock,
-    ToolDefinition,
 )
 from bus import CallboardError, ConfigurationError, SessionTurnCompleted
-from engine import AbortController, Engine, ModelChoice, ModelRegistry, Tool, generate
-from tests.support.engines import registry, running, topics
-from tests.support.scripted import Say
+from engine import AbortController, Engine, ModelChoice, ModelRegistry, generate
+from tests.support.engines import registry, running, talking, topics
+from tests.support.scripted import ADD, CALLS_ADD, Say, add
 
 from ...definition_of_done.rows import row
 
 pytestmark = pytest.mark.anyio
-
-
-async def add(arguments: dict[str, int]) -> int:
-    return arguments["a"] + arguments["b"]
-
-
-ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
-CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
 
 
 async def test_a_prompt_is_answered() -> None:
@@ -253,8 +244,7 @@ async def test_an_argument_that_there_is_not_is_a_type_error(name: str, advice: 
 )
 async def test_an_argument_that_a_session_has_not_is_a_type_error(name: str, advice: str) -> None:
     """Before anything begins: the turn is not counted, and the next one runs."""
-    async with running() as (engine, _):
-        session = engine.session("s:m")
+    async with talking() as (session, _):
         with pytest.raises(TypeError, match=advice):
             await session.send("Hi", **{name: 2})  # type: ignore[arg-type]
         assert session.messages == ()

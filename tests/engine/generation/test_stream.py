@@ -18,7 +18,6 @@ from engine import (
     StreamAccumulator,
     StreamFailed,
     StreamResult,
-    Tool,
     UsageSoFar,
     ViewEvent,
     stream,
@@ -27,7 +26,7 @@ from engine.calls.call import CallOutcome
 from engine.generation.reading import DELTAS_PER_ESTIMATE
 from tests.support.engines import registry, running, topics
 from tests.support.present import present
-from tests.support.scripted import Say
+from tests.support.scripted import ADD, CALLS_ADD, Say
 from tracestore import PriceTable
 
 pytestmark = pytest.mark.anyio
@@ -39,12 +38,6 @@ prices:
 """
 
 
-async def add(arguments: dict[str, int]) -> int:
-    return arguments["a"] + arguments["b"]
-
-
-ADD = Tool(ToolDefinition("add", "Adds two numbers"), add)  # type: ignore[arg-type]
-CALLS_ADD = Say("Let me see.", calls=[("add", {"a": 1, "b": 2})])
 SHORT = ["message.start", "text.start", "text.delta", "text.delta", "text.end", "message.complete", "step.finish"]
 MERGED = [kind for place, kind in enumerate(SHORT) if place != 2]
 

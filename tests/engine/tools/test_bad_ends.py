@@ -22,7 +22,7 @@ from engine import Tool, tool
 from engine.calls.call import CallOutcome
 from engine.middleware import Next
 from engine.tools import open_calls
-from tests.support.engines import running
+from tests.support.engines import running, talking
 from tests.support.scripted import Say
 
 BAD = [reason for reason in StopReason if not ended_well(reason)]
@@ -75,8 +75,7 @@ def test_settling_calls_twice_changes_nothing(reason: StopReason) -> None:
 @pytest.mark.anyio
 async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reason: StopReason) -> None:
     """The model is not asked again by itself; with the next turn it learns what did not happen."""
-    async with running(ended(reason, "wipe", "ask"), Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=[wipe, ASK])
+    async with talking(ended(reason, "wipe", "ask"), Say("fine"), tools=[wipe, ASK]) as (session, _):
         message = await session.send("go")
         assert (message.text, session.pending_calls, ran) == ("Well", (), [])
         results = [block for block in session.messages[-1].content if isinstance(block, ToolResultBlock)]
@@ -87,8 +86,7 @@ async def test_the_turn_is_over_and_each_call_says_that_it_was_not_executed(reas
 @pytest.mark.anyio
 async def test_at_the_limit_of_tokens_the_model_is_told() -> None:
     """A shorter call may fit; whole arguments are no reason to run the call."""
-    async with running(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=[wipe])
+    async with talking(ended(StopReason.MAX_TOKENS, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
         assert ran == []
 
@@ -96,8 +94,7 @@ async def test_at_the_limit_of_tokens_the_model_is_told() -> None:
 @pytest.mark.anyio
 async def test_a_pause_with_calls_runs_them() -> None:
     """The reply goes on with their results."""
-    async with running(ended(StopReason.PAUSE_TURN, "wipe"), Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=[wipe])
+    async with talking(ended(StopReason.PAUSE_TURN, "wipe"), Say("fine"), tools=[wipe]) as (session, _):
         assert (await session.send("go")).text == "fine"
         assert ran == ["sda"]
 

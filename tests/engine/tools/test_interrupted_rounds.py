@@ -16,7 +16,7 @@ from bus.streams.events import TurnEvent
 from bus.values.json import JsonObject
 from engine import ApprovalRequest, Approved, Engine, Pending, Session, Tool, ToolContext, tool
 from engine.tools.running import INTERRUPTED
-from tests.support.engines import keeping, registry, requests_of, running
+from tests.support.engines import keeping, registry, requests_of, running, talking
 from tests.support.scripted import Say
 
 pytestmark = pytest.mark.anyio
@@ -107,8 +107,7 @@ async def test_finished_results_are_kept_and_the_others_say_that_they_were_cance
 
 async def test_every_tool_that_was_told_to_start_is_told_to_end() -> None:
     """A reader that shows what runs is left with nothing that runs; the turn's end comes last, as cancelled."""
-    async with running(ADD_AND_HANG) as (engine, events):
-        session = engine.session("s:m", tools=TOOLS)
+    async with talking(ADD_AND_HANG, tools=TOOLS) as (session, events):
         seen: list[TurnEvent] = []
         with pytest.raises(CancelledError):
             async with session.stream("go") as turn:
@@ -129,8 +128,7 @@ async def test_every_tool_that_was_told_to_start_is_told_to_end() -> None:
 async def test_a_turn_out_of_time_keeps_what_its_tools_did() -> None:
     """As one that is cancelled, also of a function in a thread."""
     say = Say(calls=[("hang_in_thread", {}), ("add", {"a": 1, "b": 2})])
-    async with running(say, Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=[add, hang_in_thread])
+    async with talking(say, Say("fine"), tools=[add, hang_in_thread]) as (session, _):
         with pytest.raises(RequestTimeoutError, match="longer than 5 s"):
             await session.send("go", timeout_seconds=5)
         assert results(session.messages[-1]) == [(INTERRUPTED, True), ("3", False)]
@@ -194,8 +192,7 @@ async def test_an_answer_that_comes_too_late_is_refused_with_what_became_of_the_
 async def test_an_answer_to_a_reply_that_was_cut_off_is_refused_with_the_reason() -> None:
     """Also to a call that something was said after."""
     script = [Say("a", calls=[("pay", {"euros": 1})], fails=StreamError("cut")), Say(calls=[("ask", {})])]
-    async with running(*script, Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=TOOLS)
+    async with talking(*script, Say("fine"), tools=TOOLS) as (session, _):
         with pytest.raises(StreamError):
             async with session.stream("go") as turn:
                 await turn.message()

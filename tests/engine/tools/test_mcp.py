@@ -13,7 +13,7 @@ import pytest
 from adapters import ImageBlock, TextBlock, ToolAnnotations
 from bus import CallboardError, ConfigurationError, ToolProgress
 from engine import Tool, mcp_tools
-from tests.support.engines import running
+from tests.support.engines import talking
 from tests.support.logs import captured_logs
 from tests.support.present import present
 from tests.support.scripted import Say
@@ -42,8 +42,7 @@ async def test_a_servers_tools_are_tools() -> None:
         assert find.definition.annotations == ToolAnnotations(read_only=True, open_world=False, title="Look it up")
         result = await result_of(find, {"title": "Emma", "arguments": 2})
         assert (result.content, result.is_error) == ("Emma x2", False)
-        async with running(Say(calls=[("find", {"title": "Emma"})]), Say("found")) as (engine, _):
-            session = engine.session("s:m", tools=tools)
+        async with talking(Say(calls=[("find", {"title": "Emma"})]), Say("found"), tools=tools) as (session, _):
             assert (await session.send("go")).text == "found"
             assert "Emma x1" in session.messages[2].content[0].text  # type: ignore[union-attr]
 

@@ -10,7 +10,7 @@ import pytest
 from adapters import Message, Role, ServerError, ToolDefinition, ToolResultBlock
 from bus import CallboardError, ConfigurationError, StepFinish, ToolProgress, TurnComplete
 from engine import Approved, Denied, Pending, Session, StepResult, Tool, ToolContext, ToolError, tool
-from tests.support.engines import keeping, registry, requests_of, running, topics
+from tests.support.engines import keeping, registry, requests_of, running, talking, topics
 from tests.support.present import present
 from tests.support.scripted import Say
 
@@ -52,8 +52,7 @@ def pending(session: Session) -> dict[str, str]:
 
 async def test_active_calls_run_and_the_others_stay_open() -> None:
     """8.7: what has a handler runs; what is passive or not approved waits, and ends the turn."""
-    async with running(BOTH) as (engine, events):
-        session = engine.session("s:m", tools=[add, pay, ASK])
+    async with talking(BOTH, tools=[add, pay, ASK]) as (session, events):
         message = await session.send("go")
         assert len(message.tool_uses) == 3
         assert [m.role for m in session.messages] == [Role.USER, Role.ASSISTANT, Role.TOOL]
@@ -98,8 +97,7 @@ async def test_some_answers_leave_the_rest_open() -> None:
 
 async def test_a_submitted_turn_can_be_streamed() -> None:
     """Tools first, then the reply, then the end."""
-    async with running(Say(calls=[("pay", {"euros": 1})]), Say("done")) as (engine, _):
-        session = engine.session("s:m", tools=[pay])
+    async with talking(Say(calls=[("pay", {"euros": 1})]), Say("done"), tools=[pay]) as (session, _):
         await session.send("go")
         async with session.submit_stream({pending(session)["pay"]: Approved()}) as turn:
             types = [event.type async for event in turn]
@@ -125,8 +123,7 @@ async def test_a_call_waits_over_a_restart(tmp_path: Path) -> None:
 async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> None:
     """`approve=` of the send stands over the session's."""
     script = [Say(calls=[("add", {"a": 1, "b": 1})]), Say("one"), Say(calls=[("add", {"a": 1, "b": 1})])]
-    async with running(*script) as (engine, _):
-        session = engine.session("s:m", tools=[add], approve=lambda request: Denied("no sums"))
+    async with talking(*script, tools=[add], approve=lambda request: Denied("no sums")) as (session, _):
         await session.send("go")
         assert results(session.messages[2]) == [("The call was not approved: no sums", True)]
         await session.send("go", approve=lambda request: Pending())
@@ -135,8 +132,7 @@ async def test_a_hook_decides_for_the_session_and_a_turn_may_have_its_own() -> N
 
 async def test_one_may_say_something_else_instead_of_answering() -> None:
     """The open calls are answered as interrupted where the history is sent, and wait no longer."""
-    async with running(Say(calls=[("ask", {})]), Say("fine")) as (engine, _):
-        session = engine.session("s:m", tools=[ASK])
+    async with talking(Say(calls=[("ask", {})]), Say("fine"), tools=[ASK]) as (session, _):
         await session.send("go")
         assert (await session.send("never mind")).text == "fine"
         assert session.pending_calls == ()
@@ -152,8 +148,7 @@ async def test_going_on_after_a_failure_repeats_no_tool() -> None:
         return n
 
     script = [Say(calls=[("once", {"n": 1})]), Say(fails=ServerError("down")), Say("up again")]
-    async with running(*script) as (engine, _):
-        session = engine.session("s:m", tools=[once])
+    async with talking(*script, tools=[once]) as (session, _):
         await session.send("go")
         with pytest.raises(ServerError):
             await session.submit({pending(session)["once"]: Approved()})
@@ -164,8 +159,7 @@ async def test_going_on_after_a_failure_repeats_no_tool() -> None:
 
 async def test_answers_to_nothing_are_refused_with_what_is_open() -> None:
     """Before anything runs, and with advice."""
-    async with running(BOTH) as (engine, _):
-        session = engine.session("s:m", tools=[add, pay, ASK])
+    async with talking(BOTH, tools=[add, pay, ASK]) as (session, _):
         with pytest.raises(CallboardError, match=r"say something with send\(\)"):
             await session.submit({})
         await session.send("go")
@@ -209,8 +203,7 @@ async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> No
     async def enough_async(steps: Sequence[StepResult]) -> bool:
         return enough(steps)
 
-    async with running(*again(4)) as (engine, _):
-        session = engine.session("s:m", tools=[add])
+    async with talking(*again(4), tools=[add]) as (session, _):
         stop_when = enough_async if asynchronous else enough
         async with session.stream("go", max_tool_rounds=10, stop_when=stop_when) as turn:
             events = [event async for event in turn]
@@ -221,8 +214,7 @@ async def test_a_condition_ends_the_turn_after_a_round(asynchronous: bool) -> No
 
 async def test_a_condition_that_fails_is_the_hosts_error() -> None:
     """It says which function it was."""
-    async with running(*again(1)) as (engine, _):
-        session = engine.session("s:m", tools=[add])
+    async with talking(*again(1), tools=[add]) as (session, _):
         with pytest.raises(CallboardError, match="stop_when failed: ZeroDivisionError"):
             await session.send("go", stop_when=lambda steps: bool(1 / 0))
 
