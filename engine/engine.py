@@ -18,10 +18,9 @@ from bus import (
     ShutdownReport,
     StreamChannel,
 )
-from tracestore import Capture, PriceTable, Redact, TraceStore
+from tracestore import Capture, PriceTable, Redact, Store
 
 from .generation.methods import GenerationMethods
-from .home import home_folder
 from .media.methods import MediaMethods
 from .middleware.chain import Chain, MiddlewareLike
 from .models.config import load_registry
@@ -30,6 +29,7 @@ from .models.entries import AdapterEntry
 from .models.registering import Provider, entry_of
 from .models.registry import ModelRegistry
 from .objects.methods import ObjectMethods
+from .opening import store_for
 from .pricing.methods import PricingMethods
 from .pricing.pricing import load_prices
 from .routing.availability import AvailabilityTable
@@ -78,7 +78,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         self,
         *,
         models: ModelRegistry | Path | None = None,
-        store: TraceStore | Path | None = None,
+        store: Store | Path | None = None,
         trace: bool = True,
         capture_content: bool = False,
         redact: Redact | None = None,
@@ -95,7 +95,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
             self._make_host,
             clock=clock,
             registry=models if isinstance(models, ModelRegistry) else load_registry(models),
-            store=_make_store(store, clock) if trace else None,
+            store=store_for(store, clock) if trace else None,
             prices=load_prices(prices),
             capture=Capture(redact) if capture_content else None,
             middleware=Chain(middleware),
@@ -132,7 +132,7 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
         return self._runtime.streams
 
     @property
-    def store(self) -> TraceStore | None:
+    def store(self) -> Store | None:
         """The trace; None without one."""
         return self._runtime.store
 
@@ -310,9 +310,3 @@ class Engine(SessionMethods, GenerationMethods, ObjectMethods, MediaMethods, Pri
     def timeouts(self) -> Timeouts:
         """The time limits as they were given."""
         return self._runtime.timeouts
-
-
-def _make_store(store: TraceStore | Path | None, clock: Clock) -> TraceStore:
-    if isinstance(store, TraceStore):
-        return store
-    return TraceStore(store if store is not None else home_folder() / "trace.db", clock=clock)

@@ -17,13 +17,14 @@ from adapters import ProviderAdapter
 from adapters.health import AdapterHealth, ChecksHealth
 from adapters.provider import provider_named
 from bus import CallboardError, Clock, ConfigurationError, StoreError
-from tracestore import TraceStore, WriterStatistics
+from tracestore import Store, WriterStatistics
 from tracestore.health import FileFacts, file_facts
 from tracestore.reports import StoreCondition
 
 from .models.config import FROM_ENVIRONMENT, read_models_yaml
 from .models.entries import AdapterEntry
 from .models.registry import ModelRegistry
+from .opening import store_to_read
 from .runtime.runtime import Runtime
 from .statistics import live_adapter
 
@@ -221,7 +222,7 @@ def _said(error: Exception) -> str:
 # -- the store
 
 
-async def check_store(store: TraceStore | None, writer: WriterStatistics | None = None) -> list[Check]:
+async def check_store(store: Store | None, writer: WriterStatistics | None = None) -> list[Check]:
     """The trace file and what is around it. It is read over a connection of its own. writer: None if none runs."""
     if store is None:
         return [Check("store", True, "no trace is kept")]
@@ -242,7 +243,7 @@ async def _content(facts: FileFacts) -> list[Check]:
     if not facts.size:
         return [Check("store", True, f"{path} is empty; the first call fills it")]
     try:
-        async with TraceStore.open_readonly(path) as store:
+        async with store_to_read(path) as store:
             journal = _journal(await store.journal_mode())
             checks = [await _quick_check(store, facts), journal]
             return [*checks, *_condition(await store.condition())] if checks[0].ok else checks
@@ -250,7 +251,7 @@ async def _content(facts: FileFacts) -> list[Check]:
         return [Check("store", False, str(error), "Move that file away, or name another trace file.")]
 
 
-async def _quick_check(store: TraceStore, facts: FileFacts) -> Check:
+async def _quick_check(store: Store, facts: FileFacts) -> Check:
     size = f"{facts.size / 1_000_000:,.1f} MB"
     try:
         wrong = await store.check(seconds=FILE_SECONDS)

@@ -1,4 +1,7 @@
-"""Which calls a question is about, as a plain value. `tracestore.sql.calls.where` says it in SQL."""
+"""The calls that a question is about, and the dimensions of its answer, as plain values.
+
+`tracestore.sql.calls` says both in SQL.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ import msgspec
 from .timestamps import to_us
 
 CallStatus: TypeAlias = Literal["started", "completed", "failed", "cancelled"]
+
+DIMENSIONS = (
+    *("day", "provider", "model", "session_id", "turn_id", "status"),
+    *("served_model", "error_class", "stop_reason", "operation"),
+)
+"""Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
 
 
 class CallFilter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

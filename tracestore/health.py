@@ -1,4 +1,4 @@
-"""Whether a trace file is well: what stands in it, and what stands around it."""
+"""The facts that the file system and SQLite's library tell about a trace file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from .sqlite.library import needs_file_lock, sqlite_version
+
+__all__ = ["FileFacts", "file_facts", "sqlite_version"]
 
 BESIDE = ("", "-wal", "-shm", ".lock")
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from bus import Bus, CallboardError, Clock, PricingRepriced, PricingTableLoaded
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
+from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from tracestore.prices.home import price_table, published_table
 
 from ..home import home_folder
@@ -35,7 +35,7 @@ class Pricing:
     def __init__(
         self,
         bus: Bus,
-        store: TraceStore | None,
+        store: Store | None,
         clock: Clock,
         host: Host,
         sessions: Mapping[str, SessionState],
@@ -124,7 +124,7 @@ class Pricing:
         if self._watch is not None and self._host.started and self._watch.due():
             self._host.spawn(self._look, name="look at prices")
 
-    async def _traced(self, what: str) -> tuple[TraceStore, PriceWatch]:
+    async def _traced(self, what: str) -> tuple[Store, PriceWatch]:
         await self._host.start()
         if self._store is None or self._watch is None:
             raise CallboardError(f"this engine keeps no trace (trace=False), so there is nothing to {what}")
@@ -138,11 +138,11 @@ class Pricing:
         await self._show_costs(store)
         self._bus.publish(announcement(found))
 
-    async def _show_costs(self, store: TraceStore) -> None:
+    async def _show_costs(self, store: Store) -> None:
         for session_id in list(self._sessions):
             await self._host.show_costs(await costs_of(store, session_id))
 
 
-async def _stored(store: TraceStore, version: str) -> PriceTable:
+async def _stored(store: Store, version: str) -> PriceTable:
     """Raises StoreError, naming the known ones, for a version that the trace doesn't know."""
     return await store.price_table(version)

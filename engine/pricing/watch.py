@@ -11,7 +11,7 @@ import msgspec
 from bus import PricingRepriced, StoreError
 from bus.clock import Clock
 from bus.log import Log
-from tracestore import CurrentPrices, TraceStore
+from tracestore import CurrentPrices, Store
 
 LOOK_EVERY_NS = 1_000_000_000
 
@@ -21,7 +21,7 @@ _log = Log("engine.price_watch")
 class PriceWatch:
     """Knows which costs were current when it last looked."""
 
-    def __init__(self, store: TraceStore, clock: Clock) -> None:
+    def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._known: CurrentPrices | None = None

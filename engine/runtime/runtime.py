@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bus import Bus, Clock, StreamChannel
-from tracestore import Capture, PriceTable, TraceStore
+from tracestore import Capture, PriceTable, Store
 
 from ..middleware.chain import Chain
 from ..models.registry import ModelRegistry
@@ -34,7 +34,7 @@ class Runtime:
         *,
         clock: Clock,
         registry: ModelRegistry,
-        store: TraceStore | None,
+        store: Store | None,
         prices: PriceTable,
         capture: Capture | None,
         middleware: Chain,

@@ -8,10 +8,10 @@ import msgspec
 
 from adapters import Message
 from bus import Cost
-from tracestore import CallFilter, TraceStore
+from tracestore import CallFilter, Store
 
 
-async def costs_of(store: TraceStore, session_id: str) -> dict[str, Cost]:
+async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
     """The current costs of a session's calls, by request_id."""
     rows = await store.calls(CallFilter(session_id=session_id), limit=None)
     return {row.request_id: row.cost for row in rows if row.cost is not None}

@@ -13,7 +13,7 @@ from bus import (
     SessionTakenOver,
     StoreError,
 )
-from tracestore import TraceStore
+from tracestore import Store
 
 from ..routing.choice import Model, in_words
 from ..runtime.host import Host
@@ -31,7 +31,7 @@ class OpenSessions:
     states: WeakValueDictionary[str, SessionState]
     """By the sessions' ids."""
 
-    def __init__(self, bus: Bus, store: TraceStore | None, host: Host, *, captures: bool) -> None:
+    def __init__(self, bus: Bus, store: Store | None, host: Host, *, captures: bool) -> None:
         self.states = WeakValueDictionary()
         self._bus = bus
         self._store = store

@@ -14,7 +14,7 @@ from bus import (
     SessionSetup,
     StoreUnavailable,
 )
-from tracestore import Redact, SavedSession, TraceStore
+from tracestore import Redact, SavedSession, Store
 
 from ..conversation.options import TurnOptions, merged
 from ..routing.candidates import expand
@@ -74,7 +74,7 @@ async def resumed(
     return state
 
 
-async def _claim(runtime: Runtime, store: TraceStore, state: SessionState) -> None:
+async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
     """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
     bus = runtime.bus
     try:

@@ -217,6 +217,33 @@ def test_the_engine_speaks_no_sql() -> None:
     assert found == []
 
 
+def test_the_engine_knows_a_store_and_not_its_database() -> None:
+    """One file says which store stands behind a path; whatever else the engine asks, the protocol has."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in modules("engine")
+        for name, _ in imports(path)
+        if name.startswith(("tracestore.sqlite", "tracestore.sql.")) or name == "tracestore.TraceStore"
+    }
+    assert found <= {"engine/opening.py"}
+
+
+def test_common_sql_has_nothing_that_only_sqlite_knows() -> None:
+    """So that another database can run the statements of `tracestore/sql` by a dialect of its own."""
+    only_sqlite = re.compile(
+        r"\b(PRAGMA|GLOB|INDEXED|WITHOUT ROWID|STRICT|INSERT OR|json_\w+\(|instr\(|typeof\(|total\(|changes\(\))|"
+        r"\b(temp|main)\.|\bLIMIT -1|[^_](max|min)\([^()]*,"
+    )
+    found = []
+    for path in sorted((ROOT / "tracestore" / "sql").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        wrong = {name for name, _ in imports(path) if name.startswith("tracestore.sqlite")}
+        texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        wrong |= {text for text in texts if isinstance(text, str) and only_sqlite.search(text)}
+        found += [f"{path.relative_to(ROOT)}: {text}" for text in wrong]
+    assert found == []
+
+
 PROVIDERS = ROOT / "adapters" / "providers"
 
 

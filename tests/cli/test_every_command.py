@@ -21,8 +21,8 @@ import pytest
 from engine.cli.common.harmless import harmless
 from engine.cli.main import build_parser
 from tests.support.media_server import MediaServer, media_server
+from tracestore.filters import DIMENSIONS
 from tracestore.prices.snapshot import SHIPPED
-from tracestore.sql.calls.dimensions import DIMENSIONS
 
 from .faulty_day import HOSTILE, MODELS, SESSIONS, make_faulty_day
 from .running import PRICES, call

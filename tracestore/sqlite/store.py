@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -78,18 +77,6 @@ class TraceStore(SqlStore):
 
     async def close(self) -> None:
         await self._file.close()
-
-    async def __aenter__(self) -> Self:
-        await self.open()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
 
     def hold_run(self, run_id: str) -> None:
         self._file.hold_run(run_id)

@@ -9,14 +9,15 @@ from typing import TypeVar
 import anyio
 
 from bus import ConfigurationError
-from tracestore import TraceStore
+from tracestore import Store
 
+from ...opening import store_to_read
 from .arguments import chosen_file
 
 T = TypeVar("T")
 
 
-def from_trace(arguments: argparse.Namespace, read: Callable[[TraceStore], Awaitable[T]]) -> T:
+def from_trace(arguments: argparse.Namespace, read: Callable[[Store], Awaitable[T]]) -> T:
     """The result of a query of the chosen trace file.
 
     Raises:
@@ -24,13 +25,13 @@ def from_trace(arguments: argparse.Namespace, read: Callable[[TraceStore], Await
     """
 
     async def work() -> T:
-        async with TraceStore.open_readonly(chosen_file(arguments)) as store:
+        async with store_to_read(chosen_file(arguments)) as store:
             return await read(store)
 
     return anyio.run(work)
 
 
-async def price_version(store: TraceStore, under: str | None) -> str | None:
+async def price_version(store: Store, under: str | None) -> str | None:
     """The whole price version that ``--under`` means by its beginning; None for none.
 
     Raises:

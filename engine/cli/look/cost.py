@@ -9,8 +9,8 @@ from operator import add
 from typing import Any
 
 from bus.values.cost_sum import CostSum
-from tracestore import CostRow, TraceStore
-from tracestore.sql.calls.dimensions import DIMENSIONS
+from tracestore import CostRow, Store
+from tracestore.filters import DIMENSIONS
 
 from ..common.arguments import add_filters, call_filter
 from ..common.fitting import FittingTable
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _read(arguments: argparse.Namespace, store: TraceStore) -> list[CostRow]:
+async def _read(arguments: argparse.Namespace, store: Store) -> list[CostRow]:
     by: tuple[str, ...] = arguments.by
     under = await price_version(store, arguments.under)
     rows = await store.costs(call_filter(arguments), by, under=under)

@@ -14,9 +14,10 @@ from typing import IO, TYPE_CHECKING, cast
 import anyio
 
 from bus import CallboardError, ConfigurationError
-from tracestore import CallFilter, TraceStore
+from tracestore import CallFilter
 from tracestore.export import FORMATS, Format, export_calls
 
+from ...opening import store_to_read
 from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.harmless import harmless, harmless_json, note
 from ..common.reading import price_version
@@ -83,6 +84,6 @@ class _Terminal(io.RawIOBase):
 
 async def _export(source: Path, path: str, format: Format, where: CallFilter, under: str | None) -> int:
     target = _stdout(format) if path == STDOUT else Path(path)
-    async with TraceStore.open_readonly(source) as store:
+    async with store_to_read(source) as store:
         under = await price_version(store, under)
         return await export_calls(store, target, format, where=where, under=under)

@@ -11,9 +11,10 @@ import anyio
 
 from adapters.requests.surrogates import mend_json
 from bus import Bus, ConfigurationError, Envelope, Lossless
-from tracestore import StoredEvents, TraceStore
+from tracestore import Store, StoredEvents
 from tracestore.codec import encode_line
 
+from ...opening import store_to_read
 from ..common.arguments import add_file, chosen_file, moment
 from ..common.harmless import say, write_json
 from ..common.words import plural
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _replay(path: Path, arguments: argparse.Namespace, printer: _Lines | _JsonLines) -> None:
-    async with TraceStore.open_readonly(path) as store:
+    async with store_to_read(path) as store:
         replay = Bus.replay(
             _source(store, arguments), speed=arguments.speed, longest_pause=arguments.longest_pause
         )
@@ -73,7 +74,7 @@ async def _replay(path: Path, arguments: argparse.Namespace, printer: _Lines | _
                 printer.show(envelope)
 
 
-def _source(store: TraceStore, arguments: argparse.Namespace) -> StoredEvents:
+def _source(store: Store, arguments: argparse.Namespace) -> StoredEvents:
     try:
         return StoredEvents(
             store,

@@ -31,9 +31,10 @@ from bus import CallboardError
 from bus.private_file import write_private
 from bus.values.cost_sum import CostSum
 from engine.sessions.whole import document_of
-from tracestore import CallFilter, SavedSession, SessionRow, TraceStore
+from tracestore import CallFilter, SavedSession, SessionRow
 from tracestore.writing.captured import encode, encode_metadata
 
+from ...opening import store_to_read, store_to_write
 from ..common.arguments import add_file, chosen_file, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note, say, write_json
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _saved(path: Path, session_id: str) -> SavedSession:
-    async with TraceStore.open_readonly(path) as store:
+    async with store_to_read(path) as store:
         saved = await store.saved_session(session_id)
         if saved is not None:
             return saved
@@ -103,7 +104,7 @@ async def _saved(path: Path, session_id: str) -> SavedSession:
 
 
 async def _delete(path: Path, session_id: str) -> None:
-    async with TraceStore(path) as store:
+    async with store_to_write(path) as store:
         if not await store.delete_session(session_id):
             raise CallboardError(f"{path} has no session {session_id!r}; `callboard sessions` lists them")
 

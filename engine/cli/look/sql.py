@@ -8,8 +8,9 @@ from pathlib import Path
 
 import anyio
 
-from tracestore import SqlResult, TraceStore
+from tracestore import SqlResult
 
+from ...opening import store_to_read
 from ..common.arguments import chosen_file, positive
 from ..common.fitting import FittingTable
 from ..common.harmless import note
@@ -39,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     statement = sys.stdin.read() if arguments.statement == "-" else arguments.statement
 
     async def read() -> SqlResult:
-        store = TraceStore.open_readonly(chosen_file(arguments))
+        store = store_to_read(chosen_file(arguments))
         return await store.sql(statement, limit=arguments.limit, seconds=arguments.seconds)
 
     found = anyio.run(read)

@@ -15,9 +15,9 @@ from bus import ConfigurationError
 from engine import Check, Engine, HealthReport
 from engine.health import check_store, report_of, unreadable
 from engine.home import home_folder
-from tracestore import TraceStore
-from tracestore.sqlite.library import sqlite_version
+from tracestore.health import sqlite_version
 
+from ...opening import store_to_write
 from ..common.arguments import add_models_file
 from ..common.harmless import one_line, write_json
 from ..common.output import json_text
@@ -79,7 +79,7 @@ async def _examine(models: Path | None, trace: Path, offline: bool) -> tuple[boo
     try:
         engine = Engine(models=models, store=trace)
     except ConfigurationError as error:
-        return False, report_of([unreadable(error), *await check_store(TraceStore(trace))])
+        return False, report_of([unreadable(error), *await check_store(store_to_write(trace))])
     return True, await engine.health(offline=offline)
 
 

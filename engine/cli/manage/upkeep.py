@@ -11,8 +11,9 @@ from pathlib import Path
 import anyio
 
 from bus import StoreError
-from tracestore import PruneReport, TraceStore
+from tracestore import PruneReport, Store
 
+from ...opening import store_to_read, store_to_write
 from ..common.arguments import add_file, chosen_file
 from ..common.places import short
 from ..common.screen import make_console
@@ -65,7 +66,7 @@ def prune(arguments: argparse.Namespace) -> int:
 async def _prune(path: Path, arguments: argparse.Namespace) -> PruneReport:
     before = None if arguments.older_than is None else time.time_ns() // 1000 - arguments.older_than * 1_000_000
     if arguments.dry_run:
-        async with TraceStore.open_readonly(path) as reader:
+        async with store_to_read(path) as reader:
             return await reader.prune(before=before, max_bytes=arguments.max_size, dry_run=True)
     async with await existing(path) as store:
         return await store.prune(
@@ -76,11 +77,11 @@ async def _prune(path: Path, arguments: argparse.Namespace) -> PruneReport:
         )
 
 
-async def existing(path: Path) -> TraceStore:
+async def existing(path: Path) -> Store:
     """A file that is there: none of these is a reason to make one. Raises StoreError."""
     if not await anyio.Path(path).exists():
         raise StoreError(f"there is no trace file at {path}")
-    return TraceStore(path)
+    return store_to_write(path)
 
 
 def lines_of(report: PruneReport) -> list[str]:
@@ -105,7 +106,7 @@ def backup(arguments: argparse.Namespace) -> int:
 
 
 async def _backup(path: Path, target: Path) -> None:
-    async with TraceStore.open_readonly(path) as store:
+    async with store_to_read(path) as store:
         await store.backup(target, progress=lambda done, pages: _show(f"{done:,} of {pages:,} pages"))
 
 

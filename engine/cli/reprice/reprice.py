@@ -14,9 +14,10 @@ import msgspec
 
 from bus import ConfigurationError, StoreError
 from bus.private_file import write_private
-from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, TraceStore
+from tracestore import CallFilter, PriceTable, RepriceReport, RepriceRun, Store
 from tracestore.reports import OnProgress
 
+from ...opening import store_to_read, store_to_write
 from ..common.arguments import add_filters, call_filter, chosen_file
 from ..common.fitting import FittingTable
 from ..common.harmless import note
@@ -219,13 +220,13 @@ async def _reprice(
     return report, chosen, words
 
 
-def _open(path: Path, *, readonly: bool) -> TraceStore:
+def _open(path: Path, *, readonly: bool) -> Store:
     """A file that exists: repricing is no reason to make one. Raises StoreError."""
     if readonly:
-        return TraceStore.open_readonly(path)
+        return store_to_read(path)
     if not path.exists():
         raise StoreError(f"there is no trace file at {path}")
-    return TraceStore(path)
+    return store_to_write(path)
 
 
 def show(report: RepriceReport, path: Path, by: By = "model") -> None:

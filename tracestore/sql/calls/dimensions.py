@@ -6,14 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from ...filters import DIMENSIONS
 from ...timestamps import iso_day
 from ..connection import Dialect, SqlValue
-
-DIMENSIONS = (
-    *("day", "provider", "model", "session_id", "turn_id", "status"),
-    *("served_model", "error_class", "stop_reason", "operation"),
-)
-"""Columns of a call. ``tag:KEY`` is one more: the value of that tag."""
 
 _TAG = "tag:"
 

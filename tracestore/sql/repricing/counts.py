@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,7 +13,8 @@ from ..calls.unknown import usage_unknown
 from ..calls.where import condition
 from ..connection import Statements
 
-_Column: TypeAlias = Literal["model", "day", "session_id"]
+_MODEL, _DAY, _SESSION = "coalesce(c.model, '')", "c.day + 0", "coalesce(c.session_id, '')"
+"""Columns to group by; as expressions, or SQLite would walk the index on days and with that all calls."""
 
 _WHICH = {
     "estimated": "c.usage_source = 'estimated'",
@@ -48,9 +49,9 @@ class CountsBeside(NamedTuple):
 def count_beside(statements: Statements, where: CallFilter, *, by_session: bool) -> CountsBeside:
     """Count the calls beside the sums, before the costs of the run are the current ones."""
     return CountsBeside(
-        _counts(statements, where, "model"),
-        _counts(statements, where, "day"),
-        _counts(statements, where, "session_id") if by_session else {},
+        _counts(statements, where, _MODEL),
+        _counts(statements, where, _DAY),
+        _counts(statements, where, _SESSION) if by_session else {},
         _in_flight(statements, where),
     )
 
@@ -73,14 +74,14 @@ def with_counts(report: RepriceReport, beside: CountsBeside) -> RepriceReport:
     )
 
 
-def _counts(statements: Statements, where: CallFilter, column: _Column) -> dict[str, _Counts]:
+def _counts(statements: Statements, where: CallFilter, column: str) -> dict[str, _Counts]:
     """The counts by a column, whose values are named as reports name them."""
     found: dict[str, _Counts] = {}
     which_calls, values = condition(where, statements.dialect)
     for name, which in _WHICH.items():
         rows = statements.run(
             f"""
-            SELECT c.{column}, count(*)
+            SELECT {column}, count(*)
               FROM calls AS c
              WHERE {which} AND ({which_calls})
              GROUP BY 1
@@ -88,7 +89,7 @@ def _counts(statements: Statements, where: CallFilter, column: _Column) -> dict[
             values,
         )
         for value, count in rows:
-            key = iso_day(value) if column == "day" else value or ""
+            key = iso_day(value) if column == _DAY else value
             found[key] = found.get(key, _Counts())._replace(**{name: int(count)})
     return found
 
