@@ -87,13 +87,6 @@ def test_a_model_is_found_by_any_of_its_names(tmp_path: Path, name: str, model: 
     assert plan.requested == name
 
 
-def test_an_unknown_bare_name_lists_its_neighbours(tmp_path: Path) -> None:
-    """A name that nothing resolves is an error that suggests what was meant."""
-    registry = read_models_yaml(written(tmp_path, SEED_EXAMPLE), KEYS)
-    with pytest.raises(ConfigurationError, match=r"unknown model 'sonet': did you mean sonnet"):
-        registry.resolve("sonet")
-
-
 def test_an_ambiguous_name_lists_its_candidates(tmp_path: Path) -> None:
     """One native name at two providers has to be said in full."""
     text = SEED_EXAMPLE + "  openai:claude-haiku-4-5:\n    adapter: openai\n    wire_name: claude-haiku-4-5\n"

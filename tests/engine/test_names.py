@@ -87,12 +87,6 @@ def test_of_two_adapters_the_one_with_a_key_is_meant_or_the_default_one(home: Pa
     assert meaning(registry(home, text=one), "haiku")[0] == "b:claude-haiku-5-5"
 
 
-def test_a_known_model_without_a_key_says_which_key_it_needs() -> None:
-    here = registry_from_env({"OPENAI_API_KEY": "o"})
-    with pytest.raises(ConfigurationError, match=r"not_configured.*ANTHROPIC_API_KEY"):
-        here.adapter_of(here.resolve("sonnet").model)
-
-
 # -- the default provider
 
 

@@ -19,7 +19,7 @@ from adapters import (
     ToolChoice,
     ToolResultBlock,
 )
-from bus import ConfigurationError, LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
+from bus import LlmCallCompleted, LlmCallFailed, LlmCallStarted, SessionBusy
 from bus.streams.events import TurnComplete, TurnEvent
 from tests.support.engines import requests_of, running, talking, topics
 from tests.support.present import present
@@ -208,13 +208,6 @@ async def test_what_a_model_cannot_do_is_refused_before_anything_is_sent() -> No
             await session.send("go", tool_choice=ToolChoice("named", "nonsense"))
         assert session.messages == ()
         assert topics(events.take(), "llm.") == []
-
-
-async def test_an_unknown_model_names_its_neighbours() -> None:
-    """A misspelt model is a ConfigurationError that says what was probably meant, at once."""
-    async with running(Say("x")) as (engine, _):
-        with pytest.raises(ConfigurationError, match="did you mean s:m"):
-            engine.session("s.m")
 
 
 @pytest.mark.parametrize("step", range(5))

@@ -83,6 +83,18 @@ async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
     return await engine.create_video("A red boat.", model=model, seconds=8, polling=OFTEN)
 
 
+@asynccontextmanager
+async def filming(
+    server: MediaServer, store: Path | None = None, *, model: str = SORA, finished: bool = False
+) -> AsyncIterator[tuple[Engine, VideoHandle]]:
+    """An engine, and a video that was begun there, or is finished."""
+    async with engine_at(server, store) as engine:
+        handle = await a_video(engine, model)
+        if finished:
+            await handle.wait()
+        yield engine, handle
+
+
 async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
     """Of each call its operation, how it ended, and what it cost in nano-USD."""
     await engine.flush()
@@ -95,8 +107,7 @@ async def test_a_video_is_created_awaited_and_downloaded(
     server: MediaServer, tmp_path: Path, model: str, nano_usd: int
 ) -> None:
     """Its calls are in the trace, and it costs its seconds once."""
-    async with engine_at(server, tmp_path / "trace.db") as engine:
-        handle = await a_video(engine, model)
+    async with filming(server, tmp_path / "trace.db", model=model) as (engine, handle):
         assert (handle.status, handle.cost) == ("queued" if model == SORA else "in_progress", None)
         result = await handle.wait()
         assert result.cost.nano_usd == nano_usd
@@ -262,8 +273,7 @@ async def test_a_creation_that_is_cancelled_waits_for_the_job_s_id_and_keeps_it(
 
 async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaServer) -> None:
     server.steps = [10] * 100_000
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
+    async with filming(server) as (_, handle):
         with pytest.raises(RequestTimeoutError, match=r"resume_video\('video_1', 'openai:sora-2'\)"):
             await handle.wait(timeout_seconds=0.02)
         server.steps = []
@@ -273,8 +283,7 @@ async def test_time_that_is_up_ends_the_waiting_and_not_the_job(server: MediaSer
 async def test_two_that_wait_for_one_job_both_get_it_and_it_is_counted_once(
     server: MediaServer, tmp_path: Path
 ) -> None:
-    async with engine_at(server, tmp_path / "trace.db") as engine:
-        handle = await a_video(engine)
+    async with filming(server, tmp_path / "trace.db") as (engine, handle):
         async with anyio.create_task_group() as group:
             group.start_soon(handle.wait)
             group.start_soon(handle.wait)
@@ -283,8 +292,7 @@ async def test_two_that_wait_for_one_job_both_get_it_and_it_is_counted_once(
 
 async def test_a_wait_that_is_cancelled_leaves_the_job_for_the_next(server: MediaServer) -> None:
     server.steps = [10] * 100_000
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
+    async with filming(server) as (_, handle):
         with anyio.move_on_after(0.02):
             await handle.wait()
         server.steps = []
@@ -306,9 +314,7 @@ async def test_another_engine_goes_on_with_a_job_and_knows_what_it_makes(
 
 async def test_a_job_that_was_counted_is_not_counted_again(server: MediaServer, tmp_path: Path) -> None:
     """However often it is resumed: in the same engine it is the same handle."""
-    async with engine_at(server, tmp_path / "trace.db") as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, tmp_path / "trace.db", finished=True) as (engine, handle):
         assert await engine.resume_video(handle.id, SORA) is handle
     async with engine_at(server, tmp_path / "trace.db") as engine:
         again = await engine.resume_video("video_1", SORA)
@@ -343,8 +349,7 @@ async def test_a_job_that_nobody_knows_is_not_found(server: MediaServer) -> None
 
 
 async def test_a_job_can_be_cancelled_where_the_provider_has_a_way(server: MediaServer) -> None:
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
+    async with filming(server) as (engine, handle):
         with engine.bus.subscribe("job.failed", policy=Lossless()) as events:
             assert await handle.cancel() is True
             assert await handle.cancel() is False
@@ -359,8 +364,7 @@ async def test_who_waits_for_a_job_that_is_cancelled_learns_that(server: MediaSe
     """Though the provider knows nothing of it any more; and looking meanwhile doesn't wait for its end."""
     server.steps = [10] * 100_000
     heard = anyio.Event()
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
+    async with filming(server) as (_, handle):
 
         async def wait() -> None:
             with pytest.raises(CancelledError):
@@ -381,8 +385,7 @@ async def test_a_cancel_that_comes_too_late_leaves_what_is_paid_for(
     """The job was completed since it was last looked at: it is counted, and can be downloaded."""
     server.steps = [10] * 100_000 if waiting else []
     heard = anyio.Event()
-    async with engine_at(server, tmp_path / "trace.db") as engine:
-        handle = await a_video(engine)
+    async with filming(server, tmp_path / "trace.db") as (engine, handle):
 
         async def wait() -> None:
             await handle.wait(on_progress=lambda job: heard.set())
@@ -400,8 +403,7 @@ async def test_a_cancel_that_comes_too_late_leaves_what_is_paid_for(
 
 async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> None:
     server.faults["delete"] = ["409"]
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
+    async with filming(server) as (_, handle):
         with pytest.raises(CallboardError, match="out of order"):
             await handle.cancel()
         assert (await handle.wait()).job.status == "completed"
@@ -428,9 +430,7 @@ async def test_a_download_that_breaks_off_is_whole_in_the_end(
 ) -> None:
     server.faults["content"] = list(faults)
     target = tmp_path / "boat.mp4"
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (_, handle):
         assert await handle.download(to=target) == target
     assert target.read_bytes() == server.file
     assert os.listdir(tmp_path) == ["boat.mp4"]
@@ -438,9 +438,7 @@ async def test_a_download_that_breaks_off_is_whole_in_the_end(
 
 async def test_a_download_goes_on_where_it_broke(server: MediaServer) -> None:
     server.faults["content"] = ["cut-60000"]
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (_, handle):
         assert await handle.download() == server.file
     first, second = server.of("content")
     assert "range" not in first.headers
@@ -454,9 +452,7 @@ async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer
     target = tmp_path / "boat.mp4"
     target.write_bytes(b"an older one")
     server.faults["content"] = ["endless-cut-5000"] * 20
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (_, handle):
         with pytest.raises(NetworkError, match="not a whole MP4"):
             await handle.download(to=target)
         assert target.read_bytes() == b"an older one"
@@ -468,17 +464,13 @@ async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer
 async def test_a_file_whose_checksum_is_wrong_is_fetched_again(server: MediaServer) -> None:
     server.checksum = True
     server.faults["content"] = ["wrong"]
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (_, handle):
         assert await handle.download() == server.file
     assert len(server.of("content")) == 2
 
 
 async def test_each_variant_can_be_downloaded_where_there_are_some(server: MediaServer) -> None:
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (engine, handle):
         assert (await handle.download("thumbnail")).startswith(b"\x89PNG")
         assert (await handle.download("spritesheet")).startswith(b"\x89PNG")
         google = await a_video(engine, VEO)
@@ -505,18 +497,14 @@ async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
 
 async def test_a_job_whose_adapter_was_removed_says_so(server: MediaServer) -> None:
     server.steps = []
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (engine, handle):
         await engine.reload(ModelRegistry({}, {}))
         with pytest.raises(ConfigurationError, match="openai"):
             await handle.download()
 
 
 async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
-    async with engine_at(server) as engine:
-        handle = await a_video(engine)
-        await handle.wait()
+    async with filming(server, finished=True) as (_, handle):
         with pytest.raises(FileNotFoundError):
             await handle.download(to=tmp_path / "nowhere" / "boat.mp4")
         assert await handle.download() == server.file

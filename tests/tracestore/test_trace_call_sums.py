@@ -17,7 +17,7 @@ from tracestore.sql.calls import costs as cost_queries
 from tracestore.sql.calls.sums import sum_up
 from tracestore.sqlite import trace_file
 
-from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before
+from .trace_making import DAY_US, T0, Maker, copy_by_version, make_file_before, sql
 
 pytestmark = pytest.mark.anyio
 
@@ -131,36 +131,26 @@ async def fill(store: TraceStore, make: Maker, count: int) -> None:
         await store.write([make.started(request, model, **ids), make.completed(request, model, cost=cost, **ids)])
 
 
-def change(path: Path, sql: str) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as file, file:
-        file.execute(sql)
-
-
-def rows(path: Path, sql: str) -> list[tuple[object, ...]]:
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        return file.execute(sql).fetchall()
-
-
 async def test_costs_by_day_and_model_are_read_from_the_sums(
     store: TraceStore, make: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole days are not added up again, but the calls of a day that the filter cuts are, and other groupings."""
     monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
     await fill(store, make, 8)
-    change(store.path, "UPDATE call_sums SET calls = 100")
+    sql(store.path, "UPDATE call_sums SET calls = 100")
 
     async def counted(where: CallFilter, *by: str) -> int:
         return sum(row.calls for row in await store.costs(where, by))
 
     day = T0 // DAY_US * DAY_US
-    groups = len(rows(store.path, "SELECT * FROM call_sums"))
+    groups = len(sql(store.path, "SELECT * FROM call_sums"))
     assert await counted(CallFilter()) == await counted(CallFilter(), "model", "day") == 100 * groups
     assert await counted(CallFilter(), "session_id") == await counted(CallFilter(session_id="s"), "model") == 8
     assert await counted(CallFilter(since=T0 + 1, until=T0 + DAY_US // 2)) == 0, "not even the first, nor the next"
     whole = await counted(CallFilter(since=day + DAY_US, until=day + 2 * DAY_US))
-    assert whole == 100 * len(rows(store.path, f"SELECT * FROM call_sums WHERE day = {day // DAY_US + 1}"))
+    assert whole == 100 * len(sql(store.path, f"SELECT * FROM call_sums WHERE day = {day // DAY_US + 1}"))
     with_edges = CallFilter(since=day + 1, until=day + 2 * DAY_US + 1)
-    first_day = rows(store.path, f"SELECT count(*) FROM calls WHERE day = {day // DAY_US}")[0][0]
+    first_day = sql(store.path, f"SELECT count(*) FROM calls WHERE day = {day // DAY_US}")[0][0]
     assert await counted(with_edges) == whole + first_day  # type: ignore[operator]
 
 
@@ -169,12 +159,12 @@ async def test_new_calls_are_summed_up_once_there_are_enough(
 ) -> None:
     """Also those of earlier, short-lived writers: the first write of a store counts what is waiting."""
     await fill(store, make, 3)
-    assert rows(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(0,)]
     monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 4)
     async with TraceStore(store.path) as second:
         await second.write([make.started("one more")])
-    assert rows(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
-    assert rows(store.path, "SELECT sum(calls), sum(cost_nano) FROM call_sums") == [(4, 33)]
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
+    assert sql(store.path, "SELECT sum(calls), sum(cost_nano) FROM call_sums") == [(4, 33)]
 
 
 async def test_sums_that_fail_lose_no_event(
@@ -182,13 +172,13 @@ async def test_sums_that_fail_lose_no_event(
 ) -> None:
     """They are no part of the transaction that stores events, and costs are right without them."""
     monkeypatch.setattr(trace_file, "SUM_UP_AFTER", 1)
-    change(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
+    sql(store.path, "CREATE TRIGGER no BEFORE INSERT ON call_sums BEGIN SELECT RAISE(ABORT, 'no'); END")
     await fill(store, make, 3)
     (row,) = await store.costs(by=())
     assert (row.calls, row.cost_nano_usd) == (3, 33)
-    change(store.path, "DROP TRIGGER no")
+    sql(store.path, "DROP TRIGGER no")
     await store.write([make.started("one more")])
-    assert rows(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
+    assert sql(store.path, "SELECT up_to FROM summed_calls") == [(4,)]
 
 
 async def test_counts_beyond_all_measure_are_summed_nonetheless(store: TraceStore, make: Maker) -> None:
@@ -215,7 +205,7 @@ async def test_a_file_of_an_earlier_version_gets_its_sums(
         file.execute("ATTACH ? AS new", (str(new.path),))
         copy_by_version(file)
     async with TraceStore(path) as store:
-        assert rows(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
+        assert sql(path, "SELECT up_to, (SELECT sum(calls) FROM call_sums) FROM summed_calls") == [(6, 6)]
         await assert_in_step(store, [CallFilter()])
         assert await store.costs(by=("model",)) == await cost_rows(tmp_path / "new.db")
 
@@ -233,4 +223,4 @@ async def test_a_backup_carries_the_sums(store: TraceStore, make: Maker, tmp_pat
     copy = tmp_path / "copy.db"
     await store.backup(copy)
     assert await cost_rows(copy) == await store.costs(by=("model",))
-    assert rows(copy, "SELECT sum(calls) FROM call_sums") == [(6,)]
+    assert sql(copy, "SELECT sum(calls) FROM call_sums") == [(6,)]

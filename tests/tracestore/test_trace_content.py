@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -42,7 +40,7 @@ from tracestore import Capture, TraceStore
 from tracestore.codec import decode_line, encode_line
 from tracestore.writing.captured import bodies_of, decode_metadata, encode_metadata, message_of
 
-from .trace_making import T0, Maker, make_file_before
+from .trace_making import T0, Maker, make_file_before, sql
 
 pytestmark = pytest.mark.anyio
 
@@ -202,10 +200,8 @@ def configured(make: Maker, session: str = "s", history: int = 0, setup: Session
     return make(SessionConfigured(history=history, setup=setup, begins=not history), session_id=session)
 
 
-def count(store: TraceStore, sql: str) -> int:
-    with sqlite3.connect(store.path) as reader:
-        ((found,),) = reader.execute(sql)
-    reader.close()
+def count(store: TraceStore, query: str) -> int:
+    ((found,),) = sql(store.path, query)
     return int(found)
 
 
@@ -442,8 +438,7 @@ async def test_a_file_from_before_content_opens_and_keeps_its_data(
     """It gets the new tables, and its sessions are such as can't be resumed."""
     path = tmp_path / "trace.db"
     await make_file_before("content", path, monkeypatch)
-    with contextlib.closing(sqlite3.connect(path)) as earlier, earlier:
-        earlier.execute("INSERT INTO sessions (session_id, first_us, last_us) VALUES ('s', 1, 1)")
+    sql(path, "INSERT INTO sessions (session_id, first_us, last_us) VALUES ('s', 1, 1)")
     async with TraceStore(path) as store:
         (row,) = await store.sessions()
         assert (row.session_id, row.messages, row.resumable) == ("s", 0, False)

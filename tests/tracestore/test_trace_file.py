@@ -21,7 +21,7 @@ from tracestore.sqlite import database, files
 from tracestore.sqlite.database import Database, Row, Statements
 from tracestore.sqlite.schema import migrations
 
-from .trace_making import Maker
+from .trace_making import Maker, sql
 
 pytestmark = pytest.mark.anyio
 
@@ -85,10 +85,7 @@ async def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 async def test_another_applications_database_is_refused(tmp_path: Path) -> None:
     """A SQLite file with tables that aren't ours stays as it is, whatever its journal mode."""
     path = tmp_path / "trace.db"
-    with sqlite3.connect(path) as other:
-        other.execute("PRAGMA journal_mode = WAL")
-        other.execute("CREATE TABLE recipes (name TEXT)")
-    other.close()
+    sql(path, "PRAGMA journal_mode = WAL", "CREATE TABLE recipes (name TEXT)")
     assert "another application" in await refused(path)
 
 
@@ -97,9 +94,7 @@ async def test_a_newer_file_is_refused(tmp_path: Path, make: Maker) -> None:
     path = tmp_path / "trace.db"
     async with TraceStore(path) as store:
         await store.write([make.started()])
-    with sqlite3.connect(path) as later:
-        later.execute("PRAGMA user_version = 99")
-    later.close()
+    sql(path, "PRAGMA user_version = 99")
     message = await refused(path)
     assert "version 99" in message
     assert f"up to {migrations.SCHEMA_VERSION}" in message

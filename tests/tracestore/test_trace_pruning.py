@@ -16,7 +16,7 @@ from tracestore import CallFilter, PriceRow, PriceTable, PruneReport, TraceStore
 from tracestore.sqlite.upkeep import pruning
 
 from .test_trace_file import integrity
-from .trace_making import T0, Maker
+from .trace_making import T0, Maker, sql
 
 pytestmark = pytest.mark.anyio
 
@@ -40,8 +40,7 @@ def _ids(envelope: Envelope) -> dict[str, object]:
 
 def counts(path: Path) -> dict[str, int]:
     tables = ("runs", "sessions", "calls", "call_tags", "call_cost", "events", "pruning")
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        return {table: file.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+    return {table: sql(path, f"SELECT count(*) FROM {table}")[0][0] for table in tables}
 
 
 async def test_old_calls_go_with_all_that_is_theirs(store: TraceStore, make: Maker) -> None:
@@ -220,10 +219,7 @@ async def test_by_size_the_oldest_go(tmp_path: Path, make: Maker) -> None:
 async def test_a_vacuum_shrinks_a_file_that_was_made_without(tmp_path: Path, make: Maker) -> None:
     """It is rewritten once, and from then on can give pages back by itself."""
     path = tmp_path / "trace.db"
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        file.execute("PRAGMA auto_vacuum = NONE")
-        file.execute("CREATE TABLE x (y)")
-        file.execute("DROP TABLE x")
+    sql(path, "PRAGMA auto_vacuum = NONE", "CREATE TABLE x (y)", "DROP TABLE x")
     async with TraceStore(path) as store:
         await store.write([event for n in range(1000) for event in call(make, n, n)])
         kept = await store.prune(before=T0 + 10**6 * SECOND)

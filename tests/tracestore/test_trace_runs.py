@@ -31,15 +31,14 @@ from tracestore.writing.spill import SpillFile, spill_path
 
 from .test_trace_file import integrity
 from .test_trace_projection import story, written
-from .trace_making import Maker
+from .trace_making import Maker, sql
 
 pytestmark = pytest.mark.anyio
 
 
 def runs(path: Path) -> dict[str, str | None]:
     """How each run ended; None for those that are open."""
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        return dict(file.execute("SELECT run_id, ending FROM runs"))
+    return dict(sql(path, "SELECT run_id, ending FROM runs"))
 
 
 async def start_writer(store: TraceStore, run_id: str = "run_next") -> None:
@@ -236,9 +235,7 @@ def test_cut_off_anywhere_every_call_has_one_end(
 
     anyio.run(restart)
     assert_sound(path)
-    with contextlib.closing(sqlite3.connect(path)) as file:
-        (ended,) = file.execute("SELECT count(*) FROM runs WHERE ended_us IS NULL").fetchone()
-    assert ended == 0
+    assert sql(path, "SELECT count(*) FROM runs WHERE ended_us IS NULL") == [(0,)]
 
 
 def assert_sound(path: Path) -> None:

@@ -26,7 +26,7 @@ from tracestore import CallFilter, TraceStore
 from tracestore.codec import decode_line, encode_event, encode_line
 from tracestore.sql import projection
 
-from .trace_making import DAY_US, T0, Maker
+from .trace_making import DAY_US, T0, Maker, sql
 
 pytestmark = pytest.mark.anyio
 
@@ -316,9 +316,8 @@ async def test_committed_seq_is_per_run(store: TraceStore) -> None:
 async def test_stored_events_cannot_be_edited(store: TraceStore, make: Maker) -> None:
     """Not even with another tool: a trigger stands in the way."""
     await store.write([make.started()])
-    with sqlite3.connect(store.path) as other, pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        other.execute("UPDATE events SET data = '{}'")
-    other.close()
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        sql(store.path, "UPDATE events SET data = '{}'")
 
 
 async def test_usage_with_the_providers_own_figures_is_read_back(store: TraceStore, make: Maker) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,15 @@ class Maker:
             latency_ms=300,
         )
         return self(event, request_id=request, attempt=attempt, **ids)
+
+
+def sql(path: Path, *statements: str) -> list[tuple[Any, ...]]:
+    """What another program gets for the last of these statements, which it makes in one transaction."""
+    found: list[tuple[Any, ...]] = []
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        for statement in statements:
+            found = file.execute(statement).fetchall()
+    return found
 
 
 def copy_by_version(file: sqlite3.Connection) -> None:
