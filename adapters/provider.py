@@ -184,10 +184,9 @@ def provider_named(name: str) -> Provider | None:
 
 @cache
 def vendors() -> tuple[Vendor, ...]:
-    """All vendors that descriptors name, each once."""
+    """All vendors that descriptors name."""
     own = [provider.vendor for provider in providers() if provider.vendor is not None]
-    others = [vendor for provider in providers() for vendor in provider.other_vendors]
-    return tuple({vendor.name: vendor for vendor in (*others, *own)}.values())
+    return (*own, *(vendor for provider in providers() for vendor in provider.other_vendors))
 
 
 def published_vendor(name: str) -> str:
