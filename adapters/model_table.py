@@ -1,8 +1,8 @@
-"""What is known of a provider's models: one JSON file beside its adapter, and the ways to find a row in it.
+"""The table of a provider's models: one JSON file beside its adapter, and the ways to find a row in it.
 
-The file is data that changes monthly, without the code: where it is from and of which date, the models, the best
-first, and `like`: what a name that is not listed is taken for, as pairs of a pattern of its beginning and a
-listed model, of which the first that fits holds. It is read when a model is first looked for, never at import.
+The file is data that changes monthly, without the code. It says where its facts are from and of which day, and
+lists the models, the best first. Its `like` says whose facts a name has that is not listed. The file
+is read when a model is first looked for, never at import.
 
 A table advises. A name that is neither listed nor like a listed one is sent as it is, and nothing is known of it.
 """
@@ -26,35 +26,42 @@ _SNAPSHOT = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{3}|latest|preview-\d{
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One model. Limits are in tokens, dates are YYYY-MM-DD; None is not known.
-
-    context_window: of input and output together. aliases: short names that are ours. also: further names that are
-    the provider's. general: everybody may use it; else it is for one purpose, or for those who are let in.
-    deprecated: the provider advises against it. retires: from then on it is, or will be, gone. images, tools,
-    structured: it takes images, has tools, holds its reply to a schema.
-    """
+    """One model. Limits are in tokens, dates are YYYY-MM-DD; None is not known."""
 
     id: str
+    """The provider's name of the model."""
     display_name: str
+    """The name for people."""
     context_window: int | None
+    """The tokens of input and output together."""
     max_output: int | None
+    """The tokens of a reply."""
     aliases: tuple[str, ...] = ()
+    """Callboard's short names of the model."""
     also: tuple[str, ...] = ()
+    """Further names that the provider has for the model."""
     general: bool = True
+    """Whether everybody may use the model for anything; else it is for one purpose, or for chosen users."""
     released: str | None = None
+    """Since when the model is there."""
     deprecated: bool = False
+    """Whether the provider advises against the model."""
     retires: str | None = None
+    """From when on the model is gone."""
     images: bool = True
+    """Whether the model takes images."""
     tools: bool = True
+    """Whether the model calls tools."""
     structured: bool = True
+    """Whether the model holds its reply to a schema."""
 
     @property
     def reasons(self) -> bool:
-        """Whether it can be asked to think before it answers."""
+        """Whether the model can be asked to think before it answers."""
         raise NotImplementedError
 
     def within(self, capabilities: AdapterCapabilities) -> AdapterCapabilities:
-        """What of an adapter's capabilities the model has."""
+        """The capabilities of an adapter as far as the model has them."""
         window = capabilities.max_context_tokens if self.context_window is None else self.context_window
         output = capabilities.max_output_tokens if self.max_output is None else self.max_output
         return msgspec.structs.replace(
@@ -75,12 +82,18 @@ Row = TypeVar("Row", bound=ModelRow)
 
 
 class ModelFile(msgspec.Struct, Generic[Row], frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table as it is written. date: of which its facts are. source: where they are from."""
+    """A table as it is written."""
 
     date: str
+    """The day of its facts."""
     source: str
+    """Where its facts are from."""
     models: tuple[Row, ...]
+    """The models, the best first."""
     like: tuple[tuple[str, str], ...] = ()
+    """Patterns of names that are not listed, each with the listed model whose facts such a name has. The first
+    that fits counts.
+    """
 
 
 class ModelTable(Generic[Row]):
@@ -101,7 +114,7 @@ class ModelTable(Generic[Row]):
 
     @cached_property
     def file(self) -> ModelFile[Row]:
-        """All that is in it."""
+        """The whole file."""
         return msgspec.json.decode(package_data(self._module, FILE_NAME), type=self._kind)
 
     @property
@@ -132,13 +145,13 @@ class ModelTable(Generic[Row]):
         return tuple((re.compile(pattern), self._names[model]) for pattern, model in self.file.like)
 
     def listed(self, name: str) -> Row | None:
-        """The model of that name, also of a dated one; None if none is listed."""
+        """The model of a name, which may have a date at its end; None if it is not listed."""
         return self._names.get(name) or self._names.get(_SNAPSHOT.sub("", name))
 
     def by_alias(self, alias: str) -> Row | None:
-        """The model that we call so for short."""
+        """The model of one of Callboard's short names; None if there is none."""
         return self._aliases.get(alias)
 
     def resembling(self, name: str) -> Row | None:
-        """The model of that name, else the one that such a name is taken for."""
+        """The model of a name, or the listed model whose facts an unlisted name has."""
         return self.listed(name) or next((row for pattern, row in self._like if pattern.match(name)), None)

@@ -58,10 +58,14 @@ RunBatch: TypeAlias = Callable[[Batch], Awaitable[EmbeddingResponse]]
 
 
 def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[Batch]:
-    """The batches of texts of so many estimated tokens each; together they are all texts, in order. Pure.
+    """The batches of texts: together they are all texts, in order. Pure.
 
-    A text that is larger than a whole request stands alone. estimates: tokens, by text. can: the model's limits,
-    of whose tokens only 80 % are filled, since estimates err.
+    A text that is larger than a whole request stands alone. Of a request's tokens 80 % are filled, since estimates
+    err.
+
+    Args:
+        estimates: The estimated tokens of each text.
+        can: The model's limits.
     """
     limit = can.max_request_tokens
     most = None if limit is None else limit * SHARE_OF_TOKENS
@@ -81,11 +85,14 @@ def plan_batches(estimates: Sequence[int], can: EmbeddingCapabilities) -> list[B
 
 @dataclass
 class Gathered:
-    """What all batches came to. responses: by batch, in the order in which they ended."""
+    """What came of all batches."""
 
     vectors: list[Vector | None]
+    """The vectors by text; None for each text that has none so far."""
     failures: dict[int, AdapterError] = field(default_factory=dict)
+    """The failures by the index of the text."""
     responses: list[EmbeddingResponse] = field(default_factory=list)
+    """The responses of the batches, in the order in which they ended."""
 
     @property
     def usage(self) -> TokenUsage:
@@ -97,11 +104,16 @@ class Gathered:
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """Each once, however many batches had it."""
+        """The warnings of all batches, each once."""
         return tuple(dict.fromkeys(warning for response in self.responses for warning in response.warnings))
 
     def complete(self) -> tuple[Vector, ...]:
-        """All vectors. Raises PartialEmbeddingError if some are missing; if all are, the first failure."""
+        """All vectors.
+
+        Raises:
+            PartialEmbeddingError: Some are missing.
+            AdapterError: All are missing; it is the first failure.
+        """
         if not self.failures:
             return tuple(vector for vector in self.vectors if vector is not None)
         first = self.failures[min(self.failures)]
@@ -111,10 +123,16 @@ class Gathered:
 
 
 async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at_once: int = AT_ONCE) -> Gathered:
-    """Run all batches, at most `at_once` side by side. An AdapterError is not raised, but kept: see `Gathered`.
+    """Run all batches side by side. An AdapterError is not raised but kept, see `Gathered`.
 
-    run: embeds the texts of one batch; it may be asked again for a part of it. texts: how many there are.
-    Raises what `run` raises besides.
+    Args:
+        batches: The batches.
+        run: Embeds the texts of one batch. It may be asked again for a part of a batch.
+        texts: How many texts there are.
+        at_once: The most batches that are under way at the same time.
+
+    Raises:
+        Exception: What `run` raises besides AdapterError.
     """
     gathered = Gathered([None] * texts)
     waiting = list(reversed(batches))
@@ -161,7 +179,7 @@ async def run_batches(batches: Sequence[Batch], run: RunBatch, *, texts: int, at
 
 
 def _first(error: Exception) -> Exception:
-    """Of several workers that met the same fault, the first's."""
+    """The first worker's fault of several workers that met the same one."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -191,13 +209,20 @@ async def embed_all(
     at_once: int = AT_ONCE,
     on_attempt: AttemptObserver | None = None,
 ) -> EmbeddingResponse:
-    """The vectors of as many texts as there are, in order. Needs no engine.
+    """The vectors of any number of texts, in order. No engine is needed.
 
-    Each batch is a request of its own, with the request's id and the places of its texts (``mine.0-100``); it is
-    retried by itself. Cancelling loses the vectors that had come, and they are paid for. at_once: batches under
-    way side by side, at most. on_attempt: told of all batches' attempts.
-    Raises PartialEmbeddingError, which has what was embedded; AdapterError if nothing was, or there is nothing to
-    embed.
+    Each batch is a request of its own, with the request's id and the places of its texts (``mine.0-100``), and is
+    retried by itself. Cancelling loses the vectors that had come, and they are paid for.
+
+    Args:
+        adapter: The adapter of the model's provider.
+        request: The texts and what to make of them.
+        at_once: The most batches that are under way at the same time.
+        on_attempt: Told of the attempts of all batches.
+
+    Raises:
+        PartialEmbeddingError: Some texts were not embedded; the error has the vectors of the others.
+        AdapterError: Nothing was embedded, or there is nothing to embed.
     """
     can = adapter.get_embedding_capabilities(request.model)
     estimates = [adapter.estimate_text_tokens(text, model=request.model) for text in request.inputs]

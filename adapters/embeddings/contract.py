@@ -43,26 +43,28 @@ Encoding: TypeAlias = Literal["base64", "float"]
 
 
 class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can embed through its adapter. None: not known, so nothing is refused or cut for it.
-
-    max_inputs: texts in one request. max_request_tokens: of one request, all its texts together. max_input_tokens:
-    of one text. dimensions: of a vector where none are asked for. supports_dimensions: others may be asked for;
-    dimension_choices: which, () for any fewer.
-    input_types: those that make a difference. supports_truncation: the request may say whether a text that is too
-    long is cut. cuts_silently: without being told, or unable to be told, the provider cuts it. encodings: how
-    vectors can be had, the better one first.
-    """
+    """What a model can embed through its adapter. None is not known: nothing is refused or cut for it."""
 
     max_inputs: int = 2048
+    """The most texts in one request."""
     max_input_tokens: int | None = None
+    """The most tokens of one text."""
     max_request_tokens: int | None = None
+    """The most tokens of all texts of a request together."""
     dimensions: int | None = None
+    """The dimensions of a vector where none are asked for."""
     supports_dimensions: bool = True
+    """Whether other dimensions may be asked for."""
     dimension_choices: tuple[int, ...] = ()
+    """The dimensions that may be asked for; empty for any number up to `dimensions`."""
     input_types: tuple[str, ...] = ()
+    """The input types that make a difference."""
     supports_truncation: bool = False
+    """Whether a request may say that texts that are too long are cut."""
     cuts_silently: bool = False
+    """Whether the provider cuts texts that are too long without being told to."""
     encodings: tuple[Encoding, ...] = ("float",)
+    """How vectors can come over the wire, the best way first."""
 
     def refusal(self, dimensions: int) -> str | None:
         """Why vectors of so many dimensions can't be had; None if they can, or may."""
@@ -83,27 +85,33 @@ class EmbeddingCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model: as many texts as it takes at once.
 
-    request_id: the caller's, passed to `cancel()`. inputs: the texts. model: with or without its ``provider:``
-    prefix; a name with a colon of its own needs it. dimensions: of the vectors; None is the model's own number.
-    input_type: what the texts are embedded for; left out with a warning where that makes no difference. truncate:
-    whether a text that is too long may be cut; otherwise it is an error, where the provider lets us say so.
-    encoding: how the vectors come; None is the best that the provider has.
-    provider_options: merged into the body, by protocol or provider, as in a conversation's request.
-    max_retries, retry, timeout_seconds: instead of the configuration's, see `AdapterConfig`.
-    Raises TypeError if `inputs` is a single string, ValueError for an unknown input type.
+    Raises:
+        TypeError: `inputs` is a single string.
+        ValueError: The input type is unknown.
     """
 
     request_id: str
+    """The caller's id of the request, which is passed to `cancel()`."""
     model: str
+    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     inputs: tuple[str, ...]
+    """The texts."""
     dimensions: int | None = None
+    """The dimensions of the vectors; None is the model's own number."""
     input_type: InputType | None = None
+    """What the texts are embedded for. Where it makes no difference it is left out with a warning."""
     truncate: bool = False
+    """Whether texts that are too long may be cut. Otherwise they are an error, if the provider can be told so."""
     encoding: Encoding | None = None
+    """How the vectors come over the wire; None is the best way that the provider has."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Fields that are merged into the body, by the name of a protocol or a provider."""
     max_retries: int | None = None
+    """The attempts after the first; None is the configuration's number."""
     retry: RetryPolicy | None = None
+    """The waits between attempts; None are the configuration's."""
     timeout_seconds: float | None = None
+    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         given: str | tuple[str, ...] = self.inputs
@@ -120,57 +128,68 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbeddingResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors of one request, in the order of its inputs. model: ``provider:name`` of the one that served it.
-
-    usage: input tokens only; an estimate where the provider counts none. latency_ms: milliseconds, with all
-    attempts; of several batches, the slowest's. response_id, provider_request_id: the provider's own, of the first
-    batch. warnings: what was left out, changed or estimated.
-    """
+    """The vectors of one request."""
 
     request_id: str
+    """The id of the request."""
     model: str
+    """The ``provider:name`` of the model that served the request."""
     provider: str
+    """The adapter's name."""
     vectors: tuple[Vector, ...]
+    """The vectors, in the order of the inputs."""
     usage: TokenUsage
+    """The input tokens; an estimate where the provider counts none."""
     latency_ms: int = 0
+    """The milliseconds of all attempts; of several batches, the slowest batch's."""
     response_id: str | None = None
+    """The provider's id of the reply."""
     warnings: tuple[CallWarning, ...] = ()
+    """What was left out, changed or estimated."""
     rate_limit: RateLimitInfo | None = None
+    """The provider's limits, as the reply's headers tell them."""
     provider_request_id: str | None = None
+    """The provider's id of the request, for its support."""
 
     @property
     def dimensions(self) -> int:
-        """Of each vector; 0 if there is none."""
+        """The dimensions of each vector; 0 if there is no vector."""
         return len(self.vectors[0]) if self.vectors else 0
 
 
 @runtime_checkable
 class EmbeddingAdapter(Protocol):
-    """One provider's embeddings. Usable alone: construct, call, close. Calls may run side by side, on one event
-    loop.
+    """One provider's embeddings.
 
-    Only AdapterError is ever raised by a call, besides the loop's cancellation. name: stands before the colon of
-    its models' names.
+    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
+    call raises nothing but AdapterError and the loop's cancellation.
     """
 
     name: str
+    """The adapter's name, which stands before the colon of its models' names."""
 
     async def embed(
         self, request: EmbeddingRequest, *, on_attempt: AttemptObserver | None = None
     ) -> EmbeddingResponse:
-        """The vectors of one request, which must keep the model's limits; `embed_all` cuts up what doesn't.
+        """The vectors of one request, which must keep the model's limits; `embed_all` cuts up larger ones.
 
-        Raises CapabilityError, before anything is sent, for what the model can't do; ContextOverflowError for a
-        text that is too long; other AdapterErrors. on_attempt: as in `ProviderAdapter.complete`.
+        Args:
+            request: The texts and what to make of them.
+            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked. Nothing was sent.
+            ContextOverflowError: A text is too long.
+            AdapterError: The request failed for another reason.
         """
         ...
 
     def get_embedding_capabilities(self, model: str) -> EmbeddingCapabilities:
-        """What that model can do; no network."""
+        """What a model can do. No network is used."""
         ...
 
     def estimate_text_tokens(self, text: str, *, model: str | None = None) -> int:
-        """About how many tokens a text has for that model; no network."""
+        """About how many tokens a text has for a model. No network is used."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
@@ -185,10 +204,7 @@ class EmbeddingAdapter(Protocol):
 class PartialEmbeddingError(AdapterError):
     """Some of the texts could not be embedded, after all retries; the others were.
 
-    The cause is the first failure; `retryable` if all of them are of a passing kind.
-
-    vectors: in the order of the inputs, None where there is none. failures: why, by the input's index. usage: of
-    those that were embedded, which are paid for.
+    The error's cause is the first failure. The error is `retryable` if all failures are of a passing kind.
     """
 
     def __init__(
@@ -209,5 +225,8 @@ class PartialEmbeddingError(AdapterError):
             provider_request_id=first.provider_request_id,
         )
         self.vectors = vectors
+        """The vectors in the order of the inputs; None for each text that was not embedded."""
         self.failures = dict(failures)
+        """The failures by the index of the text."""
         self.usage = usage
+        """The usage of the texts that were embedded: they are paid for."""

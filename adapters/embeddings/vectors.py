@@ -1,4 +1,4 @@
-"""Vectors from what stands in replies: float32 in base64, or JSON numbers."""
+"""The vectors of a reply, which come as float32 in base64 or as JSON numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BYTES = 4
 
 
 def read_vector(value: str | Sequence[float]) -> Vector:
-    """A vector from either form, whichever was asked for. Raises StreamError for what is none."""
+    """A vector in either form, whichever was asked for. Raises StreamError for anything else."""
     if not isinstance(value, str):
         return from_numbers(value)
     try:
@@ -26,7 +26,7 @@ def read_vector(value: str | Sequence[float]) -> Vector:
 
 
 def from_bytes(raw: bytes) -> Vector:
-    """Little-endian float32 numbers."""
+    """The vector of little-endian float32 numbers. Raises StreamError."""
     if not raw or len(raw) % _BYTES:
         raise StreamError(f"a vector of {len(raw)} bytes is not made of float32 numbers")
     vector = array("f")
@@ -37,7 +37,7 @@ def from_bytes(raw: bytes) -> Vector:
 
 
 def from_numbers(numbers: Sequence[float]) -> Vector:
-    """JSON's numbers, rounded to the float32 that models compute in."""
+    """The vector of JSON's numbers, rounded to the float32 that models compute in. Raises StreamError."""
     if not numbers:
         raise StreamError("a vector is empty")
     try:

@@ -1,4 +1,4 @@
-"""What an embedding protocol is to the code that sends and waits: pure functions over a request and its reply."""
+"""The wire of a provider's embeddings: how a request is written and read, and its checks. All is pure."""
 
 from __future__ import annotations
 
@@ -21,26 +21,33 @@ from .vectors import read_vector
 
 
 class EmbeddingReply(msgspec.Struct):
-    """What a reply says. input_tokens: None if it doesn't. usage: as it came. The rest as in `TokenUsage`."""
+    """What a reply says."""
 
     vectors: list[Vector]
+    """The vectors, in the order of the inputs."""
     input_tokens: int | None = None
+    """The tokens that were counted; None if the reply doesn't say."""
     model: str | None = None
+    """The model that served the request."""
     response_id: str | None = None
+    """The provider's id of the reply."""
     usage: bytes | None = None
+    """The part of the reply that tells the usage, as it came."""
     details: dict[str, int] | None = None
+    """Further counts, as in `TokenUsage`."""
     cost: StatedCost = StatedCost()
+    """The cost that the reply states."""
 
 
 class EmbeddingWire(Protocol):
     """One provider's way to write a request and a reply."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
-        """What a model can do, by its name on the wire; what is known of any model, if that one isn't known."""
+        """What a model can do, by its name on the wire. Of an unknown model, what is known of any."""
         ...
 
     def write(self, request: EmbeddingRequest, provider: str) -> WireCall:
-        """The request on the wire. It is one that `fit` gave: it asks for nothing that the model hasn't."""
+        """The request on the wire. It comes from `fit`: it asks for nothing that the model lacks."""
         ...
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
@@ -51,9 +58,17 @@ class EmbeddingWire(Protocol):
 def fit(
     request: EmbeddingRequest, can: EmbeddingCapabilities, provider: str, estimate: Callable[[str], int]
 ) -> tuple[EmbeddingRequest, list[CallWarning]]:
-    """The request without what the model hasn't, and what was left out. estimate: the tokens of a text, about.
+    """The request without what the model lacks, and warnings of what was left out.
 
-    Raises CapabilityError for dimensions that can't be had, and for more inputs than go into one request.
+    Args:
+        request: The request as the caller wrote it.
+        can: What the model can do.
+        provider: The adapter's name, for the warnings.
+        estimate: About how many tokens a text has.
+
+    Raises:
+        CapabilityError: The dimensions can't be had, or there are more texts than go into one request.
+        InvalidRequestError: There is no text.
     """
     if not request.inputs:
         raise InvalidRequestError("there is no text to embed")
@@ -88,7 +103,12 @@ def fit(
 
 
 def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
-    """Raise unless there is one vector for each text, all of one length: that which was asked for."""
+    """Raise unless there is one vector for each text, all of the length that was asked for.
+
+    Raises:
+        StreamError: Vectors are missing, or of different lengths.
+        CapabilityError: The vectors are of other dimensions than were asked for.
+    """
     if len(reply.vectors) != len(request.inputs):
         what = f"{len(request.inputs)} texts were sent and {len(reply.vectors)} vectors came"
         raise StreamError(what, retryable=False)  # it was paid for, and would be again
@@ -104,7 +124,7 @@ def check_vectors(reply: EmbeddingReply, request: EmbeddingRequest) -> None:
 
 
 class Placed(Protocol):
-    """A vector that says where it belongs."""
+    """A vector of a reply that says where it belongs."""
 
     embedding: str | list[float]
     index: int | None
@@ -114,7 +134,9 @@ P = TypeVar("P", bound=Placed)
 
 
 def in_order(items: Sequence[P]) -> list[Vector]:
-    """The vectors by their `index`; as they came if all have the same, or none. Else StreamError."""
+    """The vectors by their `index`; as they came if all have the same index, or none. Raises StreamError
+    otherwise.
+    """
     places = [item.index for item in items]
     if len(set(places)) <= 1:
         return [read_vector(item.embedding) for item in items]
@@ -126,7 +148,7 @@ def in_order(items: Sequence[P]) -> list[Vector]:
 
 
 def token_count(value: Json | float) -> int | None:
-    """A count, which some proxies send as a float; nonsense is none."""
+    """A count of tokens, which some proxies send as a float; None for anything that is no count."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
     return int(value)

@@ -28,61 +28,79 @@ ImageOperation: TypeAlias = Literal["generate", "edit", "edit-masked", "composit
 
 
 class ImageCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can make. None: not known, so nothing is refused for it; () : there is no such choice.
-
-    operations: what it can do. max_images: of one request. sizes: as the provider names them, ``1024x1024`` or
-    ``2K``. free_sizes: any ``WIDTHxHEIGHT`` of multiples of `size_step` pixels, of an aspect of 3:1 at most and no
-    more than `max_pixels` in all. aspect_ratios: as ``16:9``. qualities, backgrounds, output_formats: the words
-    that it knows. max_input_images: of what is edited; max_input_bytes: of one of these; input_media_types: of
-    what kind they are. max_prompt_characters: of the prompt.
-    """
+    """What a model can make. None is not known: nothing is refused for it. An empty tuple offers no choice."""
 
     operations: tuple[ImageOperation, ...] = ("generate", "edit", "edit-masked", "composite")
+    """What the model can do."""
     max_images: int | None = None
+    """The most images of one request."""
     sizes: tuple[str, ...] | None = None
+    """The sizes, as the provider names them: ``1024x1024`` or ``2K``."""
     free_sizes: bool = False
+    """Whether there are sizes of any multiples of `size_step`, as far as `max_pixels` and an aspect ratio of 3:1
+    allow.
+    """
     size_step: int = 16
+    """The pixels of which width and height are multiples."""
     max_pixels: int | None = None
+    """The most pixels of an image."""
     aspect_ratios: tuple[str, ...] | None = None
+    """The aspect ratios, such as ``16:9``."""
     qualities: tuple[str, ...] | None = None
+    """The provider's words for qualities."""
     backgrounds: tuple[str, ...] | None = None
+    """The provider's words for backgrounds."""
     output_formats: tuple[str, ...] | None = None
+    """The provider's words for formats of files."""
     max_input_images: int | None = None
+    """The most images that go into one."""
     max_input_bytes: int | None = None
+    """The most bytes of such an image."""
     input_media_types: tuple[str, ...] | None = None
+    """The media types of such images."""
     max_prompt_characters: int | None = None
+    """The most characters of a prompt."""
 
 
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request to one model.
 
-    request_id: the caller's, passed to `cancel()`. prompt: what to draw or to change.
-    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. images: what to edit
-    or compose, each with its bytes. mask: a PNG as large as the first image; what is transparent in it is open
-    to change. n: how many images to make. size: ``WIDTHxHEIGHT``, or the provider's word for it; aspect_ratio:
-    such as ``16:9``, in place of a size or beside one that is a word. quality, background, output_format: in
-    the model's words, such as ``high``, ``transparent``, ``webp``. provider_options: merged into the request, by
-    protocol or provider.
-    max_retries, retry, timeout_seconds: instead of the configuration's, see `AdapterConfig`; what may have been
-    carried out is never sent again, whatever `max_retries` allows.
-    Raises ValueError for `n` below 1, a mask without an image, and inputs that have a URL and no bytes.
+    Raises:
+        ValueError: `n` is below 1, a mask lies upon no image, or an input has a URL and no bytes.
     """
 
     request_id: str
+    """The caller's id of the request, which is passed to `cancel()`."""
     model: str
+    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     prompt: str
+    """What to draw or to change."""
     images: tuple[ImageBlock, ...] = ()
+    """The images to edit or to compose, each with its bytes."""
     mask: ImageBlock | None = None
+    """A PNG as large as the first image. The transparent part of it is open to change."""
     n: int = 1
+    """The number of images to make."""
     size: str | None = None
+    """The size as ``WIDTHxHEIGHT``, or the provider's word for it."""
     aspect_ratio: str | None = None
+    """The aspect ratio, such as ``16:9``: in place of a size, or beside one that is a word."""
     quality: str | None = None
+    """The model's word for the quality, such as ``high``."""
     background: str | None = None
+    """The model's word for the background, such as ``transparent``."""
     output_format: str | None = None
+    """The model's word for the file's format, such as ``webp``."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Fields that are merged into the body, by the name of a protocol or a provider."""
     max_retries: int | None = None
+    """The attempts after the first; None is the configuration's number. A request that may have been carried out
+    is never sent again.
+    """
     retry: RetryPolicy | None = None
+    """The waits between attempts; None are the configuration's."""
     timeout_seconds: float | None = None
+    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "images", tuple(self.images))
@@ -114,23 +132,27 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """An image: exactly one of `data` (the file's bytes) and `url`, which is the provider's and soon expires.
-
-    media_type: such as ``image/png``. width, height: in pixels; None if they aren't known without fetching it.
-    revised_prompt: what the provider made of the prompt, if it says so.
-    """
+    """An image. It has either `data` or `url`."""
 
     data: bytes | None = None
+    """The bytes of the file."""
     url: str | None = None
+    """The provider's address of the file, which soon expires."""
     media_type: str = "image/png"
+    """The media type, such as ``image/png``."""
     width: int | None = None
+    """The width in pixels; None if it isn't known without fetching the image."""
     height: int | None = None
+    """The height in pixels; None as for `width`."""
     revised_prompt: str | None = None
+    """The prompt as the provider rewrote it, if it says so."""
 
     def save(self, path: str | Path) -> Path:
-        """Write the bytes to a file, in place of any that was there. Its owner alone can read it.
+        """Write the bytes to a file that its owner alone can read, in place of any file that was there.
 
-        Raises ValueError if there is only a URL; OSError, also if there is a symbolic link.
+        Raises:
+            ValueError: There is only a URL.
+            OSError: The file can't be written, or the path is a symbolic link.
         """
         if self.data is None:
             raise ValueError(f"the provider gave an address, and no bytes: {self.url}")
@@ -144,55 +166,69 @@ class GeneratedImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ImageResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """The images of one request, and what was done. model: ``provider:name`` of the one that served it.
-
-    usage: tokens where the provider counts them, in the same disjoint buckets as a conversation's; otherwise the
-    images, as pieces (`TokenUsage.details`). latency_ms: milliseconds, with all attempts. response_id,
-    provider_request_id: the provider's own. warnings: such as ``fewer_images``, if not as many came as asked for.
-    """
+    """The images of one request."""
 
     request_id: str
+    """The id of the request."""
     model: str
+    """The ``provider:name`` of the model that served the request."""
     provider: str
+    """The adapter's name."""
     operation: ImageOperation
+    """What was done."""
     images: tuple[GeneratedImage, ...]
+    """The images."""
     usage: TokenUsage
+    """The tokens, in the buckets of a conversation, where the provider counts tokens; otherwise the images, as
+    pieces (`TokenUsage.details`).
+    """
     latency_ms: int = 0
+    """The milliseconds of all attempts."""
     response_id: str | None = None
+    """The provider's id of the reply."""
     warnings: tuple[CallWarning, ...] = ()
+    """What the caller should know, such as ``fewer_images`` if fewer came than were asked for."""
     rate_limit: RateLimitInfo | None = None
+    """The provider's limits, as the reply's headers tell them."""
     provider_request_id: str | None = None
+    """The provider's id of the request, for its support."""
 
 
 @runtime_checkable
 class ImageAdapter(Protocol):
-    """One provider's images. Usable alone: construct, call, close. Calls may run side by side, on one event loop.
+    """One provider's images.
 
-    Only AdapterError is ever raised by a call, besides the loop's cancellation. name: stands before the colon of
-    its models' names.
+    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
+    call raises nothing but AdapterError and the loop's cancellation.
     """
 
     name: str
+    """The adapter's name, which stands before the colon of its models' names."""
 
     async def make_images(
         self, request: ImageRequest, *, on_attempt: AttemptObserver | None = None
     ) -> ImageResponse:
         """The images. Each request costs money, so it is only sent again if surely nothing came of it.
 
-        Raises CapabilityError, before anything is sent, for what the model can't do; OutcomeUnknownError if the
-        answer was lost, and images may have been made and be billed; ContentFilterError; InvalidRequestError, with
-        the `usage` that is billed, for a reply of words alone; other AdapterErrors.
+        Args:
+            request: What to make.
+            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked. Nothing was sent.
+            OutcomeUnknownError: The answer was lost; images may have been made and be billed.
+            ContentFilterError: The provider refuses to make such an image.
+            InvalidRequestError: The reply holds words alone. The error has the `usage` that is billed.
+            AdapterError: The request failed for another reason.
         """
         ...
 
     def get_image_capabilities(self, model: str) -> ImageCapabilities:
-        """What that model can make; no network. Raises CapabilityError if it makes no images at all."""
+        """What a model can make. No network is used. Raises CapabilityError if the model makes no images."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request. True if it was running. Idempotent. What was asked for may be made and billed all the
-        same.
-        """
+        """Stop a request. True if it was running. Idempotent. The images may be made and billed all the same."""
         ...
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sizes and aspect ratios: what was asked for, as a model has it."""
+"""Sizes and aspect ratios of images and videos."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,4})")
 _RATIO = re.compile(r"([1-9]\d{0,3}):([1-9]\d{0,3})")
 
 USUAL_PIXELS = 1024 * 1024
-"""Of an image whose aspect ratio alone was asked for, about."""
+"""The pixels of an image, about, if its aspect ratio alone was asked for."""
 
 
 def read_size(text: str) -> tuple[int, int] | None:
@@ -19,7 +19,7 @@ def read_size(text: str) -> tuple[int, int] | None:
 
 
 def read_ratio(text: str) -> tuple[int, int] | None:
-    """Of ``16:9``, in lowest terms; None if it is something else."""
+    """The two numbers of ``16:9`` in lowest terms; None if the text is something else."""
     found = _RATIO.fullmatch(text)
     if found is None:
         return None
@@ -35,7 +35,7 @@ def ratio_of(width: int, height: int) -> str:
 
 
 def size_of_ratio(ratio: tuple[int, int], step: int) -> tuple[int, int]:
-    """The size of exactly that ratio, of multiples of `step`, that comes nearest to `USUAL_PIXELS`."""
+    """The size of exactly that ratio, of multiples of `step` pixels, that comes nearest to `USUAL_PIXELS`."""
     width, height = ratio[0] * step, ratio[1] * step
     factor = math.sqrt(USUAL_PIXELS / (width * height))
     lower = max(1, math.floor(factor))

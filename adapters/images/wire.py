@@ -1,4 +1,4 @@
-"""What a protocol of images is to the code that sends and waits: pure functions over a request and its reply."""
+"""The wire of a provider's images: how a request is written and read, and the checks before. All is pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ from .sizes import ratio_of, read_ratio, read_size, size_of_ratio
 
 
 class ImageReply(msgspec.Struct):
-    """What a reply says. usage: None if it says nothing of it. said: words in place of an image."""
+    """What a reply says."""
 
     images: list[GeneratedImage]
+    """The images."""
     usage: TokenUsage | None = None
+    """The usage; None if the reply doesn't say."""
     model: str | None = None
+    """The model that served the request."""
     response_id: str | None = None
+    """The provider's id of the reply."""
     said: str = ""
+    """Words in place of an image."""
 
 
 class ImageWire(Protocol):
@@ -37,7 +42,7 @@ class ImageWire(Protocol):
         ...
 
     def write(self, request: ImageRequest, provider: str) -> WireCall:
-        """The request on the wire. It is one that `fit` gave: it asks for nothing that the model hasn't."""
+        """The request on the wire. It comes from `fit`: it asks for nothing that the model lacks."""
         ...
 
     def read(self, body: bytes, request: ImageRequest) -> ImageReply:
@@ -48,7 +53,11 @@ class ImageWire(Protocol):
 def fit(request: ImageRequest, can: ImageCapabilities) -> ImageRequest:
     """The request as the model has it: an aspect ratio alone becomes a size where the model has only sizes.
 
-    Raises CapabilityError for what the model can't do; nothing is left out, for each image costs money.
+    Nothing is left out of a request, for each image costs money.
+
+    Raises:
+        CapabilityError: The model can't do what is asked.
+        InvalidRequestError: There is no prompt.
     """
     model = request.wire_model
     if not request.prompt.strip():
@@ -137,14 +146,23 @@ def _offer(choices: tuple[str, ...]) -> str:
 
 
 def input_bytes(block: ImageBlock) -> tuple[str, bytes]:
-    """The media type and bytes of an input, which `ImageRequest` has seen to be there."""
+    """The media type and the bytes of an input. `ImageRequest` has checked that the bytes are there."""
     found = media_bytes(block)
     assert found is not None
     return media_type_of(block) or found[0], found[1]
 
 
 def from_base64(text: str, media_type: str, revised_prompt: str | None = None) -> GeneratedImage:
-    """An image from a reply. media_type: where the bytes don't say. Raises StreamError for what is no base64."""
+    """An image from a reply.
+
+    Args:
+        text: The image's bytes in base64.
+        media_type: The media type where the bytes don't show it.
+        revised_prompt: The prompt as the provider rewrote it.
+
+    Raises:
+        StreamError: The text is no base64, or empty.
+    """
     try:
         data = b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -175,5 +193,5 @@ def pieces(images: int) -> TokenUsage:
 
 
 def count(value: object) -> int:
-    """A token count from a reply; nonsense is 0."""
+    """A token count from a reply; anything that is no count is 0."""
     return value if type(value) is int and value > 0 else 0

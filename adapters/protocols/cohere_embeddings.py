@@ -42,14 +42,16 @@ _V4 = msgspec.structs.replace(
 
 
 def cohere_capabilities(model: str) -> EmbeddingCapabilities:
-    """Of a Cohere model, under any provider's name for it."""
+    """What a Cohere model can do, under any provider's name for it."""
     if re.search(r"embed-\w+-light-v3", model):
         return _LIGHT
     return _V3 if re.search(r"embed-\w+-v3", model) else _V4
 
 
 def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarning, ...]]:
-    """What both providers of these models are asked alike. Without a type, which they demand, it is documents."""
+    """The fields that both providers of these models take alike. The models demand an input type; without one it
+    is ``document``, with a warning.
+    """
     warnings: tuple[CallWarning, ...] = ()
     if request.input_type is None:
         what = "Cohere's models want an input_type; the texts were embedded as documents"
@@ -65,6 +67,6 @@ def cohere_fields(request: EmbeddingRequest) -> tuple[JsonObject, tuple[CallWarn
 
 
 class ByType(msgspec.Struct, gc=False):
-    """Vectors by their type; we ask for one only."""
+    """Vectors by their type. Only one type is ever asked for."""
 
     floats: list[list[float]] | None = msgspec.field(default=None, name="float")

@@ -13,14 +13,22 @@ from bus.values.json import Json, JsonObject
 
 
 def form_call(path: str, fields: JsonObject, files: Sequence[FormPart]) -> WireCall:
-    """The request: fields as text, what is no text as JSON; then the files. It is one that is paid for."""
+    """The request of a form: its fields as text or as JSON, then the files. It is never sent twice, since it is
+    paid for.
+    """
     parts = [FormPart(name, _text(value).encode("utf-8", "replace")) for name, value in fields.items()]
     body, media_type = write_form([*parts, *files])
     return WireCall(path, body, headers={"content-type": media_type}, once=True)
 
 
 def file_part(name: str, block: ImageBlock, filename: str) -> FormPart:
-    """An image as a file. filename: without its suffix."""
+    """An image as a file of a form.
+
+    Args:
+        name: The field's name.
+        block: The image.
+        filename: The file's name without its suffix.
+    """
     media_type, data = input_bytes(block)
     return FormPart(name, data, f"{filename}.{media_type.removeprefix('image/')}", media_type)
 

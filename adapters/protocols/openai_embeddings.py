@@ -70,15 +70,16 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class OpenAIEmbeddings(msgspec.Struct, frozen=True, kw_only=True):
-    """path: below the base URL. dimensions_field: the wire's name for dimensions. base64: vectors can be had so.
-
-    protocol: under which name `provider_options` are merged into the body.
-    """
+    """OpenAI's embeddings API, and servers like it."""
 
     path: str = PATH
+    """The path below the base URL."""
     dimensions_field: str = "dimensions"
+    """The wire's name for dimensions."""
     base64: bool = True
+    """Whether vectors can be had in base64."""
     protocol: str = "openai"
+    """The name under which `provider_options` reach all servers of this protocol."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         encodings: tuple[Encoding, ...] = ("base64", "float") if self.base64 else ("float",)

@@ -81,11 +81,14 @@ def is_image_model(model: str) -> bool:
 
 
 class OpenAIImages(msgspec.Struct, frozen=True):
-    """folder: where ``/generations`` and ``/edits`` are. protocol: the name of options for all its servers."""
+    """OpenAI's images API, and servers like it."""
 
     folder: str = "/v1/images"
+    """The path of which ``/generations`` and ``/edits`` are a part."""
     query: str = ""
+    """What stands behind the path, with its question mark."""
     protocol: str = "openai"
+    """The name under which `provider_options` reach all servers of this protocol."""
 
     def capabilities(self, model: str) -> ImageCapabilities:
         return next((row for pattern, row in _MODELS if re.match(pattern, model)), _UNKNOWN)

@@ -95,11 +95,14 @@ _decode_list = msgspec.json.Decoder(_List).decode
 
 
 class OpenAIVideos(msgspec.Struct, frozen=True):
-    """path: of the collection. protocol: the name of options for all its servers. codes: of a job's errors."""
+    """OpenAI's videos API, and servers like it."""
 
     path: str = "/v1/videos"
+    """The path of the collection of jobs."""
     protocol: str = "openai"
+    """The name under which `provider_options` reach all servers of this protocol."""
     codes: Mapping[str, ErrorType] = {}
+    """The exceptions for a job's error codes."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
         found = re.match(r"sora-2(-pro)?(?:$|-\d)", model)

@@ -1,4 +1,4 @@
-"""What is being downloaded: over HTTP, whole or from some byte on, or from within the job's description."""
+"""Downloads: over HTTP, whole or from some byte on, and of files that came with the job's description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHA_256 = re.compile(r"sha-256=:?([A-Za-z0-9+/=]+?):?(?:,|$)")
 
 
 class HttpVideoContent:
-    """A reply to a download; see `contract.VideoContent`. seconds: the longest wait for its next bytes."""
+    """A reply to a download; see `contract.VideoContent`."""
 
     def __init__(self, reply: HttpReply, seconds: float, provider: str) -> None:
         self._reply = reply
@@ -37,7 +37,7 @@ class HttpVideoContent:
         self.digest = _digest(headers, whole=reply.status == 200)
 
     def usable(self, asked: int) -> bool:
-        """Whether it begins where it was asked to, or at the beginning."""
+        """Whether the reply begins at the byte that was asked for, or at the beginning of the file."""
         return self.start in (0, asked) and (self._reply.status == 200 or self._reply.status == 206)
 
     async def chunk(self) -> bytes | None:
@@ -73,7 +73,12 @@ class InlineVideoContent:
 
 
 def _digest(headers: Mapping[str, str], *, whole: bool) -> tuple[str, bytes] | None:
-    """The checksum of the whole file, where a header has one. whole: the reply is not of a part only."""
+    """The checksum of the whole file, where a header has one.
+
+    Args:
+        headers: The reply's headers.
+        whole: Whether the reply is the whole file, and not a part of it.
+    """
     found = _SHA_256.search(headers.get("repr-digest", "")) or _SHA_256.search(headers.get("digest", ""))
     if found:
         return _decoded("sha256", found[1])

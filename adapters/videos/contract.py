@@ -33,35 +33,37 @@ VIDEO_VARIANTS: tuple[VideoVariant, ...] = get_args(VideoVariant)
 
 
 class VideoCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model can make. None: not known, so nothing is refused for it.
-
-    seconds: the lengths that can be had, in seconds; default_seconds: where none is asked for. sizes: as
-    ``WIDTHxHEIGHT``. first_frame: whether an image may be given as the first frame; first_frame_media_types: of
-    what kind. audio: ``always`` and ``never`` leave no choice. variants: what can be downloaded. cancels: whether
-    a job can be deleted. max_prompt_characters: of the prompt.
-    """
+    """What a model can make. None is not known: nothing is refused for it."""
 
     seconds: tuple[int, ...] | None = None
+    """The lengths that can be had, in seconds."""
     default_seconds: int | None = None
+    """The length where none is asked for, in seconds."""
     sizes: tuple[str, ...] | None = None
+    """The sizes, as ``WIDTHxHEIGHT``."""
     first_frame: bool = True
+    """Whether an image may be given as the first frame."""
     first_frame_media_types: tuple[str, ...] | None = ("image/jpeg", "image/png", "image/webp")
+    """The media types of such an image."""
     audio: Literal["always", "never", "choice"] = "choice"
+    """Whether there is sound; ``always`` and ``never`` leave no choice."""
     variants: tuple[VideoVariant, ...] = ("video",)
+    """What can be downloaded."""
     cancels: bool = False
+    """Whether a job can be deleted."""
     max_prompt_characters: int | None = None
+    """The most characters of a prompt."""
 
 
 class VideoTerms(msgspec.Struct, frozen=True):
-    """What a job is to make, as far as it is known. None where nothing was asked for, and the provider has its own
-    way.
-
-    seconds: its length. size: ``WIDTHxHEIGHT``, in pixels. audio: whether with sound.
-    """
+    """What a job is to make, as far as it is known. None where the choice is left to the provider."""
 
     seconds: int | None = None
+    """The video's length in seconds."""
     size: str | None = None
+    """The size in pixels, as ``WIDTHxHEIGHT``."""
     audio: bool | None = None
+    """Whether the video has sound."""
 
 
 UNKNOWN_TERMS = VideoTerms()
@@ -70,25 +72,32 @@ UNKNOWN_TERMS = VideoTerms()
 class VideoRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One video of one model.
 
-    request_id: the caller's, passed to `cancel()` while it is created. prompt: what to film.
-    model: with or without its ``provider:`` prefix; a name with a colon of its own needs it. seconds: its length.
-    size: ``WIDTHxHEIGHT``. first_frame: an image with its bytes. audio: with or without sound. provider_options:
-    merged into the request, by protocol or provider. max_retries, retry, timeout_seconds: of its creation, instead
-    of the configuration's.
-    Raises ValueError for a first frame that has a URL and no bytes.
+    Raises:
+        ValueError: The first frame has a URL and no bytes.
     """
 
     request_id: str
+    """The caller's id of the request, which is passed to `cancel()` while the job is created."""
     model: str
+    """The model, with or without its ``provider:`` prefix. A name with a colon of its own needs the prefix."""
     prompt: str
+    """What to film."""
     seconds: int | None = None
+    """The video's length in seconds."""
     size: str | None = None
+    """The size in pixels, as ``WIDTHxHEIGHT``."""
     first_frame: ImageBlock | None = None
+    """An image to begin with, with its bytes."""
     audio: bool | None = None
+    """Whether the video has sound."""
     provider_options: Mapping[str, Json] = msgspec.field(default_factory=dict)
+    """Fields that are merged into the body, by the name of a protocol or a provider."""
     max_retries: int | None = None
+    """The attempts after the first; None is the configuration's number."""
     retry: RetryPolicy | None = None
+    """The waits between attempts; None are the configuration's."""
     timeout_seconds: float | None = None
+    """The seconds for all attempts together; None is the configuration's number."""
 
     def __post_init__(self) -> None:
         if self.first_frame is not None and media_bytes(self.first_frame) is None:
@@ -106,61 +115,67 @@ class VideoRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VideoJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the provider describes it now. id: the provider's. model: ``provider:name``.
-
-    progress: from 0 to 1; None if the provider doesn't say. error: why it failed. created_at, expires_at: seconds
-    since the epoch, UTC; after the latter nothing can be downloaded; None if the provider doesn't say. terms: what
-    it makes. usage: of a completed one, its seconds as a piece, see `adapters.videos.usage`; None before.
-    addresses: where to download what, if that isn't told from the id. warnings: such as ``found_again``, of a job
-    whose creation was never confirmed.
-    """
+    """A job as the provider describes it now."""
 
     id: str
+    """The provider's id of the job."""
     model: str
+    """The ``provider:name`` of the model."""
     provider: str
+    """The adapter's name."""
     status: VideoStatus
+    """How the job stands."""
     progress: float | None = None
+    """The share that is done, from 0 to 1; None if the provider doesn't say."""
     error: AdapterError | None = None
+    """Why the job failed."""
     created_at: int | None = None
+    """When the job was created, in seconds since the epoch; None if the provider doesn't say."""
     expires_at: int | None = None
+    """From when on nothing can be downloaded, in seconds since the epoch; None if the provider doesn't say."""
     terms: VideoTerms = UNKNOWN_TERMS
+    """What the job makes."""
     usage: TokenUsage | None = None
+    """The seconds of a completed job, as a piece (see `adapters.videos.usage`); None before."""
     addresses: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The addresses of downloads by variant, where the id doesn't tell them."""
     warnings: tuple[CallWarning, ...] = ()
+    """What the caller should know, such as ``found_again`` of a job whose creation was never confirmed."""
     provider_request_id: str | None = None
+    """The provider's id of the request, for its support."""
 
     @property
     def done(self) -> bool:
-        """Whether it has come to its end, good or bad."""
+        """Whether the job has come to its end, good or bad."""
         return self.status in ("completed", "failed", "cancelled")
 
 
 class VideoContent(Protocol):
-    """What is being downloaded. Must be closed, whatever happens."""
+    """A download. It must be closed, whatever happens."""
 
     @property
     def start(self) -> int:
-        """The position of its first byte, from 0."""
+        """The position of the first byte in the file, from 0."""
         ...
 
     @property
     def total(self) -> int | None:
-        """The bytes of the whole; None if the server doesn't say."""
+        """The bytes of the whole file; None if the server doesn't say."""
         ...
 
     @property
     def media_type(self) -> str:
-        """Empty if the server doesn't say."""
+        """The file's media type; empty if the server doesn't say."""
         ...
 
     @property
     def etag(self) -> str:
-        """What tells this file from a later one; empty if the server doesn't say."""
+        """The server's mark of this version of the file; empty if the server gives none."""
         ...
 
     @property
     def digest(self) -> tuple[str, bytes] | None:
-        """The algorithm and the checksum of the whole; None if the server doesn't say."""
+        """The algorithm and the checksum of the whole file; None if the server doesn't say."""
         ...
 
     async def chunk(self) -> bytes | None:
@@ -174,49 +189,77 @@ class VideoContent(Protocol):
 
 @runtime_checkable
 class VideoAdapter(Protocol):
-    """One provider's videos. Usable alone: construct, call, close. Calls may run side by side, on one event loop.
+    """One provider's videos.
 
-    Only AdapterError is ever raised by a call, besides the loop's cancellation. `wait_for_video` looks until a job
-    is done, `download_video` copes with downloads that break. name: stands before the colon of its models' names.
+    The adapter is usable alone: construct it, call it, close it. Calls may run side by side on one event loop. A
+    call raises nothing but AdapterError and the loop's cancellation. `wait_for_video` looks until a job is done,
+    `download_video` copes with downloads that break.
     """
 
     name: str
+    """The adapter's name, which stands before the colon of its models' names."""
 
     async def create_video(self, request: VideoRequest, *, on_attempt: AttemptObserver | None = None) -> VideoJob:
-        """The new job. Each costs money, so the request is only sent again if surely nothing came of it; a job
-        whose confirmation was lost is looked for, where the provider lists its jobs.
+        """The new job. Each costs money, so the request is only sent again if surely nothing came of it.
 
-        Raises CapabilityError, before anything is sent, for what the model can't do; OutcomeUnknownError if there
-        may be a job that nobody can name; other AdapterErrors. on_attempt: as in `ProviderAdapter.complete`.
+        A job whose confirmation was lost is looked for, where the provider lists its jobs.
+
+        Args:
+            request: What to make.
+            on_attempt: Told of the attempts, as in `ProviderAdapter.complete`.
+
+        Raises:
+            CapabilityError: The model can't do what is asked. Nothing was sent.
+            OutcomeUnknownError: There may be a job whose id is not known.
+            AdapterError: The request failed for another reason.
         """
         ...
 
     async def retrieve_video(self, job_id: str, *, model: str, terms: VideoTerms = UNKNOWN_TERMS) -> VideoJob:
-        """The job as it is now; asked once, for at most 30 s. terms: what is known of it, where the provider says
-        less. Raises NotFoundError, other AdapterErrors.
+        """The job as it is now. The provider is asked once, for at most 30 seconds.
+
+        Args:
+            job_id: The provider's id of the job.
+            model: The job's model.
+            terms: What is known of the job, where the provider says less.
+
+        Raises:
+            NotFoundError: There is no such job.
+            AdapterError: The request failed for another reason.
         """
         ...
 
     async def open_video(
         self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
     ) -> VideoContent:
-        """Begin to download, from byte `start` on if the server can and the file still has that `etag`.
+        """Begin to download. It costs nothing.
 
-        It costs nothing. Raises InvalidRequestError if the job isn't completed, CapabilityError for a variant that
-        the model hasn't, StreamError if the server sends something else than was asked for; other AdapterErrors.
+        Args:
+            job: The job, which must be completed.
+            variant: Which of its files.
+            start: The first byte that is wanted; heeded if the server can, and the file still has that `etag`.
+            etag: The mark of the version that an earlier download began.
+
+        Raises:
+            InvalidRequestError: The job isn't completed.
+            CapabilityError: The model has no such variant.
+            StreamError: The server sends something else than was asked for.
+            AdapterError: The request failed for another reason.
         """
         ...
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
-        """Delete a job and what it made. False if there was none. Raises CapabilityError where there is no way."""
+        """Delete a job and its files. False if there was no such job. Raises CapabilityError where there is no
+        way.
+        """
         ...
 
     def get_video_capabilities(self, model: str) -> VideoCapabilities:
-        """What that model can make; no network. Raises CapabilityError if it makes no videos at all."""
+        """What a model can make. No network is used. Raises CapabilityError if the model makes no videos."""
         ...
 
     async def cancel(self, request_id: str) -> bool:
-        """Stop a request; a job that was created goes on. True if it was running. Idempotent."""
+        """Stop a request. A job that was created goes on. True if the request was running. Idempotent."""
         ...
 
     async def close(self) -> None:

@@ -49,10 +49,16 @@ async def download_video(
 ) -> bytes:
     """The whole of a completed job's file, in memory.
 
-    variant: which of its files. random: gives numbers in [0, 1), for the jitter. policy: how to wait after a
-    break; seven in a row without a new byte end it. on_progress: told the bytes so far, and of how many; None if
-    the server doesn't say.
-    Raises AdapterError.
+    Args:
+        adapter: The adapter of the job's provider.
+        job: The job.
+        variant: Which of its files.
+        random: Gives numbers in [0, 1), for the jitter.
+        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
+        on_progress: Told the bytes so far, and the bytes in all; None if the server doesn't say.
+
+    Raises:
+        AdapterError: The download failed.
     """
     target = BytesIO()
     await _Download(adapter, job, variant, target, random, policy, on_progress).run()
@@ -69,11 +75,22 @@ async def download_video_to(
     policy: RetryPolicy = AFTER_BREAKS,
     on_progress: Callable[[int, int | None], object] | None = None,
 ) -> Path:
-    """The whole of it as a file, which appears at `path` when it is whole, in place of any that was there.
+    """A completed job's file, which appears at `path` when it is whole, in place of any file that was there.
 
-    Its owner alone can read it.
-    Otherwise as `download_video`. Raises AdapterError, or OSError from the file system; then there is nothing new
-    at `path`, nor beside it.
+    The file's owner alone can read it. If the download fails, nothing new stands at `path`, nor beside it.
+
+    Args:
+        adapter: The adapter of the job's provider.
+        job: The job.
+        path: Where the file is to stand.
+        variant: Which of its files.
+        random: Gives numbers in [0, 1), for the jitter.
+        policy: The waits after breaks; seven breaks in a row without a new byte end the download.
+        on_progress: Told the bytes so far, and the bytes in all; None if the server doesn't say.
+
+    Raises:
+        AdapterError: The download failed.
+        OSError: The file can't be written.
     """
     target = Path(path)
     unfinished = await to_thread.run_sync(UnfinishedFile, target)
@@ -151,7 +168,7 @@ class _Download:
             await content.aclose()
 
     def _is_other(self, content: VideoContent) -> bool:
-        """Whether it is not the file that what we have is the beginning of."""
+        """Whether the server's file is another than the one whose beginning is here."""
         if not self._size:
             return False
         return (content.total, content.etag) != (self._total, self._etag)

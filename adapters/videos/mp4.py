@@ -1,4 +1,4 @@
-"""Whether an MP4 file is whole, from the sizes that its boxes have (ISO/IEC 14496-12, clause 4.2)."""
+"""Whether an MP4 file is whole, by the sizes of its boxes (ISO/IEC 14496-12, clause 4.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _LARGE = 16
 def is_whole_mp4(file: BinaryIO, size: int) -> bool:
     """Whether the boxes fill the file to its last byte, and those that make it playable are there.
 
-    size: of the file in bytes. Its position is moved.
+    Args:
+        file: The file. Its position is moved.
+        size: The file's bytes.
     """
     at = 0
     kinds: set[bytes] = set()

@@ -17,19 +17,25 @@ from .contract import VideoJob
 class PollPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When to look at a job. Times are in seconds.
 
-    The n-th look (n from 0) comes after `first` · `multiplier`ⁿ, times a random factor in [1, 1.5) if `jitter`, at
-    most `longest`. Looks that fail in passing (the connection, the provider's own faults, a rate limit) come
-    more and more rarely in the same way, or when the provider says; when they have all failed for `give_up_after`
-    the last error is raised, and the job goes on without us. not_yet: so many looks in the beginning may find no
-    such job, because a provider doesn't know everywhere at once what it has just created.
+    The n-th look (n from 0) comes after `first` · `multiplier`ⁿ seconds, times a random factor in [1, 1.5) if
+    `jitter`, and after `longest` at most. Looks that fail in passing (the connection, the provider's own faults, a
+    rate limit) become rarer in the same way, or come when the provider says.
     """
 
     first: float = 2.0
+    """The seconds before the first look."""
     multiplier: float = 1.5
+    """The factor by which each wait is longer than the one before."""
     longest: float = 15.0
+    """The longest wait in seconds."""
     jitter: bool = True
+    """Whether waits are made longer at random."""
     give_up_after: float = 900.0
+    """The seconds after which the last error is raised if all looks have failed. The job goes on."""
     not_yet: int = 3
+    """So many looks in the beginning may find no such job, since a provider doesn't know everywhere at once what
+    it has just created.
+    """
 
     def schedule(self) -> RetryPolicy:
         """The pauses between looks, as those between attempts are described."""
@@ -42,7 +48,7 @@ USUAL_POLLING = PollPolicy()
 
 
 def is_passing(error: AdapterError) -> bool:
-    """Whether a look that failed so says nothing of the job."""
+    """Whether a look that failed with such an error tells nothing of the job."""
     return error.retryable or isinstance(error, NetworkError | ServerError | RateLimitError)
 
 
@@ -56,9 +62,15 @@ async def wait_for_video(
 ) -> VideoJob:
     """The job when it is over, completed or not. Cancelling ends the waiting, and not the job.
 
-    retrieve: looks at it once. policy: when. random: gives numbers in [0, 1), for the jitter. on_look: told of
-    every look that succeeded.
-    Raises AdapterError when looking can't succeed (the key, no such job), or has failed for too long.
+    Args:
+        retrieve: Looks at the job once.
+        job: The job as it was last seen.
+        policy: When to look.
+        random: Gives numbers in [0, 1), for the jitter.
+        on_look: Told of every look that succeeded.
+
+    Raises:
+        AdapterError: Looking can't succeed (the key, no such job), or has failed for too long.
     """
     schedule = policy.schedule()
     seen, looks, failures = False, 0, 0

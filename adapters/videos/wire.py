@@ -1,4 +1,4 @@
-"""What a protocol of videos is to the code that sends and waits: pure functions over a request and its reply."""
+"""The wire of a provider's videos: how requests are written and jobs are read, and checks. All is pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .contract import VideoCapabilities, VideoJob, VideoRequest, VideoTerms, Vid
 
 
 class VideoWire(Protocol):
-    """One provider's way to write requests and to read what it says of a job."""
+    """One provider's way to write requests for videos, and to read what it says of a job."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
         """What a model can make, by its name on the wire. Raises CapabilityError if that is nothing."""
         ...
 
     def create(self, request: VideoRequest, provider: str) -> WireCall:
-        """The request for a job. It is one that `check` let pass."""
+        """The request for a job. `check` has let pass what it asks for."""
         ...
 
     def retrieve(self, job_id: str) -> WireCall:
@@ -30,11 +30,18 @@ class VideoWire(Protocol):
         ...
 
     def read(self, body: bytes, provider: str, model: str, terms: VideoTerms) -> VideoJob:
-        """The job. model: its name on the wire, where the reply says none. Raises msgspec's decoding errors."""
+        """The job. Raises msgspec's decoding errors.
+
+        Args:
+            body: The reply.
+            provider: The adapter's name.
+            model: The model's name on the wire, where the reply says none.
+            terms: What is known of the job, where the reply says less.
+        """
         ...
 
     def content(self, job: VideoJob, variant: VideoVariant) -> str:
-        """Where to download that, as a path below the base URL or an address. Raises CapabilityError."""
+        """Where a variant is downloaded: a path below the base URL, or an address. Raises CapabilityError."""
         ...
 
     def delete(self, job_id: str) -> WireCall | None:
@@ -46,12 +53,14 @@ class VideoWire(Protocol):
         ...
 
     def read_latest(self, body: bytes, provider: str, request: VideoRequest) -> Sequence[VideoJob]:
-        """Of the latest jobs those that make what the request asks for."""
+        """The latest jobs that make what a request asks for."""
         ...
 
 
 def check(request: VideoRequest, can: VideoCapabilities) -> None:
-    """Raise CapabilityError for what the model can't do; nothing is left out, for each video costs money."""
+    """Raise CapabilityError for what the model can't do. Nothing is left out of a request, for each video costs
+    money.
+    """
     model = request.wire_model
     if not request.prompt.strip():
         raise InvalidRequestError("there is no prompt to make a video of")
@@ -79,7 +88,7 @@ def check(request: VideoRequest, can: VideoCapabilities) -> None:
 
 
 def known_terms(terms: VideoTerms, can: VideoCapabilities) -> VideoTerms:
-    """What a job makes, with what the model does where nothing was asked for."""
+    """What a job makes, with the model's own way where nothing was asked for."""
     audio = {"always": True, "never": False}.get(can.audio, terms.audio)
     seconds = can.default_seconds if terms.seconds is None else terms.seconds
     return msgspec.structs.replace(terms, seconds=seconds, audio=None if can.audio == "never" else audio)

@@ -15,20 +15,20 @@ from adapters.refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any.
-
-    thinking: the kinds of it that can be asked for. thinks_unasked: it does without being asked. efforts: for
-    `output_config.effort`, weakest first. sampling: temperature and top_p, ``free``, ``one`` of them or ``none``.
-    forced_tools: a choice that demands a call works, if budgeted thinking is off. structured is its
-    `output_config.format`. cache_minimum: the least that is cached of a prompt, in tokens.
-    """
+    """What a model takes, besides what is known of any."""
 
     thinking: tuple[str, ...] = ()
+    """The kinds of thinking that can be asked for."""
     thinks_unasked: bool = False
+    """Whether the model thinks without being asked."""
     efforts: tuple[str, ...] = ()
+    """The values of `output_config.effort`, the weakest first."""
     sampling: Literal["free", "one", "none"]
+    """Whether temperature and top_p are taken: both (``free``), ``one`` of them or ``none``."""
     forced_tools: bool = True
+    """Whether a call can be demanded while budgeted thinking is off."""
     cache_minimum: int = 1024
+    """The least tokens of a prompt that are cached."""
 
     @property
     def reasons(self) -> bool:

@@ -12,22 +12,24 @@ from adapters.refusals.repair import Refusal, RepairRules
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any.
-
-    levels: the thinking levels it takes, weakest first. budget: or the least and most tokens it may think with.
-    A model with neither doesn't think. stops_thinking: a budget of 0 is taken. sampling: temperature and top_p
-    are heeded.
-    modern: since Gemini 3. Calls must come back signed, results may hold images, JSON goes together with tools,
-    and tools of ours with the provider's.
-    """
+    """What a model takes, besides what is known of any. With neither `levels` nor `budget` it doesn't think."""
 
     levels: tuple[str, ...] = ()
+    """The thinking levels, the weakest first."""
     budget: tuple[int, int] | None = None
+    """The least and the most tokens that the model may think with."""
     stops_thinking: bool = False
+    """Whether a budget of 0 is taken."""
     sampling: bool = True
+    """Whether temperature and top_p are heeded."""
     modern: bool = False
+    """Whether the model is of Gemini 3 or later: calls must come back signed, results may hold images, and JSON
+    goes together with tools, as do tools of ours with the provider's.
+    """
     system: bool = True
+    """Whether the model takes system text."""
     media: bool = True
+    """Whether the model takes audio and documents."""
 
     @property
     def reasons(self) -> bool:

@@ -75,9 +75,10 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiEmbeddings(msgspec.Struct, frozen=True):
-    """version: of the API, as it stands in the path."""
+    """Gemini's embeddings."""
 
     version: str = "v1beta"
+    """The API's version, as it stands in the path."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         if _PREFIXED.search(model):

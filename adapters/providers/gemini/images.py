@@ -92,9 +92,10 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class GeminiImages(msgspec.Struct, frozen=True):
-    """version: of the API, as it stands in the path."""
+    """Gemini's images, which its conversations make."""
 
     version: str = "v1beta"
+    """The API's version, as it stands in the path."""
 
     def capabilities(self, model: str) -> ImageCapabilities:
         name = model.rpartition("/")[2]

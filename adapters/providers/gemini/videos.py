@@ -84,9 +84,10 @@ _decode = msgspec.json.Decoder(_Operation).decode
 
 
 class GeminiVideos(msgspec.Struct, frozen=True):
-    """version: of the API, as it stands in the path."""
+    """Gemini's videos."""
 
     version: str = "v1beta"
+    """The API's version, as it stands in the path."""
 
     def capabilities(self, model: str) -> VideoCapabilities:
         name = model.rpartition("/")[2]

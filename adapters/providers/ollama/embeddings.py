@@ -28,9 +28,10 @@ _decode = msgspec.json.Decoder(_Reply).decode
 
 
 class OllamaEmbeddings(msgspec.Struct, frozen=True):
-    """defaults: further fields of the body, such as how long the model stays loaded."""
+    """Ollama's embeddings."""
 
     defaults: Mapping[str, Json] = {}
+    """Further fields of the body, such as how long the model stays loaded."""
 
     def capabilities(self, model: str) -> EmbeddingCapabilities:
         return EmbeddingCapabilities(max_inputs=128, supports_truncation=True)

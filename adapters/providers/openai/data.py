@@ -15,15 +15,14 @@ from adapters.requests.fitted import ToolIdRule
 
 
 class Model(ModelRow, frozen=True, kw_only=True):
-    """What a model takes, besides what is known of any.
-
-    efforts: weakest first; none at all if it can't reason. default_effort: what it does unasked, None if that
-    isn't known. verbosity: it takes `text.verbosity`.
-    """
+    """What a model takes, besides what is known of any."""
 
     efforts: tuple[str, ...] = ()
+    """The efforts, the weakest first; none if the model can't reason."""
     default_effort: str | None = None
+    """The effort where none is asked for; None if it isn't known."""
     verbosity: bool = True
+    """Whether the model takes `text.verbosity`."""
 
     @property
     def reasons(self) -> bool:
