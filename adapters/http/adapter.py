@@ -219,7 +219,7 @@ class HttpAdapter:
     async def open_video(
         self, job: VideoJob, variant: VideoVariant = "video", *, start: int = 0, etag: str = ""
     ) -> VideoContent:
-        """See `VideoAdapter.open_video`."""
+        """Download from the byte `start` on; see `VideoAdapter.open_video`."""
         return await self._that_has(self._videos, "make videos").open(job, variant, start, etag)
 
     async def delete_video(self, job_id: str, *, model: str) -> bool:
