@@ -68,6 +68,7 @@ class CallHandle(Generic[T]):
         self._ref = ref
         self._request_id = request_id
         self._task = task
+        self._abandoned = False
 
     async def wait(self) -> T:
         """The response. Raises AdapterError, also when the adapter or its actor crashed."""
@@ -90,9 +91,19 @@ class CallHandle(Generic[T]):
         with contextlib.suppress(ActorStopped):  # then the call is over, too
             self._ref.spawn(actor.adapter.cancel, self._request_id, name=f"cancel {self._request_id}")
 
+    @property
+    def done(self) -> bool:
+        """True when `wait` returns or raises at once."""
+        return self._task.done
+
+    def abandon(self) -> None:
+        """Let `wait` raise CancelledError at once. The call's task goes on until `kill`."""
+        self._abandoned = True
+        self._task.abandon()
+
     def kill(self) -> None:
         """Cancel the call's task itself, for when the adapter doesn't obey. Nothing if it is over."""
-        if not self._task.done:
+        if self._abandoned or not self._task.done:
             self._task.cancel()
 
     def _broken(self, message: str) -> AdapterError:

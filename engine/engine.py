@@ -22,7 +22,8 @@ from tracestore import Capture, PriceTable, Redact, Store
 
 from .generation.methods import GenerationMethods
 from .media.methods import MediaMethods
-from .middleware.chain import Chain, MiddlewareLike
+from .middleware.chain import Chain
+from .middleware.contract import MiddlewareLike
 from .models.config import load_registry
 from .models.configured import ConfiguredModel, configured_models
 from .models.entries import AdapterEntry

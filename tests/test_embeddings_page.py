@@ -14,7 +14,7 @@ from adapters.embeddings import INPUT_TYPES
 from adapters.providers.local.settings import find_model
 from adapters.registry import adapter_types
 from callboard import AdapterConfig, AdapterEntry, EmbeddingOptions, Engine, ModelRegistry
-from engine.embedding import same_space
+from engine.embedding import require_same_space
 from engine.models.config import read_models_yaml
 from engine.routing.candidates import expand
 from examples.near_duplicates import nearest_pairs
@@ -67,13 +67,15 @@ def test_the_models_file_is_one_and_its_fallback_is_of_the_same_space(tmp_path: 
     path = tmp_path / "models.yaml"
     path.write_text(codes(PAGE, "yaml")[0])
     registry = read_models_yaml(path, {"OPENAI_API_KEY": "x", "AZURE_API_KEY": "y"})
-    named = same_space(expand(registry, "embed")).named
+    plan = expand(registry, "embed")
+    require_same_space(plan)
+    named = plan.named
     assert [each.model for each in named] == ["openai:text-embedding-3-small", "azure:my-deployment"]
 
 
 def test_every_option_input_type_and_adapter_type_that_embeds_is_named() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name in (*EmbeddingOptions.__struct_fields__, *INPUT_TYPES, "bedrock", "cohere", "voyage"):
+    for name in (*EmbeddingOptions.__annotations__, *INPUT_TYPES, "bedrock", "cohere", "voyage"):
         assert f"`{name}`" in text, name
     for name in re.findall(r"^\| `(\w+)` \| .* \| .* \|$", text, re.MULTILINE):
         assert name in adapter_types()

@@ -126,8 +126,8 @@ async def test_the_example_creates_looks_and_fetches(
 
 def test_every_option_and_adapter_is_named() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for name in (*ImageOptions.__struct_fields__, *VideoOptions.__struct_fields__):
+    for name in (*ImageOptions.__annotations__, *VideoOptions.__annotations__):
         assert f"`{name}`" in text, name
     for names in re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| [^|]*\|$", text, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
-            assert name in adapter_types() or name in ImageOptions.__struct_fields__, name
+            assert name in adapter_types() or name in ImageOptions.__annotations__, name

@@ -124,6 +124,14 @@ class TaskHandle(Generic[T]):
         self._cancelled = True
         self._scope.cancel()
 
+    def abandon(self) -> None:
+        """Let the waiters go at once with TaskCancelled. The task itself goes on until it is cancelled."""
+        if not self._done:
+            self._error = TaskCancelled(f"task {self.name} was cancelled")
+            self._done = True
+            if self._signal is not None:
+                self._signal.set()
+
     async def wait(self) -> T:
         """Wait for the task's result. If the task raised an exception, it is raised here.
 

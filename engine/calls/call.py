@@ -1,16 +1,17 @@
-"""One call: one request to one (provider, model), with all its attempts, and exactly one terminal event.
+"""One call of a conversation: one request to one model, with all its attempts, and exactly one end.
 
-The adapter's actor reports attempts as they happen; this task alone publishes `llm.call_*`. Whatever ends the call
-(a return, an error, a crash of the adapter, a cancellation, the engine's shutdown), one `finally` without an
-`await` ends the message and publishes the terminal that is still missing. Readers of a stream see its end when
-what was published can't be lost with this process any more; for who waits for a whole reply the turn sees to that.
+The adapter's actor reports attempts as they happen; only the call publishes `llm.call_*` events. A call may end by
+a return, an error, a crash of the adapter, a cancellation or the engine's shutdown. In each case one `finally`
+without an `await` ends the message and publishes the end that is still missing. Readers of a stream see its end
+when everything published survives the end of this process. The turn sees to that for a caller who waits for a
+whole reply.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import anyio
 import msgspec
@@ -32,102 +33,100 @@ from adapters import (
 from adapters.actor import AdapterActor, CallHandle, start_call
 from adapters.contract import MeteredAdapter, ProviderAdapter
 from adapters.usage.unfinished import NOTHING_USED
-from bus import (
-    ActorRef,
-    Cost,
-    LlmCallCompleted,
-    LlmCallFailed,
-    StreamLog,
-)
+from bus import ActorRef, LlmCallCompleted, LlmCallFailed, StreamLog
 from bus.errors import CancelledError
 from bus.streams.events import TurnEvent
 from bus.values.call_settings import CallSettings
 from bus.values.usage import UsageSource
 from bus.values.whole_calls import with_whole_calls
 
+from ..middleware.contract import EventFilter
 from .accumulator import StreamAccumulator, whole_reply_events
-from .events import CallEvents, EventScene
+from .adapter_call import AdapterCall
+from .events import CallContext
+from .outcome import CallOutcome
 from .settings import settings_of
 from .slots import CallSlots
 
 CANCEL_GRACE_SECONDS = 5.0
-"""How long an adapter may take to end a cancelled call in order, before the call is ended without it."""
+"""Seconds that an adapter may take to end a cancelled call in order, before the call ends without it."""
 
 
-EventFilter: TypeAlias = Callable[[Sequence[StreamEvent]], Sequence[StreamEvent]]
-"""Given some events of a message, in order, the events to deliver in their place."""
+class Call(AdapterCall):
+    """One call of a conversation. Run it once; `cancel()` may be called anywhere on the same event loop.
 
-
-class CallScene(EventScene, frozen=True, kw_only=True):
-    """What a call needs besides its request.
-
-    order: of its turn, who is first gets a slot first. deadline: when the call is cancelled of itself, in the
-    event loop's time. drain_seconds: how long a cancelled call may be read on. filter: what the message's events
-    go through before anybody sees them.
+    A cancelled call leaves the queue. Once the adapter is asked, the adapter is told to end the call, and the call
+    ends with it, or without it after a grace.
     """
 
-    adapter: ActorRef
-    slots: CallSlots
-    log: StreamLog[TurnEvent]
-    warnings: tuple[CallWarning, ...] = ()
-    order: int = 0
-    deadline: float = math.inf
-    drain_seconds: float = 0.0
-    filter: EventFilter | None = None
+    def __init__(
+        self,
+        request: CanonicalRequest,
+        context: CallContext,
+        log: StreamLog[TurnEvent],
+        *,
+        streamed: bool,
+        warnings: tuple[CallWarning, ...] = (),
+        deadline: float = math.inf,
+        drain_seconds: float = 0.0,
+    ) -> None:
+        """A call that has not begun.
 
-
-class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a call ended well: its response, and what that cost."""
-
-    response: CanonicalResponse
-    cost: Cost
-
-    @property
-    def text(self) -> str:
-        """All text of the reply."""
-        return self.response.text
-
-    @property
-    def usage(self) -> TokenUsage:
-        """Its tokens."""
-        return self.response.usage
-
-
-class Call(CallEvents):
-    """The state of one call. Run it once; `cancel()` from anywhere on the same loop."""
-
-    def __init__(self, request: CanonicalRequest, scene: CallScene, streamed: bool) -> None:
-        super().__init__(scene, request.request_id, request.message_id, streamed=streamed)
+        Args:
+            request: The request.
+            context: The facts about the call.
+            log: The turn's stream, to which a streamed message goes.
+            streamed: Whether the reply is streamed.
+            warnings: Warnings that were known before the call, for the message and the response.
+            deadline: The event loop's time at which the call cancels itself.
+            drain_seconds: Seconds for which the adapter reads a cancelled stream on.
+        """
+        super().__init__(context, streamed=streamed)
         self.request = request
-        self.scene = scene
         self.most_output = request.max_output_tokens
+        self._log = log
+        self._warnings = warnings
+        self._deadline = deadline
+        self._grace = CANCEL_GRACE_SECONDS + drain_seconds
+        middleware = context.runtime.middleware
+        self._filter = middleware.filter(request) if middleware else None
         self._cancelled = False
-        self._waiting: anyio.CancelScope | None = None
+        self._queueing: anyio.CancelScope | None = None  # while it waits for a slot
+        self._handle: CallHandle[CanonicalResponse] | None = None  # while the adapter works
+        self._ending = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._telling: asyncio.Task[None] | None = None
         self._filtered: tuple[ContentBlock, ...] | None = None
         self._filter_error: Exception | None = None
         self._end: list[StreamEvent] = []  # of the message, until it may be handed over
         self._content: tuple[ContentBlock, ...] = ()
 
     def settings(self) -> CallSettings | None:
-        return settings_of(self.scene.server, self.request)
+        return settings_of(self._server, self.request)
 
     def cancel(self) -> None:
-        """Ask the call to end. Idempotent; `run()` then raises CancelledError."""
+        """Ask the call to end; `run()` then raises CancelledError. A second call does nothing."""
         self._cancelled = True
-        if self._waiting is not None:
-            self._waiting.cancel()
+        if self._queueing is not None:
+            self._queueing.cancel()
+        self._end_in_order()
 
     async def run(self) -> CallOutcome:
-        """Raises AdapterError; CancelledError (ours) after `cancel()` or its deadline, with what had arrived."""
+        """Make the call.
+
+        Raises:
+            AdapterError: The call failed.
+            CancelledError: The call was cancelled, or its deadline passed. The error has the content that had
+                arrived.
+        """
         self.begin()
-        first_seq = self.scene.log.next_seq
+        first_seq = self._log.next_seq
         terminal: LlmCallCompleted | LlmCallFailed | None = None
-        error: AdapterError = self._cancelled_error()
+        error: AdapterError = self.cancelled_error()
         try:
             response = await self._converse()
-            if self.scene.warnings:
-                warnings = (*self.scene.warnings, *response.warnings)
-                response = msgspec.structs.replace(response, warnings=warnings)
+            if self._warnings:
+                response = msgspec.structs.replace(response, warnings=(*self._warnings, *response.warnings))
             cost = self.price(response.usage, response.model)
             if response.stop_reason is StopReason.CANCELLED:
                 error.content, error.usage = response.content, response.usage
@@ -148,78 +147,90 @@ class Call(CallEvents):
 
     async def _converse(self) -> CanonicalResponse:
         if self._cancelled:
-            raise self._cancelled_error()
-        if not self.scene.slots.try_acquire():
-            await self._queue()
-        try:
-            sink = self._take_in if self.streamed else None
-            self.asked = True
-            handle = start_call(self.scene.adapter, self.request, sink, on_attempt=self.on_attempt)
-            response = await self._response(handle)
-        finally:
-            self.scene.slots.release()
-        if not self.streamed and self.scene.filter is not None:
-            self._through_filter(self.scene.filter, whole_reply_events(self.request.message_id, response))
+            raise self.cancelled_error()
+        response = await self._in_slot(self._start, self._response)
+        if not self.streamed and self._filter is not None:
+            self._through_filter(self._filter, whole_reply_events(self.request.message_id, response))
         if self._filter_error is not None:
-            error = self._cancelled_error()
+            error = self.cancelled_error()
             error.usage = response.usage  # paid for, whatever becomes of it
             raise error
         return response if self._filtered is None else msgspec.structs.replace(response, content=self._filtered)
 
-    async def _queue(self) -> None:
-        with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
-            await self.scene.slots.acquire(self.scene.order)
-        if self._waiting.cancelled_caught:
-            raise self._cancelled_error()
+    # -- waiting
+
+    async def _queue(self, slots: CallSlots) -> None:
+        with anyio.CancelScope(deadline=self._deadline) as self._queueing:
+            await slots.acquire(self.context.order)
+        if self._queueing.cancelled_caught:
+            raise self.cancelled_error()
+
+    def _start(self, ref: ActorRef) -> CallHandle[CanonicalResponse]:
+        self.asked = True
+        sink = self._take_in if self.streamed else None
+        return start_call(ref, self.request, sink, on_attempt=self.on_attempt)
 
     async def _response(self, handle: CallHandle[CanonicalResponse]) -> CanonicalResponse:
-        """The adapter's response. Once cancelled, it has a grace to end the call in order; then it is left."""
+        """The adapter's response. Timers instead of a cancel scope end the wait, as most calls need neither."""
+        self._handle = handle
+        if self._cancelled:  # while it got its slot
+            self._end_in_order()
+        elif self._deadline < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(self._deadline, self._end_in_order)
         try:
-            with anyio.CancelScope(deadline=self.scene.deadline) as self._waiting:
-                if self._cancelled:  # while it got its slot
-                    self._waiting.cancel()
-                return await handle.wait()
-            handle.cancel()
-            error = self._cancelled_error()
-            with anyio.move_on_after(CANCEL_GRACE_SECONDS + self.scene.drain_seconds):
-                try:
-                    return await handle.wait()
-                except CancelledError:
-                    raise
-                except AdapterError as failure:  # it fails while it is cancelled, or is stopped meanwhile
-                    error.content, error.usage = failure.content, failure.usage
-                    raise error from failure
-            raise error
+            return await handle.wait()
+        except CancelledError:
+            raise
+        except AdapterError as failure:
+            if not self._ending:
+                raise
+            error = self.cancelled_error()  # it fails while it is cancelled, or is stopped meanwhile
+            error.content, error.usage = failure.content, failure.usage
+            raise error from failure
         finally:
-            handle.kill()  # which does nothing if it is done
+            self._handle = None
+            if self._timer is not None:
+                self._timer.cancel()
 
-    def _cancelled_error(self) -> CancelledError:
-        return CancelledError("the call was cancelled", request_id=self.request.request_id)
+    def _end_in_order(self) -> None:
+        """Tell the adapter to end the call. After the grace the call no longer waits for the adapter."""
+        handle = self._handle
+        if handle is None or handle.done or self._ending:
+            return
+        self._ending = True
+        loop = asyncio.get_running_loop()
+        self._telling = loop.create_task(_cancel(handle))  # in a task, because this may run in a callback
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_later(self._grace, handle.abandon)
+
+    # -- events of the message
 
     def _take_in(self, events: Sequence[StreamEvent]) -> None:
         if self.over or self._filter_error is not None:  # an adapter that ignores its cancelling may still send
             return
-        if self.scene.filter is not None:
-            events = self._through_filter(self.scene.filter, events)
-        if self.scene.warnings:
+        if self._filter is not None:
+            events = self._through_filter(self._filter, events)
+        if self._warnings:
             events = self._warned(events)
         if events and isinstance(events[-1], MessageComplete):
             self._end.append(events[-1])
             events = events[:-1]
-        self.scene.log.extend(events)
+        self._log.extend(events)
 
     def _warned(self, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
-        """The same events, where a message begins with what is known to be amiss."""
-        known = self.scene.warnings
+        """The events, where the start of a message has the warnings that were known before."""
         return [
-            msgspec.structs.replace(event, warnings=(*known, *event.warnings))
+            msgspec.structs.replace(event, warnings=(*self._warnings, *event.warnings))
             if isinstance(event, MessageStart)
             else event
             for event in events
         ]
 
     def _through_filter(self, function: EventFilter, events: Sequence[StreamEvent]) -> Sequence[StreamEvent]:
-        """What a filter raises ends the call; the adapter, in whose task this runs, is not at fault."""
+        """The events that a filter delivers. An exception of the filter ends the call; it is not the fault of the
+        adapter, in whose task this runs.
+        """
         try:
             events = function(events)
         except Exception as error:
@@ -231,25 +242,26 @@ class Call(CallEvents):
                 self._filtered = event.final_content
         return events
 
-    # -- what it has used
+    # -- its usage
 
     def used(self) -> TokenUsage:
         return self.used_by_now(self._content)
 
     def used_by_now(self, content: tuple[ContentBlock, ...]) -> TokenUsage:
-        """What the attempt under way has used: as its adapter says, or else as much as has come. content: that.
+        """The usage of the attempt under way. It is booked if the call ends now.
 
-        It is what is booked if the call ends here.
+        Args:
+            content: The content that has arrived. The usage is estimated from it if the adapter can't tell.
         """
         if not self.under_way:
             return NOTHING_USED
-        actor = self.scene.adapter.actor
+        actor = self._running.ref.actor
         adapter = actor.made if isinstance(actor, AdapterActor) else None
         if isinstance(adapter, MeteredAdapter):
             used = adapter.usage_so_far(self.request.request_id)
             if used is not None:
                 return used
-        sent = self.scene.estimated_input_tokens or 0
+        sent = self.context.estimated_input_tokens or 0
         delivered = _output_tokens(adapter, self.request.wire_model, content) if adapter is not None else 0
         return TokenUsage(sent, delivered, source=UsageSource.ESTIMATED)
 
@@ -260,30 +272,34 @@ class Call(CallEvents):
             if self.streamed:
                 await self.secured()
         finally:
-            self.scene.log.extend(self._end)
+            self._log.extend(self._end)
 
     def _end_early(self, first_seq: int, error: AdapterError) -> None:
-        """Say what the call had used, and give the message the end that it lacks if the adapter could not."""
+        """Put usage and content on the error, and give the message the end that the adapter could not give it."""
         accumulator = StreamAccumulator()
-        for event in self.scene.log.snapshot:  # of a stream so big that its first part is folded
+        for event in self._log.snapshot:  # it has the first part of a stream so big that it was folded
             if getattr(event, "message_id", None) == self.request.message_id:
                 accumulator.process(event)
-        for event in (*self.scene.log.since(first_seq), *self._end):
+        for event in (*self._log.since(first_seq), *self._end):
             accumulator.process(event)
         cancelled = isinstance(error, CancelledError)
         reason = StopReason.CANCELLED if cancelled else StopReason.ERROR
         self._content = accumulator.content
         self.account(error)
         self._end += accumulator.closing_events(reason, error.usage or NOTHING_USED)
-        if not error.content or self.scene.filter is not None:
+        if not error.content or self._filter is not None:
             error.content = with_whole_calls(accumulator.content, reason)
+
+
+async def _cancel(handle: CallHandle[CanonicalResponse]) -> None:
+    handle.cancel()
 
 
 _NOTHING_SAID = Message(Role.ASSISTANT, ())
 
 
 def _output_tokens(adapter: ProviderAdapter, model: str, content: tuple[ContentBlock, ...]) -> int:
-    """About how many tokens a reply has come to."""
+    """An estimate of the tokens of a reply that has come so far."""
     if not content:
         return 0
     estimate = adapter.estimate_input_tokens

@@ -1,104 +1,149 @@
 """Calls that are no conversation: one question, one answer, nothing streamed. Embeddings, images, jobs.
 
-Each is published like every call, and goes to the first of the models that may serve it that works.
+Each is published like every call, and goes to the first model that can and does serve it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Generic, TypedDict, TypeVar
 
 import anyio
 
-from adapters import AdapterError, AttemptObserver, ContextOverflowError, StopReason
-from adapters.actor import start_work
+from adapters import AdapterError, AttemptObserver, ContextOverflowError, RetryPolicy, StopReason
+from adapters.actor import CallHandle, start_work
 from adapters.contract import ProviderAdapter
-from bus import ActorRef, CallboardError, ConfigurationError, Cost, LlmCallCompleted
-from bus.errors import CancelledError
+from bus import Cost, LlmCallCompleted
+from bus.values.json import Json
 
-from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
+from ..models.entries import ModelEntry
+from ..models.nearest import nearest
+from ..models.published_prices import published_name
+from ..routing.availability import Standing
+from ..routing.candidates import Named, Option, Route, expand, may_fall_back
+from ..runtime.borrowed_adapters import BorrowedAdapters
 from ..runtime.runtime import Runtime
-from .events import CallEvents, CallInfo, EventScene, Served
-from .slots import CallSlots
+from .adapter_call import AdapterCall
+from .events import CallContext, Served
+from .fallback import examined, first_that_works
+from .outcome import CallInfo
+from .slots import arrival
 
 S = TypeVar("S", bound=Served)
 T = TypeVar("T")
+A = TypeVar("A")
+
+Models = str | Sequence[str] | None
+"""A model by any of its names, or several in the order in which they may serve. None is the configured default."""
 
 
-class PlainCall(CallEvents):
-    """One question, with all its attempts. Run it once, in the task whose end is to end it.
+class CallOptions(TypedDict, total=False):
+    """The options that all calls have which are no conversation. An option that is left out is the adapter's."""
 
-    grace: for so many seconds an answer that is on its way is still awaited when the call is cancelled, because it
-    says what is paid for; `on_answer` is told it then as well.
+    fallback: Sequence[str] | None
+    """The names of other models, tried in order. Left out, the fallbacks of models.yaml are tried."""
+    provider_options: Mapping[str, Json]
+    """Options for one provider, by the name of a protocol or an adapter."""
+    max_retries: int | None
+    """The number of retries of each call."""
+    retry: RetryPolicy | None
+    """The retry policy of each call."""
+    timeout_seconds: float | None
+    """Seconds for each call with its attempts."""
+    tags: Mapping[str, str]
+    """Tags of the calls in the trace. They are never sent."""
+
+
+def require_known(options: CallOptions, kind: type[CallOptions]) -> None:
+    """Check the names of options.
+
+    Raises:
+        TypeError: There is no option of a name.
     """
+    known = kind.__annotations__
+    for name in options:
+        if name not in known:
+            near = nearest(name, known)
+            hint = f"did you mean {near[0]}=?" if near else f"see the fields of {kind.__name__}"
+            raise TypeError(f"{name}= is not an argument: {hint}")
+
+
+class RequestBasics(TypedDict):
+    """The fields that requests of all kinds have in common."""
+
+    request_id: str
+    provider_options: Mapping[str, Json]
+    max_retries: int | None
+    retry: RetryPolicy | None
+    timeout_seconds: float | None
+
+
+class PlainCall(AdapterCall, Generic[S]):
+    """One question with all its attempts. Run it once, in the task whose cancellation is to cancel it."""
 
     def __init__(
         self,
         operation: str,
-        request_id: str,
-        scene: EventScene,
+        context: CallContext,
         *,
         grace: float = 0.0,
-        on_answer: Callable[[Served], object] | None = None,
+        on_answer: Callable[[S], object] | None = None,
     ) -> None:
-        super().__init__(scene, request_id, None, streamed=False)
+        """A call that has not begun.
+
+        Args:
+            operation: The kind of call.
+            context: The facts about the call.
+            grace: Seconds for which a cancelled call still waits for an answer, because the answer tells what is
+                paid for.
+            on_answer: Is given the answer, also the answer of a cancelled call.
+        """
+        super().__init__(context, streamed=False)
         self.operation = operation
         self._grace = grace
         self._on_answer = on_answer
-        self._late: Served | None = None
+        self._late: S | None = None
 
-    async def run(
-        self,
-        adapter: ActorRef,
-        slots: CallSlots,
-        order: int,
-        work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]],
-    ) -> tuple[S, Cost]:
-        """What `work` gives, and its cost. Raises AdapterError.
+    async def run(self, work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]]) -> tuple[S, Cost]:
+        """The answer that `work` brings, and its cost.
 
-        order: of who asked; whoever did so first gets a slot first.
+        Raises:
+            AdapterError: The call failed.
         """
         self.begin()
         terminal: LlmCallCompleted | None = None
-        error: AdapterError = CancelledError("the call was cancelled", request_id=self._request_id)
+        error: AdapterError = self.cancelled_error()
+        request_id = self.context.request_id
         try:
-            response = await self._ask(adapter, slots, order, work)
-            cost = self.price(response.usage, response.model)
-            terminal = self.completed(response, cost, StopReason.END_TURN)
-            return response, cost
+            answer = await self._in_slot(
+                lambda ref: start_work(ref, request_id, lambda adapter: work(adapter, self.on_attempt)),
+                self._answer,
+            )
+            terminal, cost = self._completed_by(answer)
+            return answer, cost
         except AdapterError as failure:
             error = failure
             raise
         finally:
             if self._late is not None:
-                cost = self.price(self._late.usage, self._late.model)
-                terminal = self.completed(self._late, cost, StopReason.END_TURN)
+                terminal, _ = self._completed_by(self._late)
             self.over = True
             self.publish_terminal(terminal, error)
             await self.secured()
 
-    async def _ask(
-        self,
-        ref: ActorRef,
-        slots: CallSlots,
-        order: int,
-        work: Callable[[ProviderAdapter, AttemptObserver], Awaitable[S]],
-    ) -> S:
-        await slots.acquire(order)
+    def _completed_by(self, answer: S) -> tuple[LlmCallCompleted, Cost]:
+        cost = self.price(answer.usage, answer.model)
+        return self.completed(answer, cost, StopReason.END_TURN), cost
+
+    async def _answer(self, handle: CallHandle[S]) -> S:
         try:
-            handle = start_work(ref, self._request_id, lambda adapter: work(adapter, self.on_attempt))
-            try:
-                return self._noted(await handle.wait())
-            except anyio.get_cancelled_exc_class():
-                with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
-                    with contextlib.suppress(AdapterError):
-                        self._late = self._noted(await handle.wait())
-                raise
-            finally:
-                handle.kill()  # which does nothing if it is done
-        finally:
-            slots.release()
+            return self._noted(await handle.wait())
+        except anyio.get_cancelled_exc_class():
+            with anyio.CancelScope(shield=True, deadline=anyio.current_time() + self._grace):
+                with contextlib.suppress(AdapterError):
+                    self._late = self._noted(await handle.wait())
+            raise
 
     def _noted(self, answer: S) -> S:
         if self._on_answer is not None:
@@ -106,38 +151,172 @@ class PlainCall(CallEvents):
         return answer
 
 
-async def first_that_works(
-    runtime: Runtime,
-    operation: str,
-    plan: Plan,
-    examine: Callable[[Named], Option],
-    call: Callable[[Route, str, str | None], Awaitable[T]],
-) -> T:
-    """What `call` gives for the first of the plan's models that can and does serve.
+class PlainCalls(Generic[A]):
+    """The calls for one question of a host: to the first model that can and does serve, for each of its parts."""
 
-    examine: whether a model can, and how it stands. call: gets the route, the id of the request, and that of the
-    one which failed before it. Middleware is asked before each. Raises AdapterError, ConfigurationError: the last
-    failure, or why there is no model; and what middleware raises.
-    """
-    failed: dict[str, str] = {}
-    failure: CallboardError | None = None
-    caused_by: str | None = None
-    while True:
-        options = [examine(named) for named in plan.named]
+    def __init__(
+        self,
+        operation: str,
+        runtime: Runtime,
+        model: Models,
+        options: CallOptions,
+        adapter_of: Callable[[ProviderAdapter, Named], A],
+    ) -> None:
+        """Calls that have not begun.
+
+        Args:
+            operation: The kind of call.
+            runtime: The parts of the engine.
+            model: The models that may serve.
+            options: The options that all kinds have in common.
+            adapter_of: Narrows an adapter to its kind, or raises CapabilityError.
+
+        Raises:
+            ConfigurationError: There is no such model.
+        """
+        self.operation = operation
+        self.runtime = runtime
+        self.plan = expand(runtime.registry, model, options.get("fallback"))
+        """The models that may serve, in order."""
+        self._registry = runtime.registry
+        self._options = options
+        self._adapter_of = adapter_of
+        self._adapters = BorrowedAdapters(runtime)
+        self._order = arrival()
+
+    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do all work, once the engine admits it. Closing the engine cancels the work.
+
+        Raises:
+            AdmissionError: The engine admits nothing at present.
+            CancelledError: The engine was closed.
+        """
+        runtime = self.runtime
+        await runtime.host.start()
+        await runtime.host.admit()
+        runtime.pricing.notice()
         try:
-            route = choose(plan, options, failed=failed)
-        except CallboardError as refusal:
-            raise failure or refusal from None
-        request_id = runtime.clock.new_id("req")
-        about = CallInfo(operation=operation, model=route.decision.model, request_id=request_id)
-        await runtime.middleware.admit(about)
-        try:
-            return await call(route, request_id, caused_by)
-        except AdapterError as error:
-            if isinstance(error, ContextOverflowError) or not may_fall_back(error):
-                raise  # a text that is too long is too long elsewhere
-            failed.update(failures_after(error, route.option, options))
-            failure, caused_by = error, request_id
-        except ConfigurationError as error:
-            failed[route.decision.model] = str(error)
-            failure = failure or error
+            with runtime.in_flight.call():
+                return await work()
+        finally:
+            self._adapters.end()
+
+    def adapter(self, named: Named) -> A:
+        """The adapter of a model, for questions that need no network.
+
+        Raises:
+            ConfigurationError: There is no such adapter.
+            CapabilityError: The adapter has no calls of this kind.
+        """
+        return self._adapter_of(self.runtime.adapters.consult(self._registry.adapter_of(named.entry)), named)
+
+    def basics(self, entry: ModelEntry, request_id: str) -> RequestBasics:
+        """The common fields of a request."""
+        options = self._options
+        retries = options.get("max_retries")
+        return {
+            "request_id": request_id,
+            "provider_options": options.get("provider_options", {}),
+            "max_retries": entry.max_retries if retries is None else retries,
+            "retry": options.get("retry") or entry.retry,
+            "timeout_seconds": options.get("timeout_seconds"),
+        }
+
+    def examine(self, named: Named, check: Callable[[A, Named], object]) -> Option:
+        """A model that may serve, and whether it can.
+
+        Args:
+            named: The model.
+            check: Raises CapabilityError if the model can't do what is asked.
+        """
+
+        def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
+            check(self._adapter_of(adapter, named), named)
+            return Option(named=named, standing=standing)
+
+        return examined(self.runtime, self._registry, named, judge)
+
+    async def first_that_works(
+        self,
+        check: Callable[[A, Named], object],
+        call: Callable[[Route, str, str | None], Awaitable[T]],
+    ) -> T:
+        """The result of the first model that can and does serve. Middleware is asked before each call.
+
+        Args:
+            check: Raises CapabilityError if a model can't do what is asked.
+            call: Makes one call. It gets the route, the id of the request, and the id of the request that failed
+                before it.
+
+        Raises:
+            AdapterError: The last call failed.
+            ConfigurationError: No model can be used as configured.
+            CapabilityError: No model can do what is asked.
+        """
+        request_id = ""
+        caused_by: str | None = None
+
+        async def admit(route: Route) -> None:
+            nonlocal request_id
+            request_id = self.runtime.clock.new_id("req")
+            about = CallInfo(operation=self.operation, model=route.decision.model, request_id=request_id)
+            await self.runtime.middleware.admit(about)
+
+        async def attempt(route: Route) -> T:
+            nonlocal caused_by
+            try:
+                return await call(route, request_id, caused_by)
+            except AdapterError:
+                caused_by = request_id
+                raise
+
+        def heals(error: AdapterError) -> bool:  # a text that is too long is too long elsewhere
+            return may_fall_back(error) and not isinstance(error, ContextOverflowError)
+
+        return await first_that_works(
+            self.plan, lambda named: self.examine(named, check), attempt, heals=heals, admit=admit
+        )
+
+    async def ask(
+        self,
+        route: Route,
+        request_id: str,
+        caused_by: str | None,
+        work: Callable[[A, AttemptObserver], Awaitable[S]],
+        *,
+        estimated_input_tokens: int | None = None,
+        grace: float = 0.0,
+        on_answer: Callable[[S], object] | None = None,
+    ) -> tuple[S, Cost]:
+        """Make one call, see `PlainCall`.
+
+        Args:
+            route: The model.
+            request_id: The id of the call.
+            caused_by: The id of the call that failed before it.
+            work: Makes the request with the adapter.
+            estimated_input_tokens: The estimate of the input.
+            grace: As in `PlainCall`.
+            on_answer: As in `PlainCall`.
+
+        Returns:
+            The answer and its cost.
+
+        Raises:
+            AdapterError: The call failed.
+        """
+        named = route.option.named
+        running = await self._adapters.ready(route.decision, request_id)
+        context = CallContext(
+            runtime=self.runtime,
+            request_id=request_id,
+            routing=route.decision,
+            priced_as=published_name(running.entry, named.entry),
+            running=running,
+            caused_by=caused_by,
+            tags=dict(self._options.get("tags", {})) or None,
+            order=self._order,
+            estimated_input_tokens=estimated_input_tokens,
+        )
+        call = PlainCall(self.operation, context, grace=grace, on_answer=on_answer)
+        return await call.run(lambda adapter, report: work(self._adapter_of(adapter, named), report))

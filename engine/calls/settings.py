@@ -1,4 +1,4 @@
-"""What the start of a call tells of its request and of where it goes."""
+"""The settings that the start of a call tells: the address that is asked, and what the request asks for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from ..runtime.running_adapter import RunningAdapter
 _PORTS = {"http": 80, "https": 443}
 
 
-def server_of(running: RunningAdapter) -> str | None:
-    """The address that an adapter asks; None of one that asks none, or that doesn't tell."""
-    actor = running.ref.actor
-    url = getattr(actor.adapter, "base_url", None) if isinstance(actor, AdapterActor) else None
+def server_of(running: RunningAdapter | None) -> str | None:
+    """The address that an adapter asks. None if the adapter asks none or doesn't tell it."""
+    actor = None if running is None else running.ref.actor
+    url = getattr(actor.made, "base_url", None) if isinstance(actor, AdapterActor) else None
     return url if isinstance(url, str) else None
 
 
 def settings_of(server: str | None, request: CanonicalRequest | None = None) -> CallSettings | None:
-    """The settings of a call. server: an address. request: of a conversation; other calls tell the server only."""
+    """The settings of a call.
+
+    Args:
+        server: The address that is asked.
+        request: The request of a conversation. Other calls tell the address only.
+    """
     address, port = (None, None) if server is None else _parts(server)
     if request is None:
         return None if address is None else CallSettings(server_address=address, server_port=port)

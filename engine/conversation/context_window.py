@@ -1,4 +1,4 @@
-"""A reply to as much of a conversation as the model can read, by the session's context policy."""
+"""A conversation that is too long for the model is shortened by the session's context policy until it fits."""
 
 from __future__ import annotations
 
@@ -8,35 +8,49 @@ from typing import TypeVar
 from adapters import Message
 from bus import ContextOverflowError, PromptTooLongError
 
-from ..routing.candidates import default_max_output
-from ..routing.choice import overridden
 from .context import ContextPolicy, Conversation
 from .turn_context import TurnContext
+from .turn_models import TurnModels
 
 T = TypeVar("T")
 
 MAX_TRIES = 4
-"""How often a policy may try to make a prompt short enough."""
+"""The number of times that a policy may try to make a prompt short enough."""
 
 ADVICE = (
     "Let the session shorten what it sends: engine.session(..., context=Truncate()), or LastTurns or Summarise of "
     "engine.context; or choose a model with a larger window"
 )
-"""What to do when a prompt is too long and no policy is at hand."""
+"""The advice for a prompt that is too long where there is no policy."""
 
 
-async def shortened(
+async def within_window(
     policy: ContextPolicy,
     turn: TurnContext,
-    *,
+    models: TurnModels,
     history: Sequence[Message],
     ask: Callable[[str], Awaitable[str]],
     call: Callable[[tuple[Message, ...]], Awaitable[T]],
 ) -> T:
-    """What `call` returns for what the policy lets be sent; if that is too long, the policy is asked again."""
+    """The result of a call with the part of the history that the policy lets be sent.
+
+    If that part is too long for the model, the policy is asked again.
+
+    Args:
+        policy: The context policy.
+        turn: The turn.
+        models: The models that may serve.
+        history: The whole conversation.
+        ask: Asks the model something beside the conversation, for the policy.
+        call: Makes the call with the messages that are sent.
+
+    Raises:
+        PromptTooLongError: The policy could not make the prompt short enough.
+        ContextOverflowError: The same, found out by the provider.
+    """
     state, failure = turn.state, None
-    limit, estimate = measure_of(turn)
-    failed = dict(turn.failed)
+    limit, estimate = models.measure()
+    failed = dict(models.failed)
     for _ in range(MAX_TRIES):
         conversation = Conversation(
             messages=tuple(history),
@@ -55,26 +69,7 @@ async def shortened(
             if error.content:
                 raise
             failure = error
-            turn.failed = dict(failed)  # a model for which it was too long gets another chance
+            models.failed = dict(failed)  # a model for which it was too long gets another chance
     assert failure is not None
     failure.add_note(f"{type(policy).__name__} could not make the prompt short enough")
     raise failure
-
-
-def measure_of(turn: TurnContext) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
-    """How many tokens a prompt may have, if that is known, and what some messages would come to.
-
-    Of the model that has answered in this turn, else of the first one.
-    """
-    named = next((each for each in turn.plan.named if each.model == turn.answered_by), turn.plan.named[0])
-    entry = named.entry
-    adapter = turn.runtime.adapters.consult(turn.registry.adapter_of(entry))
-    capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
-    output = turn.asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
-    window = capabilities.max_context_tokens
-
-    def estimate(messages: Sequence[Message]) -> int:
-        prompt = turn.state.system_prompt
-        return adapter.estimate_input_tokens(messages, turn.asked.tools, prompt, model=entry.wire_name)
-
-    return (window - min(output, window // 2) if named.listed else None), estimate

@@ -1,7 +1,7 @@
-"""What a turn adds to its session's history: all of it, or nothing until the model has said something.
+"""The messages that a turn adds to the history: all of them, or none until the model has said something.
 
-The messages enter the history when the first content of the assistant exists. Before that, a turn that fails
-leaves the history as it was.
+The messages enter the history when the first content of the assistant exists. A turn that fails before that leaves
+the history as it was.
 """
 
 from __future__ import annotations
@@ -11,35 +11,37 @@ from collections.abc import Sequence
 import msgspec
 
 from adapters import Message, Role, ToolResultBlock
-from bus import Bus, Clock, SessionMessageAppended
+from bus import SessionMessageAppended
 
+from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 
 
 class TurnHistory:
-    """pending: what the turn has said that isn't in the session's history yet."""
+    """The conversation as one turn sees it and adds to it. It doesn't refer to the turn, which refers to it: a
+    session that nobody holds any more must be gone at once.
+    """
 
-    def __init__(self, state: SessionState, bus: Bus, clock: Clock, turn_id: str) -> None:
+    def __init__(self, runtime: Runtime, state: SessionState, turn_id: str) -> None:
         self.pending: list[Message] = []
+        """The messages of the turn that have not entered the session's history yet."""
+        self._runtime = runtime
         self._state = state
-        self._bus = bus
-        self._clock = clock
         self._turn_id = turn_id
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All that was said, with what is pending."""
+        """All messages, with those that are pending."""
         return (*self._state.messages, *self.pending)
 
     def begin(self, new: Sequence[Message]) -> None:
-        """Take in what the turn says, each message with an id."""
+        """Take in the messages that the turn says, each with an id."""
         self.pending = [
-            message if message.id else msgspec.structs.replace(message, id=self._clock.new_id("msg"))
-            for message in new
+            message if message.id else msgspec.structs.replace(message, id=self._new_id()) for message in new
         ]
 
     def add(self, message: Message) -> None:
-        """With the assistant's first content the whole turn enters the history."""
+        """Add a message. The first one that has content takes all pending messages into the history."""
         self.pending.append(message)
         if message.content:
             pending, self.pending = self.pending, []
@@ -47,15 +49,18 @@ class TurnHistory:
                 self._commit(entry)
 
     def add_results(self, results: tuple[ToolResultBlock, ...]) -> None:
-        """What tools have answered, as one message."""
+        """Add the answers of tools as one message."""
         if results:
-            self.add(Message(Role.TOOL, results, id=self._clock.new_id("msg")))
+            self.add(Message(Role.TOOL, results, id=self._new_id()))
+
+    def _new_id(self) -> str:
+        return self._runtime.clock.new_id("msg")
 
     def _commit(self, message: Message) -> None:
         state = self._state
         state.messages.append(message)
         if state.id:
-            self._bus.publish(
+            self._runtime.bus.publish(
                 SessionMessageAppended(position=len(state.messages) - 1, message=message),
                 session_id=state.id,
                 turn_id=self._turn_id,

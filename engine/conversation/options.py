@@ -18,8 +18,8 @@ from ..models.nearest import nearest
 from ..routing.choice import Requirements
 from ..tools import Approve, RepairToolCall
 from .context import ContextPolicy
+from .requests.schema_mode import SchemaMode
 from .results import StepResult
-from .schema_mode import SchemaMode
 
 StopWhen: TypeAlias = Callable[[Sequence[StepResult]], bool | Awaitable[bool]]
 """Gets the steps so far, after each round of tools; True ends the turn there. A plain function must not block."""

@@ -6,7 +6,7 @@ from adapters import CallWarning, Message, MessageMetadata, StopReason, TokenUsa
 from adapters.usage.unfinished import NOTHING_USED
 from bus import Cost, RoutingDecision, TurnStatus
 
-from ..calls.events import NOT_KNOWN
+from ..calls.outcome import NOT_KNOWN
 
 
 class Reply(Message, frozen=True, kw_only=True, eq=False, dict=True):

@@ -4,75 +4,71 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from adapters import Message, StopReason, ToolResultBlock, ToolUseBlock
-from bus import CallboardError, StreamLog, ToolFinished, ToolProgress, ToolStarted, TurnStatus
-from bus.streams.events import TurnEvent
+from bus import CallboardError, ToolFinished, ToolProgress, ToolStarted, TurnStatus
 from bus.values.whole_calls import ended_well
 
-from ..runtime.runtime import Runtime
 from ..tools import Answer, ToolRound, ToolRoundContext, answers_to, open_calls
 from ..tools.rounds import not_executed
 from .results import StepResult
-
-if TYPE_CHECKING:
-    from ..sessions.state import SessionState
-    from .options import TurnOptions
+from .turn_context import TurnContext
 
 Keep: TypeAlias = Callable[[tuple[ToolResultBlock, ...]], None]
 
 
 class TurnTools:
-    """log: the turn's stream, which hears of each tool, as the bus does. keep: is given the results, also of a
-    round that is cancelled.
+    """The tools of one turn.
+
+    Args:
+        turn: The turn. Its stream and the bus hear of each tool.
+        keep: Is given the results, also the results of a round that is cancelled.
     """
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        state: SessionState,
-        options: TurnOptions,
-        turn_id: str,
-        log: StreamLog[TurnEvent],
-        keep: Keep,
-    ) -> None:
-        self._runtime = runtime
-        self._state = state
-        self._options = options
-        self._turn_id = turn_id
-        self._log = log
+    def __init__(self, turn: TurnContext, keep: Keep) -> None:
+        self._turn = turn
         self._keep = keep
         self._rounds = 0
 
     def ends_before(self, reply: Message, stop_reason: StopReason) -> TurnStatus | None:
-        """How the turn ends if none of the reply's calls is run; None if there is a round to run.
+        """The way the turn ends if none of the reply's calls is run; None if there is a round to run.
 
-        After a reply that did not end well there is none: its calls are no calls. Only where all its tokens were
-        used the model is told so, and may call again.
+        The calls of a reply that did not end well are not run. There is one exception: after a reply that used all
+        its tokens, the model is told so and may call again.
         """
         calls = reply.tool_uses
         if not calls:
             return "completed"
         if not ended_well(stop_reason) and stop_reason is not StopReason.MAX_TOKENS:
             return "completed"
-        passive = {tool.name for tool in self._state.tools if tool.handler is None}
+        passive = {tool.name for tool in self._turn.state.tools if tool.handler is None}
         if all(call.name in passive and not call.incomplete for call in calls):
             return "awaiting_tools"  # the host answers
-        return "max_tool_rounds" if self._rounds >= self._options["max_tool_rounds"] else None
+        return "max_tool_rounds" if self._rounds >= self._turn.options["max_tool_rounds"] else None
 
     async def run(self, reply: Message, stop_reason: StopReason, history: tuple[Message, ...]) -> ToolRound:
-        """Run what may be run. history: with the reply."""
+        """Run the calls of a reply that may be run.
+
+        Args:
+            reply: The reply.
+            stop_reason: The reason why the reply ended.
+            history: The conversation, with the reply.
+        """
         self._rounds += 1
         return await self._round(reply.tool_uses, history, self._keep, cut_off=not ended_well(stop_reason))
 
     def leave(self, calls: Sequence[ToolUseBlock]) -> None:
-        """Run none of these, for the turn is over: each has a result that says so."""
+        """Give each of these calls a result that says that it was not run, because the turn is over."""
         self._keep(tuple(not_executed(call) for call in calls))
 
     async def stops(self, steps: Sequence[StepResult]) -> bool:
-        """What `stop_when` says. Raises CallboardError if it fails."""
-        stop_when = self._options.get("stop_when")
+        """Whether `stop_when` ends the turn.
+
+        Raises:
+            CallboardError: `stop_when` failed.
+        """
+        stop_when = self._turn.options.get("stop_when")
         if stop_when is None:
             return False
         try:
@@ -82,12 +78,13 @@ class TurnTools:
             raise CallboardError(f"stop_when failed: {type(error).__name__}: {error}") from error
 
     async def take(self, answers: Mapping[str, Answer], history: tuple[Message, ...]) -> ToolRound:
-        """What the host answers to the open calls: results, and runs of those it approved.
+        """Take the host's answers to the open calls, and run the calls that it approved.
 
-        Raises CallboardError, before anything runs, for what is no answer to one of them.
+        Raises:
+            CallboardError: An answer belongs to no open call, or is no answer. Nothing has been run then.
         """
         calls = open_calls(history)
-        sorted_out = answers_to(history, answers, self._state.tools)
+        sorted_out = answers_to(history, answers, self._turn.state.tools)
         results = dict(sorted_out.results)
 
         def keep(ran: tuple[ToolResultBlock, ...]) -> None:
@@ -110,21 +107,21 @@ class TurnTools:
         from ..tools import run_tools  # many turns have no tools
 
         shared = ToolRoundContext(
-            clock=self._runtime.clock,
+            clock=self._turn.runtime.clock,
             tell=self._tell,
             messages=history,
-            session_id=self._state.id or None,
-            turn_id=self._turn_id,
-            timeout_seconds=self._runtime.timeouts.tool,
-            approve=self._options.get("approve"),
-            repair=self._options.get("repair_tool_call"),
+            session_id=self._turn.state.id or None,
+            turn_id=self._turn.id,
+            timeout_seconds=self._turn.runtime.timeouts.tool,
+            approve=self._turn.options.get("approve"),
+            repair=self._turn.options.get("repair_tool_call"),
             cut_off=cut_off,
             approved=approved,
         )
-        made = await run_tools(calls, self._state.tools, shared, interrupted=keep)
+        made = await run_tools(calls, self._turn.state.tools, shared, interrupted=keep)
         keep(made.results)
         return made
 
     def _tell(self, event: ToolStarted | ToolProgress | ToolFinished) -> None:
-        self._log.append(event)
-        self._runtime.bus.publish(event, session_id=self._state.id or None, turn_id=self._turn_id)
+        self._turn.log.append(event)
+        self._turn.publish(event)

@@ -1,78 +1,81 @@
 """One turn: what is said to the model, its reply, and the tool rounds between.
 
-It runs in a task of its own below the session manager. A turn commits as a unit: its messages enter the history
-when the first content of the assistant exists. Before that, a turn that fails leaves the history as it was. What
-had arrived of a reply that was cancelled or broke off is kept, with its stop reason. What is asked without a
-session is the only turn of a conversation of its own.
+A turn runs in a task of its own below the session manager, in this order:
+
+    queued     it waits for the turns of its session that were asked for before it
+    admitted   the trace writer is not too far behind, and the session belongs to this engine
+    replying   the model is asked; a reply that paused is continued
+    tools      the calls of the reply run; then the model is asked again
+    over       its status is published, everything published is secured, and its stream ends
+
+A turn commits as a unit: its messages enter the history when the first content of the assistant exists. A turn
+that fails before that leaves the history as it was. The part of a reply that had arrived before it was cancelled
+or broke off is kept with its stop reason. A call without a session is the only turn of a conversation of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import add
 
 import anyio
 import msgspec
 
-from adapters import CallWarning, CanonicalResponse, Message, StopReason, TokenUsage, ToolResultBlock
+from adapters import CallWarning, CanonicalResponse, Message, StopReason, ToolResultBlock
 from bus import (
     CallboardError,
     ContextOverflowError,
     Cost,
-    CostSource,
     PromptTooLongError,
     SessionBusy,
     SessionTurnCompleted,
     SessionTurnStarted,
-    StreamLog,
     TaskCancelled,
     TaskHandle,
     TurnStatus,
 )
 from bus.errors import CancelledError
 from bus.host_trace import current_trace
-from bus.streams.events import StepFinish, TurnComplete, TurnEvent
-from bus.values.cost_sum import CostSum
+from bus.streams.events import StepFinish, TurnComplete
 from bus.values.warning_codes import WarningCode
 
-from ..calls.call import Call, CallOutcome
-from ..calls.slots import arrival
-from ..routing.candidates import expand
-from ..routing.capabilities import check_tool_choice
+from ..calls.call import Call
+from ..calls.outcome import CallOutcome
 from ..routing.choice import Model, in_words
-from ..runtime.borrowed_adapters import BorrowedAdapters
 from ..runtime.in_flight import CLOSED
 from ..runtime.runtime import Runtime
 from ..sessions.state import SessionState
 from ..tools import Answer, last_reply
-from .cancellation import TurnScope
-from .context_window import ADVICE, shortened
+from .context_window import ADVICE, within_window
 from .history import TurnHistory
 from .options import DEFAULTS, TurnOptions, merged
 from .reply import Reply, as_reply
 from .results import StepResult
 from .step import Step
 from .tools import TurnTools
-from .turn_context import OWN_IDS, FirstIds, TurnContext, asked_of
+from .turn_context import OWN_IDS, FirstIds, TurnContext
+from .turn_models import TurnModels
 
 MAX_WAITING_TURNS = 16
-"""How many turns may wait for one session, besides the one that runs."""
+"""The number of turns that may wait for one session, besides the turn that runs."""
 
 MAX_PAUSES = 8
-"""How often a reply that paused (`pause_turn`) is continued."""
-
-NOTHING = Cost(0, CostSource.COMPUTED)
+"""The number of times that a reply which paused (`pause_turn`) is continued."""
 
 
-class Turn:
-    """The state of one turn. id: ``trn_<ulid>``, also the id of its stream. Run it once.
+class Turn(TurnContext):
+    """The state of one turn. Run it once.
 
-    new: what it says, at least one message; or, to go on after a turn that ended with calls open, answers: to
-    them, by their ids. steps: the replies so far, each with its tools' results. status: how it ended, once it is
-    over. costs, usages: of its calls, the failed ones and their attempts included; cost_sum: what they add up to.
-    max_pauses: how often a reply that paused is continued.
+    Args:
+        runtime: The parts of the engine.
+        state: The conversation.
+        new: The messages that the turn says, at least one, unless it has answers.
+        model: The model; None is the conversation's.
+        options: The turn's own options.
+        streamed: Whether the replies are streamed.
+        first_ids: The ids that the caller wants for the first call.
+        max_pauses: The number of times that a reply which paused is continued.
+        answers: The answers to open calls by their ids, with which an earlier turn goes on.
     """
 
     def __init__(
@@ -88,57 +91,47 @@ class Turn:
         max_pauses: int = MAX_PAUSES,
         answers: Mapping[str, Answer] | None = None,
     ) -> None:
-        self.id = runtime.clock.new_id("trn")
+        super().__init__(runtime, state, merged(DEFAULTS, state.options_for(model), options), streamed=streamed)
         self.new = tuple(new)
-        self.log: StreamLog[TurnEvent]  # from enter_queue on
-        self.calls = 0
         self.steps: list[StepResult] = []
+        """The replies so far, each with its tools' results."""
         self.status: TurnStatus = "failed"
-        self.costs: list[Cost] = []
-        self.usages: list[TokenUsage] = []
-        self.cost_sum = CostSum()
-        self._runtime = runtime
-        self._state = state
+        """The way the turn ended, once it is over."""
         self._model = model
-        self._streamed = streamed
         self._first_ids = first_ids
         self._max_pauses = max_pauses
         self._answers = answers
         self._over = False
         self._step: Step | None = None
-        self._options = options = merged(DEFAULTS, state.options_for(model), options)
-        seconds = options.get("timeout_seconds", runtime.timeouts.turn)
-        self._scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
-        self._order = arrival()
-        self._history = TurnHistory(state, runtime.bus, runtime.clock, self.id)
+        self._history = TurnHistory(runtime, state, self.id)
         self._trace_parent = current_trace()
 
     @property
     def cost(self) -> Cost:
-        """Of all calls so far; unknown as soon as one is: a sum without it would look like the whole."""
-        return reduce(add, self.costs) if self.costs else NOTHING
+        """The cost of all calls so far; unknown as soon as one cost is."""
+        return self.spending.cost
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation, with all that this turn has added to it so far."""
+        """The conversation, with everything that this turn has added so far."""
         return self._history.messages
 
     def followed_by(self, *new: Message) -> Turn:
         """The next turn of the same conversation, asked in the same way and within the same time.
 
-        What this turn didn't bring into the history, because the reply was empty, the next one says again.
+        Messages of this turn that did not enter the history, because the reply was empty, are said again.
         """
-        options = self._options
-        if self._scope.seconds is not None:
-            left = max(0.0, self._scope.deadline - anyio.current_time())
+        options = self.options
+        if self.scope.seconds is not None:
+            left = max(0.0, self.scope.deadline - anyio.current_time())
             options = merged(options, {"timeout_seconds": left})
         return Turn(
-            runtime=self._runtime,
-            state=self._state,
+            runtime=self.runtime,
+            state=self.state,
             new=(*(message for message in self._history.pending if message.content), *new),
             model=self._model,
             options=options,
-            streamed=self._streamed,
+            streamed=self.streamed,
             max_pauses=self._max_pauses,
         )
 
@@ -148,40 +141,57 @@ class Turn:
         return self._step.call if self._step is not None else None
 
     def enter_queue(self) -> None:
-        """Take a place among the session's waiting turns, and open the stream. Raises SessionBusy."""
-        state = self._state
+        """Take a place among the session's waiting turns, and open the stream.
+
+        Raises:
+            SessionBusy: Too many turns wait already.
+        """
+        state = self.state
         if state.waiting >= MAX_WAITING_TURNS + (state.running is None):
             raise SessionBusy(f"session {state.id} already has {MAX_WAITING_TURNS} turns waiting")
         state.waiting += 1
-        self.log = self._runtime.streams.open(self.id)
-        self._runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
-        self._runtime.sessions.announce(state)
+        self.log = self.runtime.streams.open(self.id)
+        self.runtime.in_flight.add(self, lambda: self.cancel(CLOSED))
+        self.runtime.sessions.announce(state)
 
     def leave_queue(self, error: BaseException) -> None:
-        """Give the place back, and end the stream: there is nobody to run this turn."""
-        self._state.waiting -= 1
+        """Give the place back, and end the stream, because there is nobody to run this turn."""
+        self.state.waiting -= 1
         self._end(error)
         self._close_log(error)
 
     def cancel(self, why: str = "") -> bool:
-        """Ask the turn to end. why: the text of its CancelledError. False if it is over. Idempotent.
+        """Ask the turn to end. A second call does nothing.
 
-        Raises WrongLoop.
+        Args:
+            why: The text of its CancelledError.
+
+        Returns:
+            False if the turn is over.
+
+        Raises:
+            WrongLoop: The engine belongs to another event loop.
         """
         if self._over:
             return False
-        self._runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
-        self._scope.cancel(why)
-        # a call ends in order, or without its adapter after a grace; then so does the turn
-        if self._step is None or not self._step.cancel():
-            self._scope.cut()
+        self.runtime.host.require_loop("the signal= of an AbortController ends a turn from anywhere")
+        self.scope.cancel(why)
+        call = self.call
+        if call is None:
+            self.scope.cut()
+        else:  # it ends in order, or without its adapter after a grace; then so does the turn
+            call.cancel()
         return True
 
     async def run(self) -> Reply:
-        """The assistant's last message. Raises AdapterError and the like, with `.turn` set."""
+        """The assistant's last message.
+
+        Raises:
+            CallboardError: The turn failed or was cancelled. The error has the turn as its `turn`.
+        """
         error: BaseException | None = None
         try:
-            return await self._scope.run(self._in_turn, self.cancel)
+            return await self.scope.run(self._in_turn, self.cancel)
         except CallboardError as failure:
             error = failure
             failure.turn = self
@@ -192,53 +202,51 @@ class Turn:
         finally:
             self._end(error)
             try:
-                await self._runtime.host.secure()
+                await self.runtime.host.secure()
             finally:
                 self._close_log(error)
 
     async def _in_turn(self) -> Reply:
-        state = self._state
+        state = self.state
         try:
             await state.turns.acquire()
         finally:
             state.waiting -= 1
         try:
             state.running = self
-            if (signal := self._options.get("signal")) is not None:
+            if (signal := self.options.get("signal")) is not None:
                 signal.raise_if_aborted()
-            await self._runtime.host.admit()
-            await self._runtime.sessions.require_ownership(state)
+            await self.runtime.host.admit()
+            await self.runtime.sessions.require_ownership(state)
             return await self._begin()
         finally:
             state.running = None
             state.turns.release()
 
     async def _begin(self) -> Reply:
-        state, runtime = self._state, self._runtime
-        runtime.pricing.notice()
-        model = in_words(self._model or state.model)
-        began = SessionTurnStarted(model=model, trace_parent=self._trace_parent)
-        runtime.bus.publish(began, session_id=state.id or None, turn_id=self.id)
+        self.runtime.pricing.notice()
+        model = self._model or self.state.model
+        self.publish(SessionTurnStarted(model=in_words(model), trace_parent=self._trace_parent))
         self._history.begin(self.new)
-        turn = self._context()
-        tools = TurnTools(runtime, state, self._options, self.id, self.log, self._keep_results)
+        models = TurnModels(self, model, self._history.pending)
+        tools = TurnTools(self, self._keep_results)
         try:
             if self._answers is not None:
                 made = await tools.take(self._answers, self.messages)
                 if made.waiting:
                     self.status = "awaiting_tools"
-                    reply = as_reply(last_reply(state.messages))
+                    reply = as_reply(last_reply(self.state.messages))
                     reply.ended(self.status)
                     return reply
-            return await self._converse(turn, tools)
+            return await self._converse(models, tools)
         finally:
-            turn.adapters.end()
+            models.adapters.end()
 
-    async def _converse(self, turn: TurnContext, tools: TurnTools) -> Reply:
+    async def _converse(self, models: TurnModels, tools: TurnTools) -> Reply:
         pauses = 0
         caused_by: str | None = None
         while True:
-            message, outcome = await self._reply(turn, first=not self.steps, caused_by=caused_by)
+            message, outcome = await self._reply(models, caused_by)
             response = outcome.response
             status = tools.ends_before(message, response.stop_reason)
             if status == "max_tool_rounds":
@@ -251,15 +259,15 @@ class Turn:
                 pauses += 1
                 self._finish_step()
                 continue
-            if self._scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
+            if self.scope.cancelled and message.tool_uses:  # too late for the call, not for what would follow
                 tools.leave(message.tool_uses)
                 raise CancelledError("the turn was cancelled; its tools were not run")
             if status == "completed":
                 tools.leave(message.tool_uses)
             if status is None:
-                await self._runtime.host.secure()  # tools are the host's own code
+                await self.runtime.host.secure()  # tools are the host's own code
                 made = await tools.run(message, response.stop_reason, self.messages)
-                if self._scope.cancelled:  # by one of them, say
+                if self.scope.cancelled:  # by one of them, say
                     tools.leave(made.waiting)
                     raise CancelledError("the turn was cancelled while its tools ran")
                 if made.waiting:
@@ -285,27 +293,21 @@ class Turn:
 
     # -- one reply
 
-    async def _reply(self, turn: TurnContext, *, first: bool, caused_by: str | None) -> tuple[Reply, CallOutcome]:
-        policy = self._options.get("context")
-        if policy is None:
-            try:
-                message, outcome = await self._call(turn, self.messages, first=first, caused_by=caused_by)
-            except (PromptTooLongError, ContextOverflowError) as error:
-                error.add_note(ADVICE)
-                raise
-        else:
-            message, outcome = await shortened(
-                policy,
-                turn,
-                history=self.messages,
-                ask=self._ask,
-                call=lambda sent: self._call(turn, sent, first=first, caused_by=caused_by),
+    async def _reply(self, models: TurnModels, caused_by: str | None) -> tuple[Reply, CallOutcome]:
+        policy = self.options.get("context")
+        if policy is not None:
+            return await within_window(
+                policy, self, models, self.messages, self._ask, lambda sent: self._call(models, sent, caused_by)
             )
-        return message, outcome
+        try:
+            return await self._call(models, self.messages, caused_by)
+        except (PromptTooLongError, ContextOverflowError) as error:
+            error.add_note(ADVICE)
+            raise
 
     def _warned_of_limit(self, message: Reply, response: CanonicalResponse) -> tuple[Reply, CanonicalResponse]:
-        """The same reply, which says that its calls were not run, unless its caller wants none to be."""
-        limit = self._options["max_tool_rounds"]
+        """The reply with a warning that its calls were not run, unless the caller wants no calls to run."""
+        limit = self.options["max_tool_rounds"]
         if not limit:
             return message, response
         text = f"its calls were not run, as there were {limit} rounds of tools; max_tool_rounds= allows more"
@@ -317,11 +319,11 @@ class Turn:
         )
 
     async def _ask(self, text: str) -> str:
-        """A call beside the conversation, for its sake: paid with the turn."""
-        runtime, state = self._runtime, self._state
+        """The reply to a call beside the conversation, for the conversation's sake. It is paid with the turn."""
+        state = self.state
         beside: TurnOptions = {"fallback": state.options.get("fallback")}
         turn = Turn(
-            runtime=runtime,
+            runtime=self.runtime,
             state=SessionState("", self._model or state.model, None, (), state.tags, options=beside),
             new=(Message.user(text),),
             model=None,
@@ -330,78 +332,55 @@ class Turn:
         )
         turn._trace_parent = self._trace_parent
         try:
-            message = await own(turn, await runtime.host.start_turn(turn))
+            message = await own(turn, await self.runtime.host.start_turn(turn))
         finally:
-            self.calls += turn.calls
-            self.costs += turn.costs
-            self.cost_sum += turn.cost_sum
-            self.usages += turn.usages
+            self.spending.include(turn.spending)
         return message.text
 
     async def _call(
-        self, turn: TurnContext, messages: tuple[Message, ...], *, first: bool, caused_by: str | None
+        self, models: TurnModels, messages: tuple[Message, ...], caused_by: str | None
     ) -> tuple[Reply, CallOutcome]:
-        step = self._step = Step(turn, messages, first=first, caused_by=caused_by)
+        first = not self.steps
+        step = self._step = Step(
+            self,
+            models,
+            messages,
+            first_ids=self._first_ids if first else OWN_IDS,
+            first=first,
+            caused_by=caused_by,
+        )
         try:
             return await step.run()
         finally:
             self._step = None
-            self.calls += step.calls
-            self.costs += step.costs
-            self.cost_sum += step.cost_sum
-            self.usages += step.usages
             if step.partial is not None:
                 self._history.add(step.partial)
-            if self._scope.cancelled:  # even if the call came to its end just then
-                self._scope.cut()
-
-    def _context(self) -> TurnContext:
-        """Where this turn may go. Raises ConfigurationError."""
-        runtime, state, options = self._runtime, self._state, self._options
-        plan = expand(runtime.registry, self._model or state.model, options.get("fallback"))
-        asked = asked_of(state, options, plan, self._history.pending)
-        check_tool_choice(asked)
-        return TurnContext(
-            runtime=runtime,
-            state=state,
-            options=options,
-            registry=runtime.registry,
-            plan=plan,
-            asked=asked,
-            log=self.log,
-            turn_id=self.id,
-            streamed=self._streamed,
-            first_ids=self._first_ids,
-            order=self._order,
-            deadline=self._scope.deadline,
-            hold_time=self._scope.hold_time,
-            adapters=BorrowedAdapters(runtime),
-        )
+            if self.scope.cancelled:  # even if the call came to its end just then
+                self.scope.cut()
 
     # -- the end
 
     def _end(self, error: BaseException | None) -> None:
-        """Say how the turn ended; no await, so that nothing can come between."""
+        """Publish how the turn ended. It has no `await`, so that nothing can come between."""
         self._over = True
-        self._runtime.in_flight.remove(self)
+        self.runtime.in_flight.remove(self)
         if error is not None:
             self.status = "cancelled" if isinstance(error, CancelledError) else "failed"
         for step in self.steps:
             step.message.ended(self.status)
-        self._runtime.bus.publish(
+        spent = self.spending
+        self.publish(
             SessionTurnCompleted(
                 status=self.status,
-                calls=self.calls,
-                cost_nano_usd=self.cost.nano_usd,
+                calls=spent.calls,
+                cost_nano_usd=spent.cost.nano_usd,
                 error=None if error is None else in_a_line(error),
-                attempts=self.cost_sum.calls,
-                known_nano_usd=self.cost_sum.nano_usd,
-                estimated=self.cost_sum.estimated,
-                unpriced=self.cost_sum.unpriced,
-                unknown=self.cost_sum.unknown,
-            ),
-            session_id=self._state.id or None,
-            turn_id=self.id,
+                attempts=spent.sum.calls,
+                known_nano_usd=spent.sum.nano_usd,
+                estimated=spent.sum.estimated,
+                unpriced=spent.sum.unpriced,
+                unknown=spent.sum.unknown,
+            )
         )
 
     def _close_log(self, error: BaseException | None) -> None:
@@ -411,12 +390,12 @@ class Turn:
 
 
 def in_a_line(error: BaseException) -> str:
-    """What went wrong, in words."""
+    """An error as its type and its text."""
     return f"{type(error).__name__}: {error}"
 
 
 async def own(turn: Turn, task: TaskHandle[Reply]) -> Reply:
-    """Wait for a turn that belongs to this task: if this task is cancelled, so is the turn."""
+    """Wait for a turn that belongs to this task. If this task is cancelled, the turn is cancelled, too."""
     try:
         return await task.wait()
     except TaskCancelled as error:

@@ -1,85 +1,63 @@
-"""Where a turn may go, and what its steps share on the way.
-
-Which models failed, which one answers, and the adapters that serve it; these stay the turn's own to its end, also
-when a reload replaces them for everybody else.
-"""
+"""The part of a turn that its steps, its tools and its history share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
-
-from adapters import Message, Role
-from bus import StreamLog
+from bus import SessionTurnCompleted, SessionTurnStarted, StreamLog, ToolFinished, ToolProgress, ToolStarted
 from bus.streams.events import TurnEvent
 
-from ..models.registry import ModelRegistry
-from ..routing.candidates import Plan
-from ..routing.capabilities import Asked
-from ..runtime.borrowed_adapters import BorrowedAdapters
+from ..calls.outcome import Spending
+from ..calls.slots import arrival
 from ..runtime.runtime import Runtime
+from .cancellation import TurnScope
+from .options import TurnOptions
 
 if TYPE_CHECKING:
     from ..sessions.state import SessionState
-    from .options import TurnOptions
 
 
 class FirstIds(NamedTuple):
-    """The ids that a caller wants for the first call and its message; an empty one is made up."""
+    """The ids that a caller wants for the first call of a turn. An empty id is made up."""
 
     request_id: str
+    """The id of the call."""
     message_id: str
+    """The id of its message."""
 
 
 OWN_IDS = FirstIds("", "")
 
 
-class TurnContext(msgspec.Struct, eq=False, kw_only=True):
-    """What the steps of one turn share. registry: as it was when the turn began.
+class TurnContext:
+    """What is known of a turn from its beginning.
 
-    adapters: until the turn's end. first_ids: of the first call. order, deadline: of the turn, for its calls.
-    hold_time: told when a call begins and ends keeping the time.
-    failed: models that are out of question for this turn, and why. answered_by: the model that has answered.
+    Args:
+        runtime: The parts of the engine.
+        state: The conversation.
+        options: The turn's options, all levels merged.
+        streamed: Whether the replies are streamed.
     """
 
-    runtime: Runtime
-    state: SessionState
-    options: TurnOptions
-    registry: ModelRegistry
-    plan: Plan
-    asked: Asked
     log: StreamLog[TurnEvent]
-    turn_id: str
-    streamed: bool
-    first_ids: FirstIds
-    order: int
-    deadline: float
-    hold_time: Callable[[bool], None]
-    adapters: BorrowedAdapters
-    failed: dict[str, str] = {}
-    answered_by: str | None = None
+    """The turn's stream, from the moment at which the turn is queued."""
 
+    def __init__(self, runtime: Runtime, state: SessionState, options: TurnOptions, *, streamed: bool) -> None:
+        self.id = runtime.clock.new_id("trn")
+        """The turn's id, ``trn_<ulid>``. Its stream has the same id."""
+        self.runtime = runtime
+        self.state = state
+        self.options = options
+        self.streamed = streamed
+        self.order = arrival()
+        """The turn's place in the order in which turns were asked for."""
+        self.spending = Spending()
+        """What the turn's calls have used and cost so far."""
+        seconds = options.get("timeout_seconds", runtime.timeouts.turn)
+        self.scope = TurnScope(seconds, options.get("signal"), runtime.in_flight)
 
-def asked_of(state: SessionState, options: TurnOptions, plan: Plan, said: Sequence[Message]) -> Asked:
-    """What a turn asks of whatever model it goes to. said: by the turn, answered or not."""
-    return Asked(
-        new=_unanswered(said),
-        tools=tuple(tool.definition for tool in state.tools),
-        tool_choice=options.get("tool_choice"),
-        parallel_tool_calls=options.get("parallel_tool_calls"),
-        output_schema=options.get("output_schema"),
-        schema_mode=options["schema_mode"],
-        reasoning_effort=options.get("reasoning_effort"),
-        max_output_tokens=options.get("max_output_tokens"),
-        requires=tuple(
-            each for each in (state.requires, options.get("requires"), plan.requires) if each is not None
-        ),
-    )
-
-
-def _unanswered(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """What the model hasn't answered yet. It must be able to take that; what came before is fitted to it."""
-    answered = (place for place, message in enumerate(messages, 1) if message.role is Role.ASSISTANT)
-    return tuple(messages[max(answered, default=0) :])
+    def publish(
+        self, event: SessionTurnStarted | SessionTurnCompleted | ToolStarted | ToolProgress | ToolFinished
+    ) -> None:
+        """Publish an event of the turn on the bus."""
+        self.runtime.bus.publish(event, session_id=self.state.id or None, turn_id=self.id)

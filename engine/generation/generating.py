@@ -33,5 +33,5 @@ def result_of(turn: Turn) -> GenerateResult:
         messages=turn.messages,
         status=turn.status,
         total_cost=turn.cost,
-        cost_sum=turn.cost_sum,
+        cost_sum=turn.spending.sum,
     )

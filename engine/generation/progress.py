@@ -61,11 +61,11 @@ class Progress:
     def usage(self) -> UsageSoFar:
         """The usage of the calls that are over, and of the one under way as if it ended now."""
         turn, call = self._turn, self._turn.call
-        usages, costs = [*turn.usages], [*turn.costs]
+        usages, costs = [*turn.spending.usages], [*turn.spending.costs]
         if call is not None:
             usage = self._used_by(call)
-            usages += [*call.usages, usage]
-            costs += [*call.costs, call.cost_of(usage)]
+            usages.append(usage)
+            costs.append(call.cost_of(usage))
         return UsageSoFar(
             reduce(add, usages) if usages else TokenUsage(), reduce(add, costs) if costs else turn.cost
         )

@@ -10,9 +10,10 @@ import anyio
 from adapters import CanonicalResponse, TokenUsage
 from bus import CallboardError, TaskHandle, WrongLoop
 
+from ..calls.outcome import NOTHING_SPENT
 from ..conversation.reply import Reply
 from ..conversation.results import GenerateResult
-from ..conversation.turn import NOTHING, Turn
+from ..conversation.turn import Turn
 from ..runtime.runtime import Runtime
 from .generating import result_of
 from .progress import Progress, UsageSoFar
@@ -85,7 +86,7 @@ class StreamedTurn:
     @property
     def usage(self) -> UsageSoFar:
         """The tokens that were used until now, and their cost."""
-        return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING)
+        return self._progress.usage if self._progress is not None else UsageSoFar(TokenUsage(), NOTHING_SPENT)
 
     def ending(self) -> Finish | StreamFailed:
         """The last event of the view. The last event of a turn comes when its task is done."""

@@ -1,22 +1,23 @@
-"""What is asked for in images and videos: a model, and images to begin with."""
+"""Images that a host gives: to edit, to compose, or for a video to begin with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from adapters import ImageBlock
 
 ImageInput: TypeAlias = ImageBlock | bytes | str | Path
-"""An image to begin with: a block, the bytes of a file, or where the file is."""
-
-Models: TypeAlias = str | Sequence[str] | None
-"""A model by any of its names, or several in the order in which they may serve; None is the configured default."""
+"""An image: a block, the bytes of a file, or the path of a file."""
 
 
 def image_block(given: ImageInput) -> ImageBlock:
-    """Raises OSError; ValueError for what is no image."""
+    """An image as a block.
+
+    Raises:
+        OSError: The file can't be read.
+        ValueError: The bytes are no image.
+    """
     match given:
         case ImageBlock():
             return given

@@ -1,4 +1,4 @@
-"""What a video's job comes to, as a call of its own."""
+"""The end of a video's job, published as a call of its own that has the job's cost."""
 
 from __future__ import annotations
 
@@ -10,42 +10,49 @@ from adapters.videos import PollPolicy, VideoJob
 from bus import Cost, RoutingDecision
 from bus.errors import CancelledError
 
-from ..calls.events import CallEvents, EventScene
+from ..calls.events import CallContext, CallEvents
 from ..runtime.runtime import Runtime
 
 
 class JobOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a job besides itself. created_by: the request that created it, if that is known."""
+    """Where a job comes from."""
 
     decision: RoutingDecision
+    """The decision for the model that makes the video."""
     wire_model: str
+    """The model's name at its provider."""
     created_by: str | None = None
+    """The id of the request that created the job; None if it is unknown."""
     priced_as: str | None = None
+    """The provider whose published prices the model has."""
     tags: dict[str, str] | None = None
+    """The tags of the job's calls."""
     polling: PollPolicy = PollPolicy()
+    """The policy for looking at the job."""
 
 
 class JobCall(CallEvents):
-    """What a job came to, as a call: it starts and ends when that is known, and has lasted since `begin`."""
+    """The end of a job as a call. Its start and its end are published together; it has lasted since `begin`."""
 
     operation = "video"
 
     def __init__(self, runtime: Runtime, origin: JobOrigin) -> None:
-        scene = EventScene(
-            bus=runtime.bus,
-            clock=runtime.clock,
-            prices=lambda: runtime.prices,
+        context = CallContext(
+            runtime=runtime,
+            request_id=runtime.clock.new_id("req"),
             routing=origin.decision,
+            priced_as=origin.priced_as,
             caused_by=origin.created_by,
             tags=origin.tags,
-            priced_as=origin.priced_as,
-            settle=runtime.middleware.settling,
-            secure=runtime.host.secure,
         )
-        super().__init__(scene, runtime.clock.new_id("req"), None, streamed=False)
+        super().__init__(context, streamed=False)
 
     def completed_by(self, job: VideoJob) -> Cost:
-        """Publish it, with its cost under the prices of now."""
+        """Publish the end of a completed job.
+
+        Returns:
+            The job's cost under the prices that are in force now.
+        """
         self.on_attempt(AttemptStarted(1))
         usage = job.usage or TokenUsage()
         cost = self.price(usage, job.model)
@@ -54,16 +61,18 @@ class JobCall(CallEvents):
         return cost
 
     def failed_by(self, error: AdapterError) -> None:
-        """Publish it; what failed costs nothing, unless the error has a usage."""
+        """Publish the end of a failed job. It costs nothing, unless the error has a usage."""
         self.on_attempt(AttemptStarted(1))
         self.publish_terminal(None, error)
 
 
 class JobAsReply(msgspec.Struct, frozen=True):
-    """A job as a call tells of it. usage: what is counted with that call."""
+    """A job as the answer of a call."""
 
     job: VideoJob
+    """The job."""
     usage: TokenUsage
+    """The usage that is counted with the call."""
 
     @property
     def model(self) -> str:

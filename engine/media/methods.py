@@ -13,11 +13,12 @@ from ..runtime.runtime import Runtime
 if TYPE_CHECKING:
     from adapters.videos import PollPolicy
 
-    from ..embedding import EmbeddingArguments, EmbeddingResult
-    from .images import ImageArguments, ImageResult
-    from .inputs import ImageInput, Models
+    from ..calls.plain_call import Models
+    from ..embedding import EmbeddingOptions, EmbeddingResult
+    from .images import ImageOptions, ImageResult
+    from .inputs import ImageInput
     from .video_handle import VideoHandle
-    from .videos import VideoArguments
+    from .videos import VideoOptions
 
 
 class MediaMethods:
@@ -29,8 +30,8 @@ class MediaMethods:
         self,
         texts: Sequence[str] | str,
         *,
-        model: str | Sequence[str] | None = None,
-        **options: Unpack[EmbeddingArguments],
+        model: Models = None,
+        **options: Unpack[EmbeddingOptions],
     ) -> EmbeddingResult:
         """The vectors of texts, however many. The texts are cut into batches that the provider takes, several of
         them at once.
@@ -50,12 +51,12 @@ class MediaMethods:
             ConfigurationError: The configuration is wrong, or the vectors of two models can't be compared.
             AdmissionError: The trace writer is too far behind.
         """
-        from ..embedding import EmbeddingOptions, embed
+        from ..embedding import embed
 
-        return await embed(self._runtime, texts, model, EmbeddingOptions(**options))
+        return await embed(self._runtime, texts, model, options)
 
     async def generate_image(
-        self, prompt: str, *, model: Models = None, **options: Unpack[ImageArguments]
+        self, prompt: str, *, model: Models = None, **options: Unpack[ImageOptions]
     ) -> ImageResult:
         """Images of what a prompt describes.
 
@@ -75,10 +76,9 @@ class MediaMethods:
             ConfigurationError: The configuration is wrong.
             AdmissionError: The trace writer is too far behind.
         """
-        from .images import ImageOptions, make_images
+        from .images import make_images
 
-        runtime = self._runtime
-        return await make_images(runtime, prompt, (), None, model, ImageOptions(**options))
+        return await make_images(self._runtime, prompt, (), None, model, options)
 
     async def edit_image(
         self,
@@ -87,7 +87,7 @@ class MediaMethods:
         *,
         mask: ImageInput | None = None,
         model: Models = None,
-        **options: Unpack[ImageArguments],
+        **options: Unpack[ImageOptions],
     ) -> ImageResult:
         """An image changed as the prompt says, or several images composed into one.
 
@@ -104,15 +104,15 @@ class MediaMethods:
             OSError: A file can't be read.
             ValueError: There is no image, or a file is none.
         """
-        from .images import ImageOptions, make_images
+        from .images import make_images
 
         given = (images,) if isinstance(images, ImageBlock | bytes | str | Path) else tuple(images)
         if not given:
             raise ValueError("there is no image to edit")
-        return await make_images(self._runtime, prompt, given, mask, model, ImageOptions(**options))
+        return await make_images(self._runtime, prompt, given, mask, model, options)
 
     async def create_video(
-        self, prompt: str, *, model: Models = None, **options: Unpack[VideoArguments]
+        self, prompt: str, *, model: Models = None, **options: Unpack[VideoOptions]
     ) -> VideoHandle:
         """A job that makes a video. It returns when the provider has taken the job on.
 
@@ -130,9 +130,9 @@ class MediaMethods:
             OSError: The first frame can't be read.
             ValueError: The first frame is no image.
         """
-        from .videos import VideoOptions, create_video
+        from .videos import create_video
 
-        return await create_video(self._runtime, prompt, model, VideoOptions(**options))
+        return await create_video(self._runtime, prompt, model, options)
 
     async def resume_video(
         self,

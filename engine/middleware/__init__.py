@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING
 
 from bus._later import later
 
-from ..calls.call import CallOutcome, EventFilter
-from ..calls.events import CallEnd, CallInfo
-from .chain import Around, Middleware, MiddlewareLike, Next, Steps
+from ..calls.outcome import CallEnd, CallInfo, CallOutcome
+from .contract import Around, EventFilter, Middleware, MiddlewareLike, Next, Steps
 
 if TYPE_CHECKING:
     from .budget import Budget, BudgetExceededError

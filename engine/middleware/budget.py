@@ -11,9 +11,8 @@ from bus import CallboardError
 from bus.values.cost_sum import CostSum
 from bus.values.usage import usd_of
 
-from ..calls.call import CallOutcome
-from ..calls.events import CallEnd, CallInfo, WorstCase, cost_sum, output_is_unknown
-from .chain import Middleware, Next
+from ..calls.outcome import CallEnd, CallInfo, CallOutcome, WorstCase, cost_sum, output_is_unknown
+from .contract import Middleware, Next
 
 
 class BudgetExceededError(CallboardError):

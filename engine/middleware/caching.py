@@ -13,8 +13,8 @@ from bus import Cost, CostSource, StoreError
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
 
-from ..calls.call import CallOutcome
-from .chain import Middleware, Next
+from ..calls.outcome import CallOutcome
+from .contract import Middleware, Next
 
 _log = Log("engine.cache")
 

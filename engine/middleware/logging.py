@@ -7,9 +7,8 @@ from bus import Cost, LlmCallCompleted, LlmCallFailed
 from bus.clock import SYSTEM_CLOCK, Clock
 from bus.log import Log
 
-from ..calls.call import CallOutcome
-from ..calls.events import CallEnd, CallInfo
-from .chain import Middleware, Next
+from ..calls.outcome import CallEnd, CallInfo, CallOutcome
+from .contract import Middleware, Next
 
 _log = Log("engine.calls")
 

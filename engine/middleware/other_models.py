@@ -10,8 +10,8 @@ from adapters import AdapterError, CanonicalRequest
 from bus import CallboardError
 from bus.errors import CancelledError
 
-from ..calls.call import CallOutcome
-from .chain import Middleware, Next
+from ..calls.outcome import CallOutcome
+from .contract import Middleware, Next
 
 
 class TryModels(Middleware):

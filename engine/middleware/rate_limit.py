@@ -6,9 +6,8 @@ import anyio
 
 from adapters import CanonicalRequest
 
-from ..calls.call import CallOutcome
-from ..calls.events import CallInfo
-from .chain import Middleware, Next
+from ..calls.outcome import CallInfo, CallOutcome
+from .contract import Middleware, Next
 
 
 class RateLimit(Middleware):

@@ -98,7 +98,7 @@ class ObjectTask(Generic[T]):
             messages=turn.messages,
             status=turn.status,
             total_cost=self._cost(),
-            cost_sum=reduce(add, (turn.cost_sum for turn in self._turns)),
+            cost_sum=reduce(add, (turn.spending.sum for turn in self._turns)),
         )
 
     def _steps(self) -> tuple[StepResult, ...]:

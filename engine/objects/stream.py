@@ -14,7 +14,7 @@ from bus import CallboardError
 from bus.errors import CancelledError
 from bus.values.json import Json
 
-from ..conversation.schema_mode import ANSWER_TOOL
+from ..conversation.requests.schema_mode import ANSWER_TOOL
 from ..conversation.turn import Turn
 from ..generation.streaming import StreamResult
 from ..generation.view_events import ViewEvent

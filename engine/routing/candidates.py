@@ -82,20 +82,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that may serve, and what is known of it before anything is sent.
-
-    input: what of the turn it would be sent. obstacle: why it can't serve this request. nominal_cost: in nano-USD;
-    None: not known, or not asked.
-    """
+    """A model that may serve, and what is known of it before anything is sent."""
 
     named: Named
+    """The model."""
     capabilities: AdapterCapabilities | None = None
+    """The capabilities of the model, corrected by the configuration."""
     input: ModelInput | None = None
+    """The tools, the system text and the schema that the model would be sent."""
     estimated_tokens: int | None = None
+    """The estimate of the prompt."""
+    max_output_tokens: int = 0
+    """The largest number of output tokens that the model would be asked for."""
     warnings: tuple[CallWarning, ...] = ()
+    """Warnings for the caller if the model serves."""
     obstacle: CallboardError | None = None
+    """The reason why the model can't serve this request."""
     standing: Standing = READY
+    """The availability of the model."""
     nominal_cost: int | None = None
+    """The cost of a nominal usage in nano-USD; None if it is unknown, or if the cheapest model isn't wanted."""
 
 
 class Route(msgspec.Struct, frozen=True):

@@ -25,7 +25,7 @@ from bus import PromptTooLongError
 from bus.values.json import JsonObject
 from bus.values.warning_codes import WarningCode
 
-from ..conversation.schema_mode import SchemaMode
+from ..conversation.requests.schema_mode import SchemaMode
 from .choice import Requirements
 
 

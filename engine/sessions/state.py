@@ -11,7 +11,7 @@ from adapters import Message
 
 from ..conversation.context import WHOLE
 from ..conversation.options import TurnOptions, merged
-from ..conversation.refused_reasoning import RefusedReasoning
+from ..conversation.requests.refused_reasoning import RefusedReasoning
 from ..routing.choice import Model, Requirements
 from ..tools import Tool, require_distinct
 

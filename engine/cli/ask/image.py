@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bus import CallboardError
 from engine import Engine, ImageResult
-from engine.media.images import ImageArguments
+from engine.media.images import ImageOptions
 
 from ..common.arguments import add_model, add_models_file
 from ..common.engine import on_engine, tell_warnings
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace) -> ImageArguments:
+def _options(arguments: argparse.Namespace) -> ImageOptions:
     return {
         "n": arguments.n,
         "size": arguments.size,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bus import Cost, Message, MessageMetadata
 from bus.values.cost_sum import CostSum
-from engine.calls.events import NOT_KNOWN
+from engine.calls.outcome import NOT_KNOWN
 
 from .words import plural
 

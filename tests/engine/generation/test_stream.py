@@ -22,7 +22,7 @@ from engine import (
     ViewEvent,
     stream,
 )
-from engine.calls.call import CallOutcome
+from engine.calls.outcome import CallOutcome
 from engine.generation.reading import DELTAS_PER_ESTIMATE
 from tests.support.engines import registry, running, topics
 from tests.support.present import present

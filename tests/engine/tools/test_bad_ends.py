@@ -19,7 +19,7 @@ from adapters.requests.history import NOT_EXECUTED
 from bus import Cost, CostSource, TokenUsage
 from bus.values.whole_calls import ended_well, with_whole_calls
 from engine import Tool, tool
-from engine.calls.call import CallOutcome
+from engine.calls.outcome import CallOutcome
 from engine.middleware import Next
 from engine.tools import open_calls
 from tests.support.engines import running, talking

@@ -1,0 +1,87 @@
+"""The models that may serve a call are examined, and tried in turn until one of them serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from adapters import AdapterError, CapabilityError
+from adapters.contract import ProviderAdapter
+from bus import CallboardError, ConfigurationError
+
+from ..models.registry import ModelRegistry
+from ..routing.availability import Standing
+from ..routing.candidates import Named, Option, Plan, Route, choose, failures_after, may_fall_back
+from ..runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+
+def examined(
+    runtime: Runtime,
+    registry: ModelRegistry,
+    named: Named,
+    judge: Callable[[ProviderAdapter, Standing], Option],
+) -> Option:
+    """A model that may serve, and what is known of it before anything is sent.
+
+    Args:
+        runtime: The parts of the engine.
+        registry: The configuration under which the call began.
+        named: The model.
+        judge: Asks the model's adapter what the model can do. A CapabilityError or a ConfigurationError that it
+            raises becomes the obstacle.
+    """
+    entry = named.entry
+    standing = runtime.availability.standing(entry.adapter, named.model, runtime.clock.now_us())
+    try:
+        return judge(runtime.adapters.consult(registry.adapter_of(entry)), standing)
+    except (ConfigurationError, CapabilityError) as error:
+        return Option(named=named, obstacle=error, standing=standing)
+
+
+async def first_that_works(
+    plan: Plan,
+    examine: Callable[[Named], Option],
+    attempt: Callable[[Route], Awaitable[T]],
+    *,
+    heals: Callable[[AdapterError], bool] = may_fall_back,
+    admit: Callable[[Route], Awaitable[None]] | None = None,
+    failed: dict[str, str] | None = None,
+    stay_with: str | None = None,
+) -> T:
+    """The result of the first model that can and does serve.
+
+    Args:
+        plan: The models that may serve.
+        examine: Tells whether a model can serve, and how it stands. All models are examined before each attempt.
+        attempt: Makes the call.
+        heals: Tells whether another model could heal a failure.
+        admit: Is asked before each attempt. An exception that it raises ends all attempts.
+        failed: The models that are out of question, with the reason. Models that fail are added.
+        stay_with: The model that comes before all others.
+
+    Raises:
+        AdapterError: The failure of the last attempt.
+        CallboardError: No model can serve, as `routing.candidates.choose` says.
+    """
+    failed = {} if failed is None else failed
+    failure: CallboardError | None = None
+    while True:
+        options = [examine(named) for named in plan.named]
+        try:
+            route = choose(plan, options, failed=failed, stay_with=stay_with)
+        except CallboardError as refusal:
+            raise failure or refusal from None
+        if admit is not None:
+            await admit(route)
+        try:
+            return await attempt(route)
+        except AdapterError as error:
+            if not heals(error):
+                raise
+            failed.update(failures_after(error, route.option, options))
+            failure = error
+        except ConfigurationError as error:
+            failed[route.decision.model] = str(error)
+            failure = failure or error

@@ -1,0 +1,124 @@
+"""How a call ends: what it gives, what it used, and what that cost."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import add
+from typing import TypeAlias
+
+import msgspec
+
+from adapters import CanonicalResponse, TokenUsage
+from bus import Cost, CostSource, LlmCallCompleted, LlmCallFailed
+from bus.values.cost_sum import CostSum, usage_is_unknown
+from bus.values.usage import UsageSource
+
+CallEnd: TypeAlias = LlmCallCompleted | LlmCallFailed
+"""The event that ends a call or one of its attempts, with its usage and its cost."""
+
+NOTHING_SPENT = Cost(0, CostSource.COMPUTED)
+NOTHING_SENT = Cost(0, CostSource.COMPUTED, None, "nothing was sent")
+NOT_KNOWN = Cost(None, CostSource.UNPRICED, None, "the call ended before any usage was known")
+
+
+class CallOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of a call that ended well."""
+
+    response: CanonicalResponse
+    """The reply."""
+    cost: Cost
+    """The cost of the reply."""
+
+    @property
+    def text(self) -> str:
+        """All text of the reply."""
+        return self.response.text
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The tokens of the reply."""
+        return self.response.usage
+
+
+class WorstCase(msgspec.Struct, frozen=True):
+    """The most that one attempt can have used: all input that was sent, and all output that was allowed."""
+
+    usage: TokenUsage
+    """The tokens."""
+    cost: Cost
+    """The cost of the tokens under the prices in force when the attempt started."""
+
+
+class CallInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A call of any kind, as middleware sees it before and after it is made."""
+
+    operation: str
+    """The kind of call: ``chat``, ``embeddings``, ``image``, ``video_create``, or ``video`` for the end of a
+    video's job."""
+    model: str
+    """The model as ``provider:name``."""
+    request_id: str
+    """The id of the call in the trace."""
+    session_id: str = ""
+    """The id of the session; empty without one."""
+    failed_before: tuple[LlmCallFailed, ...] = ()
+    """The attempts that failed before the call's end."""
+    worst_case: WorstCase | None = None
+    """The most that one attempt of a call that has ended can have used. None if the usage of all attempts is
+    known, or if nobody can tell."""
+
+
+def cost_sum(end: CallEnd) -> CostSum:
+    """The part of one attempt in a sum of costs."""
+    if isinstance(end, LlmCallCompleted):
+        return CostSum.of_call(end.usage, end.cost)
+    unknown = usage_is_unknown(end.error_class, end.provider_status)
+    return CostSum.of_call(end.usage, end.cost, unknown=unknown)
+
+
+def output_is_unknown(end: CallEnd) -> bool:
+    """Whether the output of an attempt is unknown: the attempt failed, and nothing of a reply arrived."""
+    if isinstance(end, LlmCallCompleted):
+        return False
+    if end.usage is None:
+        return bool(cost_sum(end).unknown)
+    sent = end.usage.total_input_tokens  # nothing, if it is known that nothing was sent
+    return end.usage.source is UsageSource.ESTIMATED and sent > 0 and not end.usage.output_tokens
+
+
+class Spending:
+    """What the calls of a turn have used and cost, failed attempts included."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """The number of calls."""
+        self.costs: list[Cost] = []
+        """The costs of all attempts that may have used something."""
+        self.usages: list[TokenUsage] = []
+        """The usages of all attempts of which one is known."""
+        self.sum = CostSum()
+        """The sum over all attempts that have ended."""
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of all attempts. It is unknown as soon as one cost is, because a sum without that one would
+        look like the whole."""
+        return reduce(add, self.costs) if self.costs else NOTHING_SPENT
+
+    def count(self, end: CallEnd) -> None:
+        """Count an attempt that has ended."""
+        part = cost_sum(end)
+        self.sum += part
+        if end.usage is not None:
+            self.usages.append(end.usage)
+        if part.unknown:
+            self.costs.append(NOT_KNOWN)
+        elif end.cost is not None and end.cost is not NOTHING_SENT:
+            self.costs.append(end.cost)
+
+    def include(self, other: Spending) -> None:
+        """Count everything that another turn has spent."""
+        self.calls += other.calls
+        self.costs += other.costs
+        self.usages += other.usages
+        self.sum += other.sum

@@ -1,0 +1,192 @@
+"""The models that a turn may use: which of them can serve, which have failed, and which one answers.
+
+The configuration and the adapters stay the turn's own to its end, also when a reload replaces them for all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
+from adapters.contract import ProviderAdapter
+
+from ..calls.fallback import examined, first_that_works
+from ..models.habits import ModelInput, model_input
+from ..models.published_prices import published_name
+from ..routing.availability import Standing
+from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choose, default_max_output, expand
+from ..routing.capabilities import Asked, check, check_tool_choice
+from ..routing.choice import Model, overridden
+from ..runtime.borrowed_adapters import BorrowedAdapters
+from .requests.schema_mode import hold_to_schema
+from .turn_context import TurnContext
+
+T = TypeVar("T")
+
+
+class TurnModels:
+    """The models of one turn.
+
+    Args:
+        turn: The turn.
+        model: The model, or the models, that the turn asks for.
+        said: The messages that the turn adds.
+
+    Raises:
+        ConfigurationError: There is no such model.
+        UnsupportedToolChoiceError: The choice of tools makes no sense for any model.
+    """
+
+    def __init__(self, turn: TurnContext, model: Model, said: Sequence[Message]) -> None:
+        self.registry = turn.runtime.registry
+        """The configuration as it was when the turn began."""
+        self.plan = expand(self.registry, model, turn.options.get("fallback"))
+        """The models that may serve, in order."""
+        self.adapters = BorrowedAdapters(turn.runtime)
+        """The adapters, until the turn's end."""
+        self.failed: dict[str, str] = {}
+        """The models that are out of question for this turn, with the reason."""
+        self.answered_by: str | None = None
+        """The model that has answered in this turn. It comes before all others."""
+        self._turn = turn
+        self._asked = _asked_of(turn, self.plan, said)
+        check_tool_choice(self._asked)
+
+    async def first_that_works(
+        self,
+        messages: tuple[Message, ...],
+        attempt: Callable[[Route], Awaitable[T]],
+        heals: Callable[[AdapterError], bool],
+    ) -> T:
+        """The result of the first model that can and does answer, see `calls.fallback`.
+
+        Args:
+            messages: The messages that are sent.
+            attempt: Makes the call.
+            heals: Tells whether another model could heal a failure.
+        """
+        return await first_that_works(
+            self.plan,
+            lambda named: self._examine(named, messages),
+            attempt,
+            heals=heals,
+            failed=self.failed,
+            stay_with=self.answered_by,
+        )
+
+    def route_to(self, model: str, messages: tuple[Message, ...]) -> Route:
+        """The route to a model that middleware asks for.
+
+        Raises:
+            CallboardError: The model can't serve, as `routing.candidates.choose` says.
+        """
+        plan = expand(self.registry, model, ())
+        return choose(plan, [self._examine(named, messages) for named in plan.named])
+
+    def measure(self) -> tuple[int | None, Callable[[Sequence[Message]], int]]:
+        """The number of tokens that a prompt may have, None if it is unknown, and a function that estimates the
+        tokens of messages.
+
+        Both are those of the model that has answered in this turn, or else of the first model.
+        """
+        named = next((each for each in self.plan.named if each.model == self.answered_by), self.plan.named[0])
+        entry, asked = named.entry, self._asked
+        adapter = self._turn.runtime.adapters.consult(self.registry.adapter_of(entry))
+        capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
+        output = asked.max_output_tokens or default_max_output(entry, capabilities, listed=named.listed)
+        window = capabilities.max_context_tokens
+        prompt = self._turn.state.system_prompt
+
+        def estimate(messages: Sequence[Message]) -> int:
+            return adapter.estimate_input_tokens(messages, asked.tools, prompt, model=entry.wire_name)
+
+        return (window - min(output, window // 2) if named.listed else None), estimate
+
+    def _examine(self, named: Named, messages: tuple[Message, ...]) -> Option:
+        def judge(adapter: ProviderAdapter, standing: Standing) -> Option:
+            return self._judged(named, messages, adapter, standing)
+
+        return examined(self._turn.runtime, self.registry, named, judge)
+
+    def _judged(
+        self, named: Named, messages: tuple[Message, ...], adapter: ProviderAdapter, standing: Standing
+    ) -> Option:
+        """A model and whether it can answer these messages."""
+        entry, asked = named.entry, self._asked
+        capabilities = overridden(adapter.get_capabilities(entry.wire_name), entry.capabilities)
+        reasons = capabilities.supports_thinking and (asked.reasoning_effort or entry.defaults.effort)
+        given: ModelInput = hold_to_schema(
+            model_input(
+                entry.tools,
+                entry.prompt_addendum,
+                tools=asked.tools,
+                system_prompt=self._turn.state.system_prompt,
+                messages=messages,
+                choice=asked.tool_choice,
+            ),
+            asked.output_schema,
+            asked.schema_mode,
+            capabilities,
+            choice=asked.tool_choice,
+            reasons=reasons not in (None, False, "none"),
+        )
+        estimate = adapter.estimate_input_tokens(messages, given.tools, given.system_prompt, model=entry.wire_name)
+        limit = asked.max_output_tokens or default_max_output(
+            entry, capabilities, listed=named.listed, prompt_tokens=estimate
+        )
+        warnings: tuple[CallWarning, ...] = ()
+        obstacle: CapabilityError | None = None
+        try:
+            warnings = given.warnings + check(
+                asked,
+                capabilities,
+                model=named.model,
+                provider=entry.adapter,
+                listed=named.listed,
+                estimated_tokens=estimate,
+                max_output_tokens=limit,
+            )
+        except CapabilityError as error:
+            obstacle = error
+        return Option(
+            named=named,
+            capabilities=capabilities,
+            input=given,
+            estimated_tokens=estimate,
+            max_output_tokens=limit,
+            warnings=warnings,
+            obstacle=obstacle,
+            standing=standing,
+            nominal_cost=self._nominal_cost(named) if self.plan.cheapest else None,
+        )
+
+    def _nominal_cost(self, named: Named) -> int | None:
+        runtime = self._turn.runtime
+        priced_as = published_name(self.registry.adapters[named.entry.adapter], named.entry)
+        now_us = runtime.clock.now_us()
+        return runtime.prices.price(named.model, NOMINAL_USAGE, now_us, priced_as=priced_as).nano_usd
+
+
+def _asked_of(turn: TurnContext, plan: Plan, said: Sequence[Message]) -> Asked:
+    """What a turn asks of any model."""
+    state, options = turn.state, turn.options
+    return Asked(
+        new=_unanswered(said),
+        tools=tuple(tool.definition for tool in state.tools),
+        tool_choice=options.get("tool_choice"),
+        parallel_tool_calls=options.get("parallel_tool_calls"),
+        output_schema=options.get("output_schema"),
+        schema_mode=options["schema_mode"],
+        reasoning_effort=options.get("reasoning_effort"),
+        max_output_tokens=options.get("max_output_tokens"),
+        requires=tuple(
+            each for each in (state.requires, options.get("requires"), plan.requires) if each is not None
+        ),
+    )
+
+
+def _unanswered(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages after the last reply. The model must be able to take them; earlier ones are fitted to it."""
+    answered = (place for place, message in enumerate(messages, 1) if message.role is Role.ASSISTANT)
+    return tuple(messages[max(answered, default=0) :])
