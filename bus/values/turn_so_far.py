@@ -12,34 +12,48 @@ from .usage import Cost, StopReason, TokenUsage
 
 
 class StepSoFar(Protocol):
-    """One reply of the model, with the answers of its tools; an `engine.StepResult`."""
+    """One reply of the model, with the answers of its tools. It is an `engine.StepResult`."""
 
     @property
-    def message(self) -> Message: ...
+    def message(self) -> Message:
+        """The reply as it stands in the history."""
+
     @property
-    def tool_results(self) -> tuple[ToolResultBlock, ...]: ...
+    def tool_results(self) -> tuple[ToolResultBlock, ...]:
+        """The answers of the tools in the order of their calls."""
+
     @property
-    def stop_reason(self) -> StopReason: ...
+    def stop_reason(self) -> StopReason:
+        """The reason why the reply ended."""
+
     @property
-    def usage(self) -> TokenUsage: ...
+    def usage(self) -> TokenUsage:
+        """The tokens of the reply."""
+
     @property
-    def cost(self) -> Cost: ...
+    def cost(self) -> Cost:
+        """The cost of the reply."""
 
 
 class TurnSoFar(Protocol):
-    """A turn that has ended in an error.
-
-    It has its `id` and `status`, and the replies as `steps`. Its `messages` are the conversation with all that the
-    turn added. Its `cost` is the cost of its calls, failed ones included; it is unknown as soon as one cost is.
-    """
+    """A turn that has ended in an error."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The turn's id, ``trn_<ulid>``."""
+
     @property
-    def status(self) -> TurnStatus: ...
+    def status(self) -> TurnStatus:
+        """The way the turn ended: ``failed`` or ``cancelled``."""
+
     @property
-    def steps(self) -> Sequence[StepSoFar]: ...
+    def steps(self) -> Sequence[StepSoFar]:
+        """The replies that ended before the error."""
+
     @property
-    def messages(self) -> tuple[Message, ...]: ...
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation, with everything that the turn added."""
+
     @property
-    def cost(self) -> Cost: ...
+    def cost(self) -> Cost:
+        """The cost of the turn's calls, failed ones included; unknown as soon as one cost is."""

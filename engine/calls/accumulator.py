@@ -1,4 +1,4 @@
-"""From stream events back to a message: what a reader of deltas has at any moment."""
+"""Turns the events of a stream back into a message, and a whole reply into the events of a stream."""
 
 from __future__ import annotations
 
@@ -27,19 +27,23 @@ from ..generation.view_events import Finish, ProviderEvent, ViewEvent
 
 
 class StreamAccumulator:
-    """`process(event)` in order, and `response()` is what `complete()` would have returned.
+    """Collects the events of a stream. After `process(event)` for each, `response()` is what `complete()` would
+    have returned.
 
-    It takes the events of an adapter's stream, of a turn's log and of `stream()`. Where several messages follow
-    each other, it is about the last one. request_id: the response's, which no event carries.
+    It takes the events of an adapter's stream, of a turn's log and of `stream()`. If several messages follow each
+    other, it holds the last one.
 
-    message_id: of the message that it is about, empty before it has begun; started: whether it has. complete: how
-    it ended; None while it comes.
+    Args:
+        request_id: The request id of the response, which no event carries.
     """
 
     def __init__(self, *, request_id: str = "") -> None:
         self.message_id = ""
+        """The id of the message; empty before the message has begun."""
         self.started = False
+        """Whether the message has begun."""
         self.complete: MessageComplete | None = None
+        """The end of the message; None while the message still comes."""
         self._request_id = request_id
         self._start = MessageStart()
         self._done: list[ContentBlock] = []
@@ -85,9 +89,12 @@ class StreamAccumulator:
                 pass  # arguments count once they are whole; what is between messages is of no message
 
     def response(self) -> CanonicalResponse:
-        """The reply. While it still comes: as if it were cut off now. Raises CallboardError before it has begun.
+        """The reply. A reply that still comes is shown as if it were cut off now.
 
-        Of the events of an adapter or a log it lacks what they don't carry, such as latency and warnings.
+        It lacks what the events of an adapter or a log don't carry, such as the latency.
+
+        Raises:
+            CallboardError: No message has begun.
         """
         if self._response is not None:
             return self._response
@@ -113,7 +120,7 @@ class StreamAccumulator:
 
     @property
     def content(self) -> tuple[ContentBlock, ...]:
-        """The blocks as far as they have come."""
+        """The blocks that have come so far."""
         if self.complete is not None:
             return self.complete.final_content
         growing = self._growing()
@@ -148,7 +155,7 @@ class StreamAccumulator:
         self._open, self._pieces = None, []
 
     def closing_events(self, stop_reason: StopReason, usage: TokenUsage) -> list[StreamEvent]:
-        """The events that end the message in order when nothing more will come; none if it has its end."""
+        """The events that end a message of which nothing more will come. Empty if the message has its end."""
         if self.complete is not None or not self.started:
             return []
         events: list[StreamEvent] = []
@@ -160,7 +167,7 @@ class StreamAccumulator:
 
 
 def whole_reply_events(message_id: str, response: CanonicalResponse) -> list[StreamEvent]:
-    """A reply that was not streamed, as the events of a stream in whole pieces."""
+    """The events of a reply that was not streamed. Each block comes in one piece."""
     model = response.model.partition(":")[2]
     return [
         MessageStart(message_id, model, response.provider, response.warnings),

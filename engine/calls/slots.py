@@ -1,8 +1,9 @@
-"""How many calls a provider gets at once, and who is next.
+"""The slots of a provider: the number of calls that it gets at once, and the order of the calls that wait.
 
-Slots are given in the order of turns, not of requests: the second call of a turn that began earlier goes before
-the first call of a later one, so a turn that was let in is not starved by newcomers. Within a turn, first come,
-first served. A waiting call can be cancelled at any moment; a slot that was just given to it goes to the next.
+Slots are given in the order of turns, not of requests. The second call of a turn that began earlier goes before
+the first call of a later turn, so newcomers can't starve a turn that was let in. Within a turn, the call that came
+first goes first. A waiting call can be cancelled at any moment; a slot that it was just given goes to the next
+call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import anyio
 
 arrival = itertools.count().__next__
-"""The place of a turn in the order in which turns were asked for."""
+"""Returns the next place in the order in which turns were asked for."""
 
 
 class _Waiter:
@@ -22,27 +23,34 @@ class _Waiter:
 
 
 class CallSlots:
-    """total: how many there are; `resize` changes it, also while calls wait."""
+    """The slots of one provider."""
 
     def __init__(self, total: int) -> None:
         self.total = total
+        """The number of slots. `resize` changes it, also while calls wait."""
         self.used = 0
+        """The number of slots that are taken."""
         self._numbers = itertools.count()
         self._queue: list[tuple[int, int, _Waiter]] = []
 
     @property
     def waiting(self) -> int:
+        """The number of calls that wait."""
         return len(self._queue)
 
     def try_acquire(self) -> bool:
-        """Take a slot if one is free: then nobody waits."""
+        """Take a slot if one is free. Nobody waits then."""
         if self.used < self.total:
             self.used += 1
             return True
         return False
 
     async def acquire(self, turn: int = 0) -> None:
-        """Wait for a slot; it must be released. turn: from `arrival`, lower goes first."""
+        """Wait for a slot, which must be released.
+
+        Args:
+            turn: The place of the turn, from `arrival`. The lowest goes first.
+        """
         if self.try_acquire():
             return
         waiter = _Waiter()
@@ -59,11 +67,12 @@ class CallSlots:
             raise
 
     def release(self) -> None:
+        """Give a slot back."""
         self.used -= 1
         self._hand_out()
 
     def resize(self, total: int) -> None:
-        """Calls under way are not touched; with fewer slots than calls, the next wait until enough have ended."""
+        """Change the number of slots. Calls under way go on, also if there are fewer slots than calls."""
         self.total = total
         self._hand_out()
 

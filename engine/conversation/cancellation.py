@@ -1,4 +1,5 @@
-"""What ends a turn from outside: whoever cancels it, its signal, its time, and the end of the engine."""
+"""The ends of a turn that come from outside: it is cancelled, its signal is aborted, its time is up, the engine
+ends."""
 
 from __future__ import annotations
 
@@ -20,14 +21,21 @@ MANAGER_ENDED = "the engine's session manager stopped while this call ran"
 
 
 class TurnScope:
-    """seconds: the turn's time, None is without end. deadline: when it is over, in the event loop's time, which is
-    known from `run` on. cancelled: somebody has asked it to end.
+    """The cancel scope of one turn.
+
+    Args:
+        seconds: The turn's time in seconds; None is without end.
+        signal: The signal that ends the turn when it is aborted.
+        in_flight: The engine's turns under way.
     """
 
     def __init__(self, seconds: float | None, signal: AbortSignal | None, in_flight: InFlight) -> None:
         self.seconds = seconds
+        """The turn's time in seconds; None is without end."""
         self.deadline = math.inf
+        """The event loop's time at which the turn's time is up, from `run` on."""
         self.cancelled = False
+        """Whether somebody has asked the turn to end."""
         self._why = ""
         self._signal = signal
         self._in_flight = in_flight
@@ -35,8 +43,15 @@ class TurnScope:
         self._scope = anyio.CancelScope()
 
     async def run(self, work: Callable[[], Awaitable[T]], cancel: Callable[[], object]) -> T:
-        """What the turn gives. cancel: called when the signal is aborted. Raises CancelledError, ours, or
-        RequestTimeoutError, when it was ended from outside.
+        """The result of the turn's work.
+
+        Args:
+            work: The work.
+            cancel: Is called when the signal is aborted.
+
+        Raises:
+            CancelledError: The turn was cancelled or aborted, or the engine was closed.
+            RequestTimeoutError: The turn's time was up.
         """
         forget = self._signal.watch_from_loop(cancel) if self._signal is not None else None
         if self.seconds is not None:
@@ -58,20 +73,25 @@ class TurnScope:
                 forget()
 
     def cancel(self, why: str) -> None:
-        """Note that it is to end. why: the text of its error, if it is not to be the usual one."""
+        """Note that the turn is to end.
+
+        Args:
+            why: The text of its error; empty for the usual text.
+        """
         self.cancelled = True
         self._why = self._why or why
 
     def cut(self) -> None:
-        """Cancel whatever the turn waits for."""
+        """Cancel everything that the turn waits for."""
         self._scope.cancel()
 
     def hold_time(self, held: bool) -> None:
-        """While a call runs it keeps the turn's time itself, so that it ends in order."""
+        """Take the deadline away while a call runs, because the call keeps it and ends in order. Then set it
+        again."""
         self._scope.deadline = math.inf if held else self.deadline
 
     def _ending(self, cancelled: CancelledError) -> AdapterError:
-        """What a turn raises that was cancelled, by whoever it was."""
+        """The error of a turn that was cancelled, by the reason for it."""
         if self._signal is not None and self._signal.aborted:
             return CancelledError(f"the turn was aborted: {self._signal.reason}", request_id=cancelled.request_id)
         if self._why:

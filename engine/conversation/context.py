@@ -1,10 +1,11 @@
-"""What of a long conversation is sent, when the whole no longer fits: a session's context policy.
+"""The context policies of a session: which part of a long conversation is sent when the whole no longer fits.
 
-The history is never changed; a `Context` says from which message on it is sent, and what is said in the place of
-the part before. A policy is asked before each reply, and again when the prompt turned out too long. What it
-answers stays until it answers something else, so that providers find the prompt's beginning in their caches.
+The history is never changed. A `Context` tells the message from which on the history is sent, and the messages
+that are sent in place of the part before. A policy is asked before each reply, and again when the prompt turned
+out too long. Its answer stays in force until it answers something else, so providers find the prompt's beginning
+in their caches.
 
-It may cut only where a user speaks: a tool's result without its call would be refused.
+A policy may cut only before a message of the user. A tool's result without its call would be refused.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ __all__ = ["Context", "ContextPolicy", "Conversation", "LastTurns", "Summarise",
 
 
 class Context(msgspec.Struct, frozen=True):
-    """`preface`, and then the conversation's messages from `start` on."""
+    """The part of a conversation that is sent: the `preface`, and then the messages from `start` on."""
 
     start: int = 0
+    """The place of the first message that is sent."""
     preface: tuple[Message, ...] = ()
+    """The messages that are sent in place of those before `start`."""
 
     def of(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """What is sent of these messages."""
+        """The messages that are sent of a conversation."""
         return (*self.preface, *messages[self.start :])
 
 
@@ -34,28 +37,30 @@ WHOLE = Context()
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy decides upon.
-
-    messages: all of them, the present turn's included. context: as it is. too_long: the last prompt was. limit:
-    how many tokens a prompt may have; None if the model's window isn't known. estimate: tokens of some messages,
-    with the session's tools and system prompt. ask: another model call, traced and paid with the turn; its text.
-    """
+    """The conversation about which a policy decides."""
 
     messages: tuple[Message, ...]
+    """All messages, with those of the present turn."""
     context: Context
+    """The context in force."""
     too_long: bool
+    """Whether the last prompt was too long."""
     limit: int | None
+    """The number of tokens that a prompt may have; None if the model's window is unknown."""
     estimate: Callable[[Sequence[Message]], int]
+    """A function that estimates the tokens of messages, with the session's tools and system prompt."""
     ask: Callable[[str], Awaitable[str]]
+    """A function that asks the model something and returns its text. The call is traced, and paid with the
+    turn."""
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """The messages as the context has them."""
+        """The messages that the context in force sends."""
         return self.context.of(self.messages)
 
     @property
     def turns(self) -> tuple[int, ...]:
-        """Where a context may start: the places of what the user said, from the present start on."""
+        """The places at which a context may start: the user's messages, from the present start on."""
         return tuple(
             place
             for place, message in enumerate(self.messages)
@@ -66,16 +71,20 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextPolicy(Protocol):
-    """Decides what is sent. One object may serve many sessions."""
+    """Decides which part of a conversation is sent. One object may serve many sessions."""
 
     async def assemble(self, conversation: Conversation) -> Context:
-        """The context from now on; the present one changes nothing. It is called again until the prompt fits."""
+        """The context that is in force from now on. The method is called again until the prompt fits."""
 
 
 class LastTurns:
-    """The last `turns` turns, the present one included; what came before is not sent.
+    """Sends the last turns, the present turn included.
 
-    Raises ValueError for none.
+    Args:
+        turns: The number of turns, at least 1.
+
+    Raises:
+        ValueError: The number is below 1.
     """
 
     def __init__(self, turns: int) -> None:
@@ -89,10 +98,14 @@ class LastTurns:
 
 
 class Truncate:
-    """When the prompt is too long, leaves out the oldest turns.
+    """Leaves out the oldest turns when the prompt is too long.
 
-    keep: how much of the limit to fill then, between 0 and 1, so that it isn't needed again in the next turn.
-    Raises ValueError for another.
+    Args:
+        keep: The share of the limit that is filled then, between 0 and 1. A share below 1 leaves room for the next
+            turns.
+
+    Raises:
+        ValueError: The share is not between 0 and 1.
     """
 
     def __init__(self, *, keep: float = 0.7) -> None:
@@ -119,12 +132,17 @@ know of it to go on: facts, decisions, names, figures, open questions, results o
 
 
 class Summarise:
-    """When the prompt is too long, has the older turns summarised, and sends the summary in their place.
+    """Has the older turns summarised when the prompt is too long, and sends the summary in their place.
 
-    The session's own model writes the summary, in several calls if it must read more than half its window; they
-    are traced, and paid with the turn. keep_turns: how many of the last turns stay as they are. instructions: with
-    ``{text}`` where the transcript goes.
-    Raises ValueError for no turns, or instructions without that place.
+    The session's own model writes the summary. It needs several calls if it must read more than half its window.
+    The calls are traced, and paid with the turn.
+
+    Args:
+        keep_turns: The number of the last turns that stay as they are, at least 1.
+        instructions: The prompt for a summary, with ``{text}`` at the place of the transcript.
+
+    Raises:
+        ValueError: `keep_turns` is below 1, or the instructions lack ``{text}``.
     """
 
     def __init__(self, *, keep_turns: int = 2, instructions: str = SUMMARY_PROMPT) -> None:
@@ -155,13 +173,14 @@ class Summarise:
 
 
 def room(conversation: Conversation) -> int:
-    """How many tokens a prompt may have. Of an unknown window, less than what was just too much for it."""
+    """The number of tokens that a prompt may have. For an unknown window, it is the size that was just too
+    much."""
     sent = conversation.estimate(conversation.sent)
     return sent if conversation.limit is None else min(conversation.limit, sent)
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """A conversation as text: who says what, which tools were called, and what they gave."""
+    """A conversation as text: the messages, the calls of tools, and their results."""
     lines: list[str] = []
     for message in messages:
         for block in message.content:

@@ -1,9 +1,9 @@
-"""Which reasoning a provider has refused to take back, so that it is not offered to it again.
+"""The memory of reasoning that a provider has refused to take back, so that it is not sent again.
 
-Signed reasoning can be bound to what came before it: the system prompt, the tools, earlier messages. When a host
-changes those, or a conversation comes from elsewhere, the provider refuses the request; it is sent once more
-without the reasoning, and without the signatures of texts and calls (see `adapters.refusals.repair`). Without a
-memory every later turn would pay for one refusal.
+Signed reasoning can be bound to everything before it: the system prompt, the tools, earlier messages. If a host
+changes these, or if a conversation comes from elsewhere, the provider refuses the request. The request is then
+sent once more without the reasoning, and without the signatures of texts and calls (see
+`adapters.refusals.repair`). Without a memory every later turn would pay for one refusal.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from bus.values.warning_codes import WarningCode
 
 
 class RefusedReasoning:
-    """By provider, the ids of the messages whose reasoning it refused. As large as the history at most."""
+    """The ids of the messages whose reasoning was refused, by provider. It is as large as the history at most."""
 
     def __init__(self) -> None:
         self._refused: dict[str, set[str]] = {}
 
     def note(self, provider: str, sent: Sequence[Message], warnings: Sequence[CallWarning]) -> None:
-        """Take in how a call ended whose request had these messages."""
+        """Take in the end of a call.
+
+        Args:
+            provider: The provider that was asked.
+            sent: The messages of the request.
+            warnings: The warnings of the response.
+        """
         if any(warning.code == WarningCode.REASONING_REFUSED for warning in warnings):
             self._refused.setdefault(provider, set()).update(
                 message.id
@@ -31,7 +37,7 @@ class RefusedReasoning:
             )
 
     def without(self, provider: str, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages as that provider takes them."""
+        """The messages as a provider takes them."""
         refused = self._refused.get(provider)
         if not refused:
             return messages
@@ -40,7 +46,7 @@ class RefusedReasoning:
         )
 
     def copy(self) -> RefusedReasoning:
-        """For a fork, which then learns by itself."""
+        """A copy for a fork, which then learns by itself."""
         other = RefusedReasoning()
         other._refused = {provider: set(ids) for provider, ids in self._refused.items()}
         return other

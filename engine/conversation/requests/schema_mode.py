@@ -1,8 +1,9 @@
-"""How a model is held to a schema: by itself, by a tool that it must call, or by an instruction. Pure.
+"""The ways to hold a model to a schema: by itself, by a tool that it must call, or by an instruction. Pure.
 
-A model that takes schemas itself gets the schema, always. Of the others, one that can be made to call a tool gets
-a tool whose arguments are the reply; unless the caller has tools of its own, which the model could then no longer
-call, or wants reasoning, which goes with no forced tool. What is left is told the schema in the system text.
+A model that takes schemas itself always gets the schema. A model that can be made to call a tool gets a tool whose
+arguments are the reply. This is not done if the caller has tools of its own, which the model could then no longer
+call, or if the caller wants reasoning, which no provider allows with a forced tool. All other models are told the
+schema in the system text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bus.values.warning_codes import WarningCode
 from ...models.habits import ModelInput, joined
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
-"""``native``: by the model itself, or not at all. ``auto``: by what it has instead."""
+"""``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""
 
 ANSWER_TOOL = "answer"
 
@@ -43,7 +44,16 @@ def hold_to_schema(
     choice: ToolChoice | None,
     reasons: bool,
 ) -> ModelInput:
-    """What is sent to a model so that its reply follows the schema. choice: of the caller's tools."""
+    """The input of a model whose reply is to follow a schema.
+
+    Args:
+        given: The input without the schema.
+        schema: The schema; None if there is none.
+        mode: The ways that are allowed.
+        capabilities: The model's capabilities.
+        choice: The caller's choice of tools.
+        reasons: Whether the model is asked to reason.
+    """
     if schema is None or mode == "native" or capabilities.supports_structured_output:
         return msgspec.structs.replace(given, schema=schema) if schema is not None else given
     if _can_be_forced(capabilities) and not given.tools and choice is None and not reasons:
@@ -76,7 +86,7 @@ def _warning(code: WarningCode, what: str) -> CallWarning:
 
 
 def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
-    """The response with its forced tool call as the text that it stands for."""
+    """The response with the text that its forced tool call stands for."""
     content: list[ContentBlock] = []
     for block in response.content:
         if isinstance(block, ToolUseBlock) and block.name == ANSWER_TOOL:
@@ -90,7 +100,7 @@ def answer_as_text(response: CanonicalResponse) -> CanonicalResponse:
 
 
 def arguments_text(call: ToolUseBlock) -> str:
-    """A call's arguments as the model wrote them, or anew."""
+    """The arguments of a call as the model wrote them, or else written anew."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     return "" if call.incomplete else msgspec.json.encode(call.input).decode()
