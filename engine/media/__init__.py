@@ -1,1 +1,1 @@
-"""Images and videos: made by whichever model is asked for, traced and priced like every call."""
+"""Images and videos, traced and priced like every call."""

@@ -1,4 +1,4 @@
-"""A video's job in the hands of whoever asked for it: wait, look, download, end it."""
+"""The handle of a video's job: wait for the job, look at it, download the video, end the job."""
 
 from __future__ import annotations
 
@@ -40,18 +40,21 @@ _log = Log("engine.media")
 
 
 class VideoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A completed job. usage: its seconds, as pieces. cost: counted once, by whoever sees the job's end first."""
+    """A completed job."""
 
     job: VideoJob
+    """The job as it was at its end."""
     usage: TokenUsage
+    """The seconds of the video, as pieces."""
     cost: Cost
+    """The cost. It is counted once, by whoever sees the job's end first."""
 
 
 class VideoHandle:
-    """A job at its provider. It goes on whether or not anybody holds this; `Engine.resume_video` makes another.
+    """A job at its provider. The job goes on without its handle, and `Engine.resume_video` makes another handle.
 
-    Only looking tells how it stands, and only `wait()` and `refresh()` look. Events of its progress and of its end
-    (`job.*`) are published then, the end once; a completed job's cost is counted once, too.
+    Only `wait()` and `refresh()` look at the job. They publish events of its progress and of its end (`job.*`).
+    The end is published once, and the cost of a completed job is counted once.
     """
 
     def __init__(self, runtime: Runtime, job: VideoJob, origin: JobOrigin) -> None:
@@ -69,38 +72,42 @@ class VideoHandle:
 
     @property
     def id(self) -> str:
-        """The provider's, which `resume_video` wants."""
+        """The job's id at its provider, for `resume_video`."""
         return self._job.id
 
     @property
     def model(self) -> str:
-        """The model that makes it, as models.yaml or the caller names it; `resume_video` wants it, too."""
+        """The model that makes the video, as models.yaml or the caller names it, for `resume_video`."""
         return self._origin.decision.model
 
     @property
     def job(self) -> VideoJob:
-        """As it was when it was last looked at."""
+        """The job as it was at the last look."""
         return self._job
 
     @property
     def status(self) -> VideoStatus:
-        """As it was when last looked at."""
+        """The status at the last look."""
         return self._job.status
 
     @property
     def cost(self) -> Cost | None:
-        """None before it is completed."""
+        """The cost; None before the job is completed."""
         return self._cost
 
     @property
     def warnings(self) -> tuple[CallWarning, ...]:
-        """What of the request the provider doesn't take, and other things worth knowing."""
+        """Warnings, such as parts of the request that the provider doesn't take."""
         return self._job.warnings
 
     # -- looking
 
     async def refresh(self) -> VideoJob:
-        """Look once, unless it is over or somebody is waiting for it, who looks. Raises AdapterError."""
+        """Look at the job once. There is no look if the job is over, or if somebody waits for it and looks anyway.
+
+        Raises:
+            AdapterError: The look failed.
+        """
         if self._waiting:
             return self._job
         async with self._looking:
@@ -112,14 +119,22 @@ class VideoHandle:
     async def wait(
         self, *, on_progress: OnProgress | None = None, timeout_seconds: float | None = None
     ) -> VideoResult:
-        """The completed job; its cost is counted in the trace by then. Any number of tasks may wait.
+        """Wait for the end of the job. Any number of tasks may wait.
 
-        Lost connections and a provider's own faults are waited out, see `PollPolicy`. Leaving this in any way ends
-        only the waiting, and the job goes on. on_progress: told of every look that finds something; what it raises
-        is raised here. timeout_seconds: None is as long as it takes.
-        Raises the job's own error if it failed, CancelledError if it was cancelled. Raises CancelledError when the
-        engine is closed, RequestTimeoutError when time is up, and AdapterError when looking came to nothing: then
-        the job goes on without us.
+        Lost connections and faults of the provider are waited out, see `PollPolicy`. Whatever ends the wait, the
+        job goes on.
+
+        Args:
+            on_progress: Is given the job at every look. Its exceptions are raised here.
+            timeout_seconds: Seconds to wait; None is without end.
+
+        Returns:
+            The completed job. Its cost is counted in the trace by then.
+
+        Raises:
+            AdapterError: The job failed, or looking at it failed for good.
+            CancelledError: The job was cancelled, or the engine was closed.
+            RequestTimeoutError: The time is up.
         """
         limit = math.inf if timeout_seconds is None else timeout_seconds
         self._waiting += 1
@@ -189,7 +204,7 @@ class VideoHandle:
     # -- its end
 
     async def _end(self) -> None:
-        """Tell of it, and count what it cost, if it is over and that was not done before."""
+        """Publish the end and count the cost, if the job is over and that was not done before."""
         if not self._job.done or self._told:
             return
         job = self._job
@@ -216,7 +231,7 @@ class VideoHandle:
         await self._call.secured()
 
     async def _counted_before(self) -> Cost | None:
-        """What another process, or an earlier handle, has counted."""
+        """The cost that another process, or an earlier handle, has counted."""
         try:
             return (await stored_job(self._runtime, self._job.provider, self.id)).counted
         except StoreError as error:
@@ -269,13 +284,26 @@ class VideoHandle:
         to: str | Path | None = None,
         on_progress: OnBytes | None = None,
     ) -> bytes | Path:
-        """What a completed job made: its bytes, or with `to` a file, which appears there when it is whole.
+        """Download what a completed job made.
 
         A download that breaks off goes on where it broke, or begins anew; see `adapters.videos.download`. It costs
-        nothing, and may be done again as long as the provider keeps it. variant: ``video``, ``thumbnail`` or
-        ``spritesheet``. on_progress: told the bytes so far, and of how many; None if the server doesn't say.
-        Raises InvalidRequestError if the job isn't completed, CapabilityError if it has no such variant, other
-        AdapterErrors; ConfigurationError if its adapter is gone; OSError from the file system.
+        nothing, and may be done again as long as the provider keeps the video.
+
+        Args:
+            variant: ``video``, ``thumbnail`` or ``spritesheet``.
+            to: The path of a file, which appears there when it is whole.
+            on_progress: Is given the number of bytes so far, and the number of all bytes, or None if the server
+                doesn't tell it.
+
+        Returns:
+            The bytes, or with `to` the path.
+
+        Raises:
+            InvalidRequestError: The job isn't completed.
+            CapabilityError: The job has no such variant.
+            AdapterError: The download failed.
+            ConfigurationError: The job's adapter is gone.
+            OSError: The file can't be written.
         """
         job, random = self._job, self._runtime.clock.random
         entry = self._runtime.registry.adapters.get(job.provider)
@@ -299,11 +327,17 @@ class VideoHandle:
         return loaded
 
     async def cancel(self) -> bool:
-        """End the job, as far as the provider can, whatever it then charges. False if it was over or unknown.
+        """End the job as far as the provider can, whatever the provider then charges.
 
-        It is looked at first: one that has been completed meanwhile is paid for, so it is counted, and stays to be
-        downloaded. Raises CapabilityError where there is no way, and AdapterError if the provider can't be reached
-        or refuses: then it goes on.
+        The job is looked at first. A job that has been completed meanwhile is paid for, so it is counted, and it
+        can still be downloaded.
+
+        Returns:
+            False if the job was over or unknown.
+
+        Raises:
+            CapabilityError: The provider can't end jobs.
+            AdapterError: The provider can't be reached, or refuses. The job goes on.
         """
         if not await self._still_runs():
             return False
@@ -324,7 +358,8 @@ class VideoHandle:
         return True
 
     async def _still_runs(self) -> bool:
-        """Whether there is anything to end, by a look. A provider may not yet know of what it has just created."""
+        """Whether there is anything to end. A look tells; a provider may not know a job yet that it has just
+        created."""
         if not self._job.done:
             with contextlib.suppress(NotFoundError):
                 if self._waiting:  # who then finds it done, and counts it
@@ -339,7 +374,8 @@ class VideoHandle:
     # -- how
 
     async def _with_adapter(self, work: Callable[[VideoAdapter], Awaitable[T]]) -> T:
-        """What `work` does with the job's adapter, as it is now: it may have been replaced or have crashed."""
+        """The result of work with the job's present adapter. An earlier one may have been replaced or have
+        crashed."""
 
         async def on_it(adapter: ProviderAdapter) -> T:
             assert isinstance(adapter, VideoAdapter)
@@ -361,7 +397,11 @@ class VideoHandle:
 
 
 async def stored_job(runtime: Runtime, provider: str, job_id: str) -> StoredJob:
-    """What the trace knows of a job. Raises StoreError."""
+    """The facts about a job in the trace.
+
+    Raises:
+        StoreError: The trace can't be read.
+    """
     if runtime.store is None:
         return StoredJob()
     await runtime.host.flush()

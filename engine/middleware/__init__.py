@@ -1,4 +1,4 @@
-"""What stands around every call, `Engine(middleware=[...])`, and five of the kind that are often wanted."""
+"""Middleware, which stands around every call (`Engine(middleware=[...])`), and five that are often wanted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No more calls once enough has been spent."""
+"""A limit for the money or the tokens that calls may use."""
 
 from __future__ import annotations
 
@@ -16,24 +16,32 @@ from .contract import Middleware, Next
 
 
 class BudgetExceededError(CallboardError):
-    """The budget is used up; the call was not made, and costs nothing."""
+    """The budget is used up. The call was not made, and costs nothing."""
 
 
 class Budget(Middleware):
-    """Refuses calls once their sum has reached a limit, of money or of tokens.
+    """Refuses calls once their sum has reached a limit of money or of tokens.
 
-    Calls of every kind count, embeddings, images and videos too, with each of their attempts. Where nobody knows
-    what an attempt used, because it timed out, was cancelled or broke off before anything came, it counts as its
-    worst case: all that was sent, and as much output as it might have had. A call that is refused raises
-    BudgetExceededError. Calls that are under way when the limit is reached still end, so the sum may exceed it by
-    as many as run at once; a video is counted when its end is seen. What was answered without a call counts
+    Calls of every kind count with each of their attempts, also embeddings, images and videos. The usage of an
+    attempt is unknown if it timed out, was cancelled or broke off before anything arrived. Such an attempt counts
+    as its worst case: all input that was sent, and all output that was allowed. A call that is refused raises
+    BudgetExceededError.
+
+    Calls that are under way when the limit is reached still end, so the sum may exceed the limit by the calls that
+    run at once. A video is counted when its end is seen. A request that was answered without a call counts
     nothing.
 
-    max_cost_usd: US dollars, of all calls; a call without a known price or worst case is refused nothing, but with
-    `unpriced_ends` it uses up the budget, as nobody knows what is left. max_tokens: input and output. per_session:
-    each session has the limits for itself; what belongs to none shares one. most_sessions: of more than so many,
-    that one is forgotten which was quiet for longest; should it come back, it begins anew.
-    Raises ValueError without a limit, and for fewer than one session.
+    Args:
+        max_cost_usd: The limit in US dollars.
+        max_tokens: The limit in tokens, input and output together.
+        per_session: Whether each session has the limits for itself. Calls without a session share one.
+        unpriced_ends: Whether a call without a known price and without a worst case uses up the budget, because
+            nobody knows what is left. Otherwise such a call counts nothing.
+        most_sessions: The number of sessions that are remembered. Beyond it, the session that was quiet for
+            longest is forgotten. If that session comes back, its budget begins anew.
+
+    Raises:
+        ValueError: There is no limit, or `most_sessions` is below 1.
     """
 
     def __init__(
@@ -94,29 +102,36 @@ class Budget(Middleware):
             )
 
     def spent(self, session_id: str = "") -> CostSum:
-        """What counts so far, and how far it can be trusted. session_id: of which, with `per_session`."""
+        """The sum so far, and how far it can be trusted.
+
+        Args:
+            session_id: The session, with `per_session`.
+        """
         return self._spent.get(session_id, _Spent()).sum
 
     def spent_usd(self, session_id: str = "") -> Decimal:
-        """What counts so far, in US dollars. session_id: of which, with `per_session`."""
+        """The sum so far in US dollars, of a session with `per_session`."""
         return self.spent(session_id).usd
 
     def spent_tokens(self, session_id: str = "") -> int:
-        """Input and output tokens that count so far. session_id: of which, with `per_session`."""
+        """The input and output tokens so far, of a session with `per_session`."""
         return self._spent.get(session_id, _Spent()).tokens
 
     def reset(self) -> None:
-        """Begin anew, for all sessions."""
+        """Begin anew for all sessions."""
         self._spent.clear()
 
 
 class _Spent:
-    """sum: of all attempts, unknown ones at their worst case. in_no_sum: those without even that."""
+    """The part of a budget that is spent."""
 
     def __init__(self) -> None:
         self.sum = CostSum()
+        """The sum of all attempts, with unknown attempts at their worst case."""
         self.tokens = 0
+        """The tokens of all attempts."""
         self.in_no_sum = 0
+        """The number of attempts that have neither a price nor a worst case."""
 
     def add(self, end: CallEnd, worst: WorstCase | None) -> None:
         part = cost_sum(end)

@@ -1,4 +1,4 @@
-"""The same request, the same reply: from memory or from a file."""
+"""A cache of replies, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ _ONLY_ABOUT_THE_CALL = {
 
 
 class ReplyStore(Protocol):
-    """Where a `Cache` keeps replies. now_us, until_us: microseconds since the epoch."""
+    """The place where a `Cache` keeps replies. All times are microseconds since the epoch."""
 
     async def get(self, key: str, now_us: int) -> bytes | None:
-        """The reply of that key, if it is still good at `now_us`."""
+        """The reply of a key; None if there is none that is still good at `now_us`."""
 
     async def put(self, key: str, reply: bytes, now_us: int, until_us: int) -> None:
-        """Keep a reply until `until_us`, in the place of an earlier one; what is over at `now_us` may go."""
+        """Keep a reply until `until_us`, in place of an earlier one. Replies that are over at `now_us` may go."""
 
     async def aclose(self) -> None:
-        """Let go of what is held; it may be used again."""
+        """Let go of everything that is held. The store may be used again."""
 
 
 class MemoryReplies:
-    """The `most` replies that were used last, in memory."""
+    """Keeps replies in memory.
+
+    Args:
+        most: The number of replies. The replies that were used last are kept.
+    """
 
     def __init__(self, most: int = 1000) -> None:
         self._most = most
@@ -67,18 +71,20 @@ class MemoryReplies:
             self._replies.popitem(last=False)
 
     async def aclose(self) -> None:
-        """What is in memory stays."""
+        """Do nothing: the replies stay in memory."""
 
 
 class Cache(Middleware):
-    """Answers a request that was answered before with the same reply, without a call; it uses and costs nothing.
+    """Answers a request that was answered before with the same reply. There is no call then, and no cost.
 
-    The same are requests for the same model whose messages, tools, system prompt and settings are equal. Only
-    whole replies are kept, no refusals and nothing that was cut off. store: `MemoryReplies()`, or
-    `tracestore.SavedReplies(path)`. ttl_seconds: for how long a reply is good. clock: of that time. hits, misses:
-    counted.
+    Two requests are the same if they go to the same model with equal messages, tools, system prompt and settings.
+    Only whole replies are kept, no refusals and no replies that were cut off. The replies are content, so a file
+    with them is as confidential as the conversations.
 
-    What is kept is content: a file with it is as confidential as the conversations.
+    Args:
+        store: The place for replies: `MemoryReplies()`, the default, or `tracestore.SavedReplies(path)`.
+        ttl_seconds: Seconds for which a reply is good.
+        clock: The clock of that time.
     """
 
     def __init__(
@@ -88,7 +94,9 @@ class Cache(Middleware):
         self._ttl_us = int(ttl_seconds * 1_000_000)
         self._clock = clock
         self.hits = 0
+        """The number of requests that were answered from the store."""
         self.misses = 0
+        """The number of requests that were not in the store."""
 
     async def call(self, request: CanonicalRequest, next: Next) -> CallOutcome:
         key, now_us = key_of(request), self._clock.now_us()
@@ -111,7 +119,7 @@ class Cache(Middleware):
             return None
 
     async def _keep(self, key: str, response: CanonicalResponse, now_us: int) -> None:
-        """It was this call that used the tokens; who gets the reply again uses none."""
+        """Keep a reply without its usage: this call used the tokens, and later requests use none."""
         reply = msgspec.json.encode(msgspec.structs.replace(response, usage=TokenUsage(), latency_ms=0))
         try:
             await self._store.put(key, reply, now_us, now_us + self._ttl_us)
@@ -123,7 +131,7 @@ class Cache(Middleware):
 
 
 def key_of(request: CanonicalRequest) -> str:
-    """A digest of all that the reply depends on."""
+    """A digest of everything that the reply depends on."""
     messages = tuple(Message(message.role, message.content) for message in request.messages)
     asked = msgspec.structs.replace(request, messages=messages, **_ONLY_ABOUT_THE_CALL)
     return hashlib.sha256(msgspec.json.encode(asked, order="deterministic")).hexdigest()

@@ -1,4 +1,4 @@
-"""A log line for each call."""
+"""A line in the log for each call."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _log = Log("engine.calls")
 
 
 class LogCalls(Middleware):
-    """``call_done`` with model, tokens, cost and milliseconds; ``call_failed`` with the error. Never content.
+    """Logs ``call_done`` with model, tokens, cost and milliseconds, or ``call_failed`` with the error. Never
+    content.
 
-    What is no conversation is logged with its `operation`.
+    Calls that are no conversation are logged with their `operation`.
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:

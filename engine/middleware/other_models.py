@@ -1,4 +1,4 @@
-"""Another model's turn, if the first one's reply won't do."""
+"""Other models are asked if the reply of the first one is unwanted."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from .contract import Middleware, Next
 
 
 class TryModels(Middleware):
-    """Asks other models, in order, if a call fails, or if its outcome is `unwanted`.
+    """Asks other models, in order, if a call fails or if its outcome is unwanted.
 
-    What fails for want of a provider is the engine's own affair (`fallback=`); this one also judges replies: a
-    refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back: then only
-    failures before its first content lead on. Each try is a call of its own, with its own cost. If all are
-    unwanted, the last outcome is returned; if all fail, the first error is raised.
+    The engine itself deals with failures of a provider (`fallback=`). This middleware also judges replies: a
+    refusal, an empty text, a reply that is no JSON. A streamed reply that has begun can't be taken back, so of
+    streamed calls only those that fail before their first content lead to another model. Each try is a call of its
+    own with its own cost. If all outcomes are unwanted, the last one is returned. If all calls fail, the first
+    error is raised.
 
-    models: the names of the others, besides the one that the caller asks for. unwanted: judges an outcome; None
-    wants whatever comes. Raises ValueError for what is no list of names.
+    Args:
+        models: The names of the other models, besides the model that the caller asks for.
+        unwanted: Tells whether an outcome is unwanted; None wants every outcome.
+
+    Raises:
+        ValueError: `models` is empty or no list of names.
     """
 
     def __init__(self, models: Sequence[str], *, unwanted: Callable[[CallOutcome], bool] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""No more calls in a time than may be made."""
+"""A limit for the number of calls in a minute."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from .contract import Middleware, Next
 
 
 class RateLimit(Middleware):
-    """Calls of every kind wait, in the order in which they come, until they may be made: so many a minute, evenly.
+    """Lets calls of every kind wait, in the order in which they come, so that they are spread evenly over each
+    minute.
 
-    A call that was waiting and is cancelled gives its place to the next one. calls_per_minute: of each provider,
-    or with `per_provider=False` of all together. burst: how many may be made at once after a pause.
-    Raises ValueError for no calls at all, or a burst below 1.
+    A waiting call that is cancelled gives its place to the next call.
+
+    Args:
+        calls_per_minute: The number of calls in a minute, above 0.
+        burst: The number of calls that may be made at once after a pause, at least 1.
+        per_provider: Whether each provider has the limit for itself.
+
+    Raises:
+        ValueError: A number is too small.
     """
 
     def __init__(self, calls_per_minute: float, *, burst: int = 1, per_provider: bool = True) -> None:
@@ -39,11 +46,11 @@ class RateLimit(Middleware):
 
 
 class _Queue:
-    """due: when a call that comes after a long pause would be the first of its burst, in the loop's time."""
+    """The calls that wait for one provider."""
 
     def __init__(self) -> None:
         self._turnstile = anyio.Lock(fast_acquire=True)
-        self._due = 0.0
+        self._due = 0.0  # the loop's time at which the next call is due without a burst
 
     async def pass_through(self, interval: float, burst: int) -> None:
         async with self._turnstile:

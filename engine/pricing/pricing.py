@@ -1,8 +1,9 @@
-"""The price table of new calls, and repricing of those that were made.
+"""The price table of new calls, and the repricing of calls that were made.
 
-They are two things: new calls have the prices of the engine's own table, which changes only by an act that says
-so (`use_prices`, or `reprice` with `for_new_calls`). Repricing changes the past: store first, then live sessions,
-then the event that tells it. Another process that reprices the same file changes nothing for new calls here.
+They are two things. New calls have the prices of the engine's own table, which changes only by an act that says so
+(`use_prices`, or `reprice` with `for_new_calls`). A repricing changes the past: first the store, then the live
+sessions, then its event is published. Another process that reprices the same file changes nothing for new calls
+here.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from .watch import PriceWatch, announcement
 
 
 def load_prices(prices: PriceTable | Path | None) -> PriceTable:
-    """The table that an engine begins with, as `Engine` describes it. Raises ConfigurationError."""
+    """The table that an engine begins with, as `Engine` describes it.
+
+    Raises:
+        ConfigurationError: The prices can't be read.
+    """
     return prices if isinstance(prices, PriceTable) else price_table(home_folder(), prices)
 
 
@@ -120,7 +125,7 @@ class Pricing:
         return run
 
     def notice(self) -> None:
-        """Have a look, beside the turn that begins, whether somebody else repriced. At most one a second."""
+        """Look whether somebody else has repriced, beside the turn that begins and at most once a second."""
         if self._watch is not None and self._host.started and self._watch.due():
             self._host.spawn(self._look, name="look at prices")
 
@@ -144,5 +149,9 @@ class Pricing:
 
 
 async def _stored(store: Store, version: str) -> PriceTable:
-    """Raises StoreError, naming the known ones, for a version that the trace doesn't know."""
+    """The table of a version.
+
+    Raises:
+        StoreError: The trace doesn't know the version. The text names the known versions.
+    """
     return await store.price_table(version)

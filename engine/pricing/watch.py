@@ -1,7 +1,7 @@
-"""Notices that the costs in the trace file were changed by somebody else: another process, or the store directly.
+"""Notices that somebody else has changed the costs in the trace file: another process, or the host's own store.
 
-A turn that begins asks for a look, at most one a second. The look is one small read beside the turn; no call waits
-for it, nor for a store that is slow.
+A turn that begins asks for a look, at most once a second. The look is one small read beside the turn. No call
+waits for it, also if the store is slow.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ _log = Log("engine.price_watch")
 
 
 class PriceWatch:
-    """Knows which costs were current when it last looked."""
+    """Knows the costs that were current at the last look."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._known: CurrentPrices | None = None
         self._looked_ns: int | None = None
-        self.held = 0  # repricings of our own under way: they tell themselves
+        self.held = 0
+        """The number of our own repricings under way, which publish their events themselves."""
 
     def due(self) -> bool:
-        """Whether it is time for another look; if so, that look counts as begun."""
+        """Whether it is time for another look. If so, the look counts as begun."""
         now = self._clock.monotonic_ns()
         if self.held or (self._looked_ns is not None and now - self._looked_ns < LOOK_EVERY_NS):
             return False
@@ -37,11 +38,11 @@ class PriceWatch:
         return True
 
     async def mark(self) -> None:
-        """Take what is current now for known."""
+        """Take the present costs for known."""
         self._known = await self._store.current_prices()
 
     async def look(self) -> CurrentPrices | None:
-        """What is current now if that has changed since the last look; None if not, or if nobody looked before."""
+        """The present costs if they have changed since the last look. None if not, or if nobody looked before."""
         try:
             found = await self._store.current_prices()
         except StoreError as error:
@@ -57,7 +58,7 @@ class PriceWatch:
 
 
 def announcement(found: CurrentPrices) -> PricingRepriced:
-    """The event for a change: with the sums of the run that brought it, if one did."""
+    """The event of a change, with the sums of the run that brought it, if there was one."""
     run = found.run
     return PricingRepriced(
         pricing_version=found.versions[0] if found.versions else "",
