@@ -1,30 +1,30 @@
-"""Which providers and models answer: a state table fed by the bus, published on change.
+"""The availability of providers and models: a table of states, fed by the bus and published on change.
 
-There is one record for each provider, and one for each of its models that has had trouble of its own:
+The table has one record for each provider, and one for each of its models that has had trouble of its own:
 
     available    nothing speaks against it
-    degraded     it wavers (three failures in a row), or it asked for a pause: used after those that are available
-    unavailable  left alone until `retry_at`, except by calls that have nowhere else to go
-    probing      one call finds out whether it is back; to all others it is still unavailable
+    degraded     it wavers (three failures in a row), or it asked for a pause: it is used after the available ones
+    unavailable  it is left alone until `retry_at`, except by calls that have nowhere else to go
+    probing      one call finds out whether it is back; for all other calls it is still unavailable
 
-`TRANSITIONS` is the whole state machine: what happened to a record, and the state that follows. What happened is
-read from the events by `blame`. Three failures in a row are `wavering`, five are an `outage`. A refused key, an
-empty account and a model that isn't there are `refused` at the first. The cool-down of an outage is 30 s and
-doubles with each probe that fails, up to 10 min; a refusal's is 10 min at once, and a reload of the
-configuration ends it. While a call probes, only that call decides, except that any success is a success.
+`TRANSITIONS` is the whole state machine: for each state and each signal, the state that follows. `blame` reads the
+signals from the events. Three failures in a row are `wavering`, five are an `outage`. A refused key, an empty
+account and a model that doesn't exist are `refused` at the first failure. The cool-down of an outage is 30 s and
+doubles with each probe that fails, up to 10 min. The cool-down of a refusal is 10 min at once, and a reload of the
+configuration ends it. While a call probes, only that call decides, but any success is a success.
 
 The table is a plain object: whoever changes it gets the events to publish. It never waits and never asks the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal, TypeAlias
 
 import msgspec
 
-from bus import Actor, ActorContext, Bus, Clock, Envelope, LlmCallCompleted, LlmCallFailed, Subscription
-from bus.events.catalogue import ActorStopped, ProviderAvailabilityChanged
+from bus import Envelope, LlmCallCompleted, LlmCallFailed
+from bus.events.catalogue import ProviderAvailabilityChanged
 
 State: TypeAlias = Literal["available", "degraded", "unavailable", "probing"]
 Signal: TypeAlias = Literal[
@@ -59,65 +59,70 @@ OUTAGE_AFTER = 5
 FIRST_COOL_DOWN_US = 30_000_000
 LONGEST_COOL_DOWN_US = 600_000_000
 PAUSE_US = 10_000_000
-"""How long a rate limit without a hint sets a model back."""
+"""Microseconds for which a rate limit without a hint sets a model back."""
 
 MAX_RECORDS = 4096
-"""Of how many providers and models trouble is remembered; the oldest is forgotten first."""
+"""The number of records. The oldest record is forgotten first."""
 
 _REFUSED_KEY = frozenset({"AuthError", "QuotaExceededError"})
 _REFUSED_MODEL = frozenset({"AccessDeniedError", "NotFoundError"})
 
 
 class Record(msgspec.Struct):
-    """What is known of a provider, or of one of its models.
-
-    failures: in a row. retry_at_us: when it may be tried again. probe: the request that finds out. early: that
-    request did not wait for `retry_at_us`, so its failure says nothing new.
-    """
+    """What is known of a provider, or of one of its models."""
 
     provider: str
+    """The provider."""
     model: str | None
+    """The model as ``provider:name``; None for the provider as a whole."""
     state: State = "available"
+    """The state."""
     failures: int = 0
+    """The number of failures in a row."""
     cool_down_us: int = FIRST_COOL_DOWN_US
+    """Microseconds of the next cool-down."""
     retry_at_us: int | None = None
+    """The time from which on it may be tried again, in microseconds since the epoch."""
     reason: str = ""
+    """The reason for the state, in words."""
     probe: str | None = None
+    """The id of the call that probes."""
     early: bool = False
+    """Whether that call did not wait for `retry_at_us`. Its failure tells nothing new then."""
 
 
 class Availability(msgspec.Struct, frozen=True, kw_only=True):
-    """How a provider, or one of its models, stands.
-
-    model: ``provider:name``; None for the provider as a whole. state: ``available``; ``degraded``, chosen after
-    others; ``unavailable``, left alone for now; ``probing``, one call finds out. reason: why, in words.
-    retry_at_us: when it may be tried again, in microseconds since the epoch.
-    """
+    """The availability of a provider, or of one of its models."""
 
     provider: str
+    """The provider."""
     model: str | None
+    """The model as ``provider:name``; None for the provider as a whole."""
     state: State
+    """``available``; ``degraded``, chosen after others; ``unavailable``, left alone for now; or ``probing``, while
+    one call finds out."""
     reason: str
+    """The reason for the state, in words."""
     retry_at_us: int | None = None
+    """The time from which on it may be tried again, in microseconds since the epoch."""
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """What the table says to a call that has a choice.
-
-    retry_after_seconds: until a call may go there again, of what is closed or to be used later; None while a probe
-    is under way, whose end nobody knows.
-    """
+    """The availability of a model for a call that has a choice."""
 
     kind: Literal["ready", "later", "closed"] = "ready"
+    """``ready``; ``later``, to be used after others; or ``closed``."""
     reason: str = ""
+    """The reason, in words."""
     retry_after_seconds: float | None = None
+    """Seconds until a call may go there again; None while a probe is under way, because nobody knows its end."""
 
 
 READY = Standing()
 
 
 def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
-    """What an attempt's end says of the provider, and of the model."""
+    """The signals that the end of an attempt gives about the provider and about the model."""
     if isinstance(event, LlmCallCompleted):
         return "success", "success"
     kind = event.error_type
@@ -137,7 +142,7 @@ def blame(event: LlmCallCompleted | LlmCallFailed) -> tuple[Signal, Signal]:
 
 
 class AvailabilityTable:
-    """The states of all providers and models; it outlives the actor that feeds it."""
+    """The states of all providers and models. The table outlives the actor that feeds it."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, str | None], Record] = {}
@@ -145,7 +150,12 @@ class AvailabilityTable:
     # -- what it knows
 
     def state(self, provider: str, model: str | None = None) -> State:
-        """Of a provider; with `model` (with or without ``provider:``), the worse of the provider's and its own."""
+        """The state of a provider, or the worse of the states of a provider and its model.
+
+        Args:
+            provider: The provider.
+            model: The model, with or without ``provider:``.
+        """
         if model is not None and not model.startswith(f"{provider}:"):
             model = f"{provider}:{model}"
         order = ("available", "degraded", "probing", "unavailable")
@@ -153,7 +163,7 @@ class AvailabilityTable:
         return max(states, key=order.index, default="available")
 
     def snapshot(self) -> tuple[Availability, ...]:
-        """Everything that is not simply available, with the reason."""
+        """All providers and models that are not simply available."""
         return tuple(
             Availability(
                 provider=record.provider,
@@ -167,7 +177,7 @@ class AvailabilityTable:
         )
 
     def standing(self, provider: str, model: str, now_us: int) -> Standing:
-        """Whether a call that has a choice should go there now."""
+        """The availability of a model now, for a call that has a choice."""
         closed: list[Standing] = []
         worst = READY
         for record in self._of(provider, model):
@@ -189,7 +199,7 @@ class AvailabilityTable:
     def observe(
         self, event: LlmCallCompleted | LlmCallFailed, now_us: int, *, request_id: str | None = None
     ) -> Changes:
-        """Take the end of one attempt into account."""
+        """Take in the end of one attempt. `request_id` is the id of its call."""
         of_provider, of_model = blame(event)
         ended = isinstance(event, LlmCallCompleted) or not event.will_retry
         reason = "a call succeeded" if isinstance(event, LlmCallCompleted) else _reason(event)
@@ -205,7 +215,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def begin(self, provider: str, model: str, request_id: str, now_us: int) -> Changes:
-        """A call is about to go there: what is unavailable, and not probed yet, is probed by it."""
+        """Take in that a call is about to begin. It probes every record that is unavailable and not probed yet."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in self._of(provider, model):
             if record.state == "unavailable":
@@ -215,7 +225,7 @@ class AvailabilityTable:
         return tuple(changes)
 
     def abandon(self, request_id: str, now_us: int) -> Changes:
-        """A call that had begun to probe was never sent."""
+        """Take in that a call which had begun to probe was never sent."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.probe == request_id:
@@ -223,12 +233,12 @@ class AvailabilityTable:
         return tuple(changes)
 
     def crashed(self, provider: str, now_us: int) -> Changes:
-        """The provider's adapter can't be kept running."""
+        """Take in that the provider's adapter can't be kept running."""
         record = self._record(provider, None, "crashed")
         return self._signal(record, "crashed", "adapter_crashed", now_us) if record is not None else ()
 
     def reloaded(self, changed: Collection[str], removed: Collection[str], now_us: int) -> Changes:
-        """The configuration was read anew: changed providers begin afresh, the others' refusals may be probed."""
+        """Take in a new configuration. Changed providers begin afresh, and all others may be probed at once."""
         changes: list[ProviderAvailabilityChanged] = []
         for record in list(self._records.values()):
             if record.provider in removed:
@@ -240,7 +250,8 @@ class AvailabilityTable:
         return tuple(changes)
 
     def restore(self, history: Iterable[Envelope], now_us: int) -> None:
-        """Take over what an earlier run published. Nobody probes any more, so a probe may begin at once."""
+        """Take over the states that an earlier run published. Nobody probes any more, so a probe may begin at
+        once."""
         for envelope in history:
             event = envelope.data
             if not isinstance(event, ProviderAvailabilityChanged):
@@ -264,7 +275,7 @@ class AvailabilityTable:
         return [self._records[key] for key in keys if key in self._records]
 
     def _record(self, provider: str, model: str | None, signal: Signal) -> Record | None:
-        """The record to change; made only for what leaves a trace."""
+        """The record that a signal changes. A record is made only for signals that speak against it."""
         record = self._records.get((provider, model))
         if record is None and signal in ("failure", "limited", "refused", "crashed"):
             record = self._records[provider, model] = Record(provider, model)
@@ -276,7 +287,9 @@ class AvailabilityTable:
             del self._records[next(iter(self._records))]
 
     def _counted(self, record: Record, signal: Signal, now_us: int) -> Signal:
-        """A failure by its place in the row; a success during a pause that was asked for doesn't end the pause."""
+        """The signal after counting: failures count by their place in the row, and a success doesn't end a pause
+        that was asked for.
+        """
         if signal == "failure":
             record.failures += 1
             if record.failures >= OUTAGE_AFTER:
@@ -321,7 +334,7 @@ class AvailabilityTable:
         return (change,)
 
     def _relieve(self, record: Record, previous: State, signal: Signal) -> None:
-        """Forget what is past: nothing is kept of a record that is available and has no failures."""
+        """Forget past trouble. A record that is available and has no failures is dropped."""
         record.retry_at_us, record.cool_down_us = None, FIRST_COOL_DOWN_US
         if signal in ("success", "reloaded") or previous == "probing":
             record.failures = 0
@@ -329,7 +342,7 @@ class AvailabilityTable:
             self._records.pop((record.provider, record.model), None)
 
     def _cool_down(self, record: Record, previous: State, signal: Signal, now_us: int) -> None:
-        """Until when an unavailable record is left alone."""
+        """Set the time until which an unavailable record is left alone."""
         if signal in ("refused", "crashed") and previous != "probing":
             record.cool_down_us = max(
                 record.cool_down_us, LONGEST_COOL_DOWN_US if signal == "refused" else FIRST_COOL_DOWN_US
@@ -359,50 +372,3 @@ def _reason(event: LlmCallFailed) -> str:
             return "model not found"
         case _:
             return f"{event.error_class}: {event.error_type}"
-
-
-WATCHED = ("llm.call_completed", "llm.call_failed", "actor.stopped")
-"""The topics that an AvailabilityActor reads. How a call begins, the table is told directly."""
-
-
-class AvailabilityActor(Actor):
-    """Feeds the table from a lossless subscription that the engine owns.
-
-    provider_of: the provider that an actor serves; None for actors that are no adapters.
-    """
-
-    def __init__(
-        self,
-        table: AvailabilityTable,
-        subscription: Subscription,
-        bus: Bus,
-        clock: Clock,
-        provider_of: Callable[[str], str | None] = lambda actor: None,
-    ) -> None:
-        self._table = table
-        self._subscription = subscription
-        self._bus = bus
-        self._clock = clock
-        self._provider_of = provider_of
-
-    async def started(self, context: ActorContext) -> None:
-        context.spawn(self._follow, name="availability")
-
-    async def receive(self, message: object) -> object:
-        raise TypeError(f"the availability actor takes no messages, got {type(message).__name__}")
-
-    async def _follow(self) -> None:
-        async for envelope in self._subscription:
-            for change in self._observe(envelope):
-                self._bus.publish(change)
-
-    def _observe(self, envelope: Envelope) -> Changes:
-        now_us = self._clock.now_us()
-        match envelope.data:
-            case LlmCallCompleted() | LlmCallFailed() as event:
-                return self._table.observe(event, now_us, request_id=envelope.request_id)
-            case ActorStopped(actor=actor, reason="restart limit"):
-                provider = self._provider_of(actor)
-                return self._table.crashed(provider, now_us) if provider is not None else ()
-            case _:
-                return ()

@@ -1,12 +1,14 @@
-"""Where a call goes: from what a caller named to candidates in order, and from those to the one that is taken.
+"""The route of a call: from the name that a caller gives to the models that may serve, and to the model that is
+taken.
 
-Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve; whoever performs the turn
-finds out what each of them can do and how it stands (`Option`); `choose` takes one and says of every other why it
-was not taken. A chain is tried in its order, except that a model which asked for a pause comes after those that
-are ready, and that a turn stays with the model that has begun to answer it. The model that a caller names first
-must be able to do what is asked: its failures lead to a fallback, and a prompt that has outgrown its window, but
-no other lack. A model that stands alone is
-never refused for being unavailable: the call is the probe.
+Pure. `expand` turns a name, a chain or a `ModelChoice` into the models that may serve. `calls.fallback` finds out
+what each of them can do and how it stands (`Option`). `choose` takes one, and tells of every other model why it
+was not taken.
+
+A chain is tried in its order, with two exceptions: a model that asked for a pause comes after the models that are
+ready, and a turn stays with the model that has begun to answer it. The model that a caller names first must be
+able to do what is asked. It gives way to a fallback if it fails, or if the prompt has outgrown its window, but not
+if it lacks an ability. A model without alternatives is never refused for being unavailable: the call is the probe.
 """
 
 from __future__ import annotations
@@ -47,38 +49,45 @@ DEFAULT_MAX_OUTPUT = 16_384
 LEAST_DEFAULT_OUTPUT = 256
 
 NOMINAL_USAGE = TokenUsage(3000, 1000)
-"""What models are compared by when the cheapest is wanted."""
+"""The usage by which models are compared when the cheapest model is wanted."""
 
 
 class Named(msgspec.Struct, frozen=True):
-    """One model that may serve, under the name by which it came into question.
-
-    fallback_of: the model whose chain in models.yaml brought it in.
-    """
+    """One model that may serve."""
 
     name: str
+    """The name by which it was found."""
     entry: ModelEntry
+    """The model's configuration."""
     resolved_by: str
+    """The way in which the name was resolved, as in `RoutingDecision`."""
     fallback_of: str | None = None
+    """The model whose chain in models.yaml has this model as a fallback."""
 
     @property
     def model(self) -> str:
-        """``provider:name`` as routed."""
+        """The model as ``provider:name``."""
         return f"{self.entry.adapter}:{self.entry.wire_name}"
 
     @property
     def listed(self) -> bool:
+        """Whether the model stands in models.yaml."""
         return self.resolved_by != "passthrough"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller's words mean. chosen: the router chooses, so the first has no precedence of its own."""
+    """The models that a caller's words mean."""
 
     requested: str
+    """The caller's words."""
     named: tuple[Named, ...]
+    """The models in order."""
     chosen: bool = False
+    """Whether the router chooses, so that the first model has no precedence of its own."""
     cheapest: bool = False
+    """Whether the cheapest model is wanted."""
     requires: Requirements = Requirements()
+    """The abilities that the model must have."""
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,17 +114,24 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The decision for one call."""
+    """The model that was taken for one call."""
 
     decision: RoutingDecision
+    """The decision, as events tell it."""
     option: Option
+    """The model, and what is known of it."""
 
 
 def expand(registry: ModelRegistry, model: Model | None, fallback: Sequence[str] | None = None) -> Plan:
-    """The models that may serve, in order; None is the configured default. Raises ConfigurationError.
+    """The models that may serve, in order.
 
-    fallback: instead of the chain in models.yaml. That one is of a model which is named alone, and goes on with
-    the chains of its members: first all that the model itself says, in its order, then what those say.
+    Args: registry: The configuration. model: The model, in any of the ways in which it may be named. None is the
+        configured default. fallback: The names of fallbacks. None takes the chain of models.yaml, if one model is
+        named alone. That chain
+            has the fallbacks of the model in their order, then the fallbacks of those models.
+
+    Raises:
+        ConfigurationError: There is no such model.
     """
     requested = model or registry.default_model
     if not requested:
@@ -147,7 +163,7 @@ def _expand_choice(registry: ModelRegistry, choice: ModelChoice, fallback: Seque
 
 
 def _chain(registry: ModelRegistry, name: str) -> tuple[Named, ...]:
-    """A model and all that models.yaml has it fall back to, each once, so that a circle ends."""
+    """A model and all its fallbacks in models.yaml, each once, so that a circle ends."""
     named = _named(registry, name)
     found = {named.model: named}
     waiting = [named]
@@ -176,15 +192,16 @@ def _distinct(registry: ModelRegistry, names: Sequence[str]) -> tuple[Named, ...
 def default_max_output(
     model: ModelEntry, capabilities: AdapterCapabilities, *, listed: bool, prompt_tokens: int = 0
 ) -> int:
-    """Output tokens for a caller who asks for no number: the model's own, within reason.
+    """The number of output tokens for a caller who asks for no number.
 
-    Where the configuration names none either, prompt and reply fit the model's window together.
+    It is the model's own number within reason. If the configuration has none, prompt and reply fit the model's
+    window together.
 
     Args:
-        model: As the configuration has it.
-        capabilities: What it can do, in effect.
-        listed: It stands in models.yaml.
-        prompt_tokens: An estimate.
+        model: The model's configuration.
+        capabilities: The model's capabilities, corrected by the configuration.
+        listed: Whether the model stands in models.yaml.
+        prompt_tokens: The estimate of the prompt.
     """
     configured = model.defaults.max_output_tokens or model.max_output_tokens
     if configured is not None:
@@ -198,7 +215,7 @@ def default_max_output(
 
 
 def asks_for_length(model: ModelEntry) -> bool:
-    """Whether the configuration says how long the model's replies may be."""
+    """Whether the configuration has a length for the model's replies."""
     return bool(model.defaults.max_output_tokens or model.max_output_tokens or model.usual_max_output)
 
 
@@ -209,9 +226,18 @@ def choose(
     failed: Mapping[str, str] = {},
     stay_with: str | None = None,
 ) -> Route:
-    """Take one. failed: models that failed in this turn already, and how. stay_with: the one that has answered.
+    """Take one of the models that may serve.
 
-    Raises CapabilityError, ConfigurationError or NoModelAvailable if there is none to take.
+    Args:
+        plan: The models that may serve.
+        options: The same models, each with what is known of it.
+        failed: The models that have failed in this turn, with the reason.
+        stay_with: The model that has answered in this turn.
+
+    Raises:
+        CapabilityError: No model can do what is asked.
+        ConfigurationError: No model can be used as configured.
+        NoModelAvailable: No model is available at present.
     """
     alone = len(options) == 1
     rejected = {option.named.model: _rejection(option, failed, alone=alone) for option in options}
@@ -266,7 +292,7 @@ def _set_back(option: Option, taken: Option) -> str | None:
 
 
 def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
-    """What to raise when there is no model to take."""
+    """The error when there is no model to take."""
     if len(options) == 1 and options[0].obstacle is not None:
         return options[0].obstacle
     reasons = "; ".join(f"{option.named.model}: {option.obstacle or option.standing.reason}" for option in options)
@@ -283,9 +309,10 @@ def refusal(plan: Plan, options: Sequence[Option]) -> CallboardError:
 
 
 def may_fall_back(error: AdapterError) -> bool:
-    """Whether another model could heal this failure: not if the request itself is at fault, or was cancelled.
+    """Whether another model could heal a failure.
 
-    Nor if it may have been carried out, where another would be paid for as well.
+    None can if the request itself is at fault or was cancelled. None may if the request was perhaps carried out,
+    because a second one would be paid for as well.
     """
     if isinstance(error, CancelledError | NoModelAvailable | OutcomeUnknownError):
         return False
@@ -293,7 +320,7 @@ def may_fall_back(error: AdapterError) -> bool:
 
 
 def failures_after(error: AdapterError, taken: Option, options: Sequence[Option]) -> dict[str, str]:
-    """The models that are out of question after this failure, with the reason."""
+    """The models that are out of question after a failure, with the reason."""
     out = {taken.named.model: f"failed: {type(error).__name__}: {error}"[:500]}
     if isinstance(error, ContextOverflowError) and taken.capabilities is not None:
         window = taken.capabilities.max_context_tokens

@@ -1,7 +1,7 @@
-"""Whether a model can do what a request asks, found out before anything is sent.
+"""The check before anything is sent: whether a model can do what a turn asks.
 
-What the turn itself asks must be supported; older turns are fitted to the model, with a loss report. Limits of a
-model that isn't listed are not known, so they are not checked.
+Everything that the turn itself asks must be supported. Older turns are fitted to the model, with a warning for
+each loss. The limits of a model that isn't listed are unknown, so they are not checked.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from .choice import Requirements
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn asks of whatever model it goes to. new: what it says. max_output_tokens: None: the model's."""
+    """What a turn asks of any model that it goes to. All fields but the first are options of the turn."""
 
     new: tuple[Message, ...]
+    """The messages that no model has answered yet."""
     tools: Sequence[ToolDefinition] = ()
+    """The tools of the conversation."""
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     output_schema: JsonObject | None = None
     schema_mode: SchemaMode = "native"
     reasoning_effort: str | None = None
     max_output_tokens: int | None = None
+    """The largest number of output tokens; None is the model's own."""
     requires: tuple[Requirements, ...] = ()
+    """The requirements of the session, the turn and the choice."""
 
 
 def check(
@@ -53,7 +57,24 @@ def check(
     estimated_tokens: int,
     max_output_tokens: int,
 ) -> tuple[CallWarning, ...]:
-    """What may go wrong all the same. Raises CapabilityError."""
+    """Check whether a model can do what a turn asks.
+
+    Args:
+        asked: What the turn asks.
+        capabilities: The model's capabilities.
+        model: The model as ``provider:name``.
+        provider: The provider.
+        listed: Whether the model stands in models.yaml.
+        estimated_tokens: The estimate of the prompt.
+        max_output_tokens: The largest number of output tokens.
+
+    Returns:
+        Warnings about things that may go wrong all the same.
+
+    Raises:
+        CapabilityError: The model can't do something that is asked.
+        PromptTooLongError: The prompt surely exceeds the model's window.
+    """
     check_tool_choice(asked)
     lack = next(_lacks(asked, capabilities, listed=listed), None)
     if lack is None and listed and max_output_tokens > capabilities.max_output_tokens:
@@ -70,7 +91,11 @@ def check(
 
 
 def check_tool_choice(asked: Asked) -> None:
-    """Whether the choice of tools makes sense for any model. Raises UnsupportedToolChoiceError."""
+    """Check whether the choice of tools makes sense for any model.
+
+    Raises:
+        UnsupportedToolChoiceError: There are no tools to choose from, or there is no tool of that name.
+    """
     choice = asked.tool_choice
     if choice is None:
         return

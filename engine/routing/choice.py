@@ -1,7 +1,7 @@
-"""What a caller may say where a model is named: a name, several in order, or what the model must be able to do.
+"""The ways to name a model: a name, several names in order, or the abilities that the model must have.
 
-A name may be any that `ModelRegistry.resolve` knows. The first of several is the model, the others are its
-fallbacks. A `ModelChoice` leaves the choice to the router.
+A name may be any name that `ModelRegistry.resolve` knows. The first of several names is the model, and the others
+are its fallbacks. A `ModelChoice` leaves the choice to the router.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ CAPABILITY_LIMITS = frozenset(("max_context_tokens", "max_output_tokens"))
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """What a host needs of a model, besides what its requests show.
+    """The abilities that a host needs of a model, besides those that its requests show.
 
-    min_context_tokens: its window, prompt and reply together, has at least so many.
-    capabilities: names of `AdapterCapabilities` that must be true, with or without ``supports_``: ``"tools"``.
-    Raises CallboardError for a name that is none.
+    Raises:
+        CallboardError: There is no capability of a name.
     """
 
     capabilities: tuple[str, ...] = ()
+    """The names of fields of `AdapterCapabilities` that must be true, with or without ``supports_``:
+    ``"tools"``."""
     min_context_tokens: int = 0
+    """The least number of tokens of the model's window, for prompt and reply together."""
 
     def __post_init__(self) -> None:
         given: str | Sequence[str] = self.capabilities
@@ -40,7 +42,7 @@ class Requirements(msgspec.Struct, frozen=True):
         msgspec.structs.force_setattr(self, "capabilities", tuple(_flag(name) for name in names))
 
     def unmet(self, capabilities: AdapterCapabilities) -> str | None:
-        """What a model lacks, in words; None if it lacks nothing."""
+        """The abilities that a model lacks, in words; None if it lacks nothing."""
         lacking = [name for name in self.capabilities if not getattr(capabilities, name)]
         if lacking:
             return f"lacks {', '.join(name.removeprefix('supports_') for name in lacking)}"
@@ -59,15 +61,15 @@ def _flag(name: str) -> str:
 
 
 class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
-    """Any model that can do what is asked.
-
-    requires: beyond what the request itself shows. prefer: the cheapest for a nominal usage (models without a
-    price come last), or the first in the order of `among`, or of models.yaml. among: names; None: all listed.
-    """
+    """Any model that can do what is asked."""
 
     requires: Requirements = Requirements()
+    """The abilities that the model must have, besides those that the request shows."""
     prefer: Literal["cheapest", "first"] = "first"
+    """``cheapest``: the cheapest model for a nominal usage; models without a price come last. ``first``: the first
+    model in the order of `among`, or of models.yaml."""
     among: tuple[str, ...] | None = None
+    """The names of the models to choose from; None is all models that are listed."""
 
     def __post_init__(self) -> None:
         if self.among is not None:
@@ -78,7 +80,7 @@ Model: TypeAlias = str | Sequence[str] | ModelChoice
 
 
 def in_words(model: Model) -> str:
-    """A model as events, messages and people see it."""
+    """A model in words, for events and texts."""
     match model:
         case str():
             return model
@@ -90,5 +92,5 @@ def in_words(model: Model) -> str:
 
 
 def overridden(capabilities: AdapterCapabilities, overrides: Mapping[str, bool | int]) -> AdapterCapabilities:
-    """The adapter's word, corrected by the configuration's."""
+    """Capabilities as an adapter tells them, corrected by the configuration."""
     return msgspec.structs.replace(capabilities, **overrides) if overrides else capabilities

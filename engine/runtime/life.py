@@ -39,7 +39,7 @@ from tracestore import TraceWriter, WriterCore
 from ..calls.slots import CallSlots
 from ..conversation.reply import Reply
 from ..models.entries import AdapterEntry
-from ..routing.availability import WATCHED, AvailabilityActor
+from ..routing.availability_actor import WATCHED, AvailabilityActor
 from ..sessions.manager import ApplyCosts, SessionManager
 from .admission import Admission
 from .event_loops import require_asyncio, require_loop
