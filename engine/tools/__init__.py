@@ -1,4 +1,4 @@
-"""Tools that a host lets the model call: made of functions, approved, run, and taken from MCP servers."""
+"""Tools that a host lets the model call: made of functions or taken from MCP servers, approved, and run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes before a call is run: finding its tool, reading its arguments, and perhaps somebody's approval."""
+"""The steps before a call is run: its tool is found, its arguments are read, and perhaps somebody approves it."""
 
 from __future__ import annotations
 
@@ -25,19 +25,24 @@ _log = Log("engine.tools")
 T = TypeVar("T")
 
 MAX_NAMES = 30
-"""How many tools are named to a model that called one there isn't."""
+"""The number of tools that are named to a model that called an unknown tool."""
 
 
 class Refused(Exception):
-    """A call that is not run; the text is for the model."""
+    """The call is not run. The text is for the model."""
 
 
 class Waits(Exception):
-    """A call that is left open."""
+    """The call is left open."""
 
 
 async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], shared: ToolRoundContext) -> Ready:
-    """The arguments, checked, converted and approved. Raises Refused, Waits."""
+    """The arguments of a call that may run, checked and converted.
+
+    Raises:
+        Refused: The call is not run.
+        Waits: The call is left open.
+    """
     if tool is None:
         names = ", ".join(list(tools)[:MAX_NAMES])
         raise Refused(f"There is no tool named {call.name!r}. " + (f"The tools are: {names}." if names else ""))
@@ -56,7 +61,11 @@ async def admit(call: ToolUseBlock, tool: Tool | None, tools: dict[str, Tool], s
 async def _readied(
     call: ToolUseBlock, tool: Tool, handler: Handler, shared: ToolRoundContext
 ) -> tuple[JsonObject, Ready]:
-    """The arguments as JSON and converted, perhaps repaired. Raises Refused."""
+    """The arguments as JSON and converted, after a repair if need be.
+
+    Raises:
+        Refused: The arguments don't fit.
+    """
     try:
         return call.input, _read(call, handler)
     except InvalidToolCallError as error:
@@ -100,7 +109,12 @@ async def _repaired(
 async def _require_approval(
     call: ToolUseBlock, tool: Tool, arguments: JsonObject, shared: ToolRoundContext
 ) -> None:
-    """Raises Refused, Waits unless the call may run."""
+    """Return if the call may run.
+
+    Raises:
+        Refused: The call is not approved.
+        Waits: Nobody has decided yet.
+    """
     if tool.needs_approval is False or (tool.needs_approval is None and shared.approve is None):
         return
     request = ApprovalRequest(
@@ -139,6 +153,6 @@ async def _approval(request: ApprovalRequest, tool: Tool, shared: ToolRoundConte
 
 
 async def _asked(hook: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
-    """What a host's hook says. A plain one runs in a thread: it may wait for somebody."""
+    """The answer of a host's hook. A plain function runs in a thread, because it may wait for somebody."""
     answer = hook(*arguments) if is_async(hook) else await run_in_thread(lambda: hook(*arguments))
     return await answer if inspect.isawaitable(answer) else answer

@@ -1,4 +1,4 @@
-"""What a tool's function may be told besides its arguments."""
+"""The context that a tool's function may take besides its arguments."""
 
 from __future__ import annotations
 
@@ -15,14 +15,19 @@ Report: TypeAlias = Callable[[ToolProgress], None]
 
 
 class ToolContext:
-    """One call of a tool: where it comes from, how it hears that it was given up, and how it says how far it is.
+    """The context of one call of a tool.
 
-    A parameter annotated with this class gets it, whatever its name; the model never sees that parameter.
-    Everything here may be used from the function's thread, too.
+    A parameter that is annotated with this class gets the context, whatever its name. The model never sees that
+    parameter. Everything here may be used from the function's thread, too.
 
-    tool_call_id: ours, as in the message. tool_name: as the model knows it. session_id: None if the call belongs
-    to no session. turn_id: of its turn. messages: the conversation up to the call, with the message that made it.
-    abort_signal: set when the turn is cancelled, or the tool's time is up.
+    Args:
+        tool_call_id: The id of the call, as in the message.
+        tool_name: The name of the tool, as the model knows it.
+        messages: The conversation up to the call, with the message that made it.
+        session_id: The id of the session; None if the call belongs to no session.
+        turn_id: The id of the turn.
+        abort_signal: A signal that is set when the turn is cancelled, or when the tool's time is up.
+        report: A function that gets the progress.
     """
 
     def __init__(
@@ -49,17 +54,25 @@ class ToolContext:
 
     @property
     def cancelled(self) -> bool:
-        """Whether nobody waits for this call any more."""
+        """True once nobody waits for this call any more."""
         return self.abort_signal.aborted
 
     def raise_if_cancelled(self) -> None:
-        """Raises CancelledError if nobody waits for this call any more: for the steps of long plain work."""
+        """Stop the steps of long plain work.
+
+        Raises:
+            CancelledError: Nobody waits for this call any more.
+        """
         self.abort_signal.raise_if_aborted()
 
     def progress(self, message: str | None = None, fraction: float | None = None) -> None:
-        """Publish a `tool.progress`, on the bus and in the turn's stream. fraction: from 0 to 1, None if unknown.
+        """Publish a `tool.progress` on the bus and in the turn's stream.
 
-        From any thread, and without waiting. What is said after the call has ended is dropped.
+        It may be called in any thread, and it doesn't wait. Progress after the end of the call is dropped.
+
+        Args:
+            message: The progress in words.
+            fraction: The progress from 0 to 1; None if it is unknown.
         """
         if self._home is None:
             return
@@ -77,5 +90,5 @@ class ToolContext:
             self._report(event)
 
     def close(self) -> None:
-        """The call has ended; its progress is of no interest any more."""
+        """Drop all further progress, because the call has ended."""
         self._report = None

@@ -1,7 +1,7 @@
-"""Calls that wait for an answer, found in the history alone; and what a host answers.
+"""The calls that wait for an answer, which are found in the history alone, and the answers of a host.
 
-A turn that waits for an approval or for a passive tool is over, and nothing of it is kept but its messages: that
-is why it can go on after a restart, and in another process.
+A turn that waits for an approval or for a passive tool is over, and only its messages are kept. So it can go on
+after a restart, and in another process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from .function.tool import Tool
 from .results import ToolError, as_content
 
 Answer: TypeAlias = Approved | Denied | ToolResultBlock | ToolError | object
-"""Approved() runs the call, Denied(...) doesn't; anything else is its result, as a tool would give it back."""
+"""An answer to a call. `Approved()` runs the call, and `Denied(...)` does not. Any other value is its result, as a
+tool would return it."""
 
 
 def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
-    """The calls of the last reply that have no result; none if it was cut off, or something was said since."""
+    """The calls of the last reply that have no result. Empty if the reply was cut off, or something was said
+    since."""
     answered: set[str] = set()
     for message in reversed(messages):
         match message.role:
@@ -38,7 +40,11 @@ def open_calls(messages: Sequence[Message]) -> tuple[ToolUseBlock, ...]:
 
 
 def last_reply(messages: Sequence[Message]) -> Message:
-    """The assistant's last message. Raises LookupError if there is none."""
+    """The assistant's last message.
+
+    Raises:
+        LookupError: There is none.
+    """
     for message in reversed(messages):
         if message.role is Role.ASSISTANT:
             return message
@@ -52,17 +58,24 @@ def was_cut_off(message: Message) -> bool:
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """results: by the call's id, those that are known already. to_run: the calls that were approved."""
+    """The answers of a host, sorted."""
 
     results: Mapping[str, ToolResultBlock]
+    """The results that are known already, by the calls' ids."""
     to_run: tuple[ToolUseBlock, ...]
+    """The calls that were approved."""
 
 
 def answers_to(messages: Sequence[Message], given: Mapping[str, Answer], tools: Sequence[Tool]) -> Answers:
     """Sort a host's answers to the open calls of a conversation.
 
-    given: by the calls' ids. tools: of the session, for those to be run.
-    Raises CallboardError for what can't be an answer, and for none at all.
+    Args:
+        messages: The conversation.
+        given: The answers by the calls' ids.
+        tools: The tools of the session, which run the approved calls.
+
+    Raises:
+        CallboardError: An answer belongs to no open call or can't be an answer, or there is no answer at all.
     """
     calls = open_calls(messages)
     if not calls and not given and (not messages or messages[-1].role is not Role.TOOL):
@@ -100,7 +113,7 @@ def _require_open(calls: Sequence[ToolUseBlock], given: Mapping[str, Answer], me
 
 
 def _why_closed(tool_use_id: str, messages: Sequence[Message]) -> str:
-    """Why a call waits for no answer; empty if there is none of that id."""
+    """The reason why a call waits for no answer; empty if there is no call of that id."""
     for message in reversed(messages):
         for block in message.content:
             match block:

@@ -1,4 +1,4 @@
-"""Calls whose arguments don't fit, and the hook that may mend them."""
+"""The error of a call whose arguments don't fit, and the hook that may mend them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from .function.tool import Tool
 
 
 class InvalidToolCallError(CallboardError):
-    """The arguments of a call are no JSON object, or don't follow the tool's schema; the text says where."""
+    """The arguments of a call are no JSON object, or don't follow the tool's schema. The text says where."""
 
 
 RepairToolCall: TypeAlias = Callable[
     [ToolUseBlock, InvalidToolCallError, Tool], JsonObject | Awaitable[JsonObject | None] | None
 ]
-"""Gets a call, what is wrong with it, and its tool; gives back other arguments, or None: the model hears of it.
+"""A function that gets a call, its error and its tool, and returns other arguments. None leaves the error to the
+model.
 
-Asked once for each call. The text that the model sent is in the call's `raw_arguments` if it was no JSON object.
+It is called once for each such call. If the model's text was no JSON object, it is in the call's `raw_arguments`.
 A plain function runs in a thread.
 """

@@ -1,4 +1,4 @@
-"""What a tool's function gives back, as the model gets to see it."""
+"""The result of a tool's function, in the form that the model sees."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ ResultContent: TypeAlias = str | tuple[ResultPart, ...]
 
 
 class ToolError(Exception):
-    """Raise it in a tool to tell the model what went wrong. content: the words, or blocks, that it is told.
+    """Raise it in a tool to tell the model what went wrong. Of any other exception the model is told type and
+    text.
 
-    Any other exception does, too; the model is then told its type and text.
+    Args:
+        content: The words or blocks for the model.
     """
 
     def __init__(self, content: str | Sequence[ResultPart]) -> None:
@@ -29,10 +31,12 @@ class ToolError(Exception):
 
 
 def as_content(value: object) -> ResultContent:
-    """Text as it is; blocks, or a sequence with any in it, as blocks; anything else as JSON.
+    """The content of a result. Text stays text, and blocks stay blocks. Any other value becomes JSON.
 
-    JSON takes msgspec Structs, dataclasses, pydantic models, dates, sets and the like. Raises TypeError for what
-    it doesn't take, with what to return instead.
+    JSON takes msgspec Structs, dataclasses, pydantic models, dates, sets and the like.
+
+    Raises:
+        TypeError: The value can't be written as JSON. The text says what to return instead.
     """
     match value:
         case str():
@@ -68,7 +72,11 @@ def _as_json(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON doesn't know, as one that it does. Raises TypeError."""
+    """A value that JSON doesn't know, as a value that it knows.
+
+    Raises:
+        TypeError: There is no such value.
+    """
     dump = getattr(value, "model_dump", None)  # pydantic's, without depending on pydantic
     if callable(dump):
         return dump(mode="json")

@@ -1,4 +1,4 @@
-"""Where a round of calls takes place, and what comes of it."""
+"""One round of tool calls: what its calls share, and what comes of it."""
 
 from __future__ import annotations
 
@@ -18,37 +18,43 @@ Tell: TypeAlias = Callable[[ToolStarted | ToolProgress | ToolFinished], None]
 
 
 class ToolRoundContext(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a round takes place.
-
-    clock: of how long tools take. tell: gets the events. messages: the conversation, with the message that made
-    the calls. timeout_seconds: of a call whose tool has none of its own. cut_off: the reply was, so that nothing
-    of it may be repaired. approved: ids of calls about which `approve` is not asked any more.
-    """
+    """What the calls of one round share."""
 
     clock: Clock
+    """The clock that measures how long tools take."""
     tell: Tell
+    """A function that gets the events."""
     messages: tuple[Message, ...] = ()
+    """The conversation, with the message that made the calls."""
     session_id: str | None = None
+    """The id of the session, if there is one."""
     turn_id: str | None = None
+    """The id of the turn."""
     timeout_seconds: float = 60.0
+    """Seconds for a call whose tool has no limit of its own."""
     approve: Approve | None = None
+    """A function that decides about each call."""
     repair: RepairToolCall | None = None
+    """A function that mends arguments that don't fit."""
     cut_off: bool = False
+    """Whether the reply was cut off, so that nothing of it may be repaired."""
     approved: frozenset[str] = frozenset()
+    """The ids of calls about which `approve` is not asked any more."""
     asking: anyio.Lock = msgspec.field(default_factory=lambda: anyio.Lock())
+    """The lock by which one question about approval is asked at a time."""
 
 
 class ToolRound(msgspec.Struct, frozen=True):
-    """What came of a round. results: of the calls that were run or refused, in their order. waiting: calls that
-    are left open, in theirs.
-    """
+    """What came of a round."""
 
     results: tuple[ToolResultBlock, ...]
+    """The results of the calls that were run or refused, in the order of the calls."""
     waiting: tuple[ToolUseBlock, ...] = ()
+    """The calls that are left open, in their order."""
 
 
 def not_executed(call: ToolUseBlock) -> ToolResultBlock:
-    """The result of a call that its turn did not come to."""
+    """The result of a call that its turn did not reach."""
     from adapters.requests.history import (
         NOT_EXECUTED,  # which most programs need with their first call, and not at import
     )

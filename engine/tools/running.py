@@ -1,9 +1,9 @@
-"""How a round of calls is run.
+"""Runs a round of tool calls.
 
-All calls of a round run at once and are answered in the order in which the model made them. Whatever goes wrong in
-one is an error result for the model, never an exception of the turn. A call that was cut off is not run. A call
-that waits for somebody, because its tool is passive or nobody has approved it yet, is left open. When the round is
-cancelled, no call is left without a result.
+All calls of a round run at once, and are answered in the order in which the model made them. A call that fails has
+an error result for the model; it never raises an exception in the turn. A call that was cut off is not run. A call
+that waits for somebody is left open, because its tool is passive or nobody has approved it yet. When the round is
+cancelled, every call still gets a result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .rounds import ToolRound, ToolRoundContext, not_executed
 _log = Log("engine.tools")
 
 MAX_THREADS = 40
-"""How many plain functions of one event loop run at once. One that was abandoned doesn't count."""
+"""The number of plain functions of one event loop that run at once. Abandoned functions don't count."""
 
 _slots: RunVar[anyio.CapacityLimiter] = RunVar("callboard tool threads")
 
@@ -54,8 +54,9 @@ async def run_tools(
 ) -> ToolRound:
     """Run the calls of one reply, all at once.
 
-    What goes wrong with one is its result, for the model to see. interrupted: if this is cancelled, it is told the
-    results first: of all calls, for what was not done has one that says so.
+    Args: calls: The calls. tools: The tools of the session. shared: What the calls share. interrupted: Gets the
+        results if the round is cancelled. A call that was not run then has a result that says
+            so.
     """
     by_name = {tool.name: tool for tool in tools}
     results: dict[str, ToolResultBlock] = {}
@@ -79,7 +80,8 @@ async def run_tools(
 async def _answer(
     call: ToolUseBlock, tools: dict[str, Tool], shared: ToolRoundContext, results: dict[str, ToolResultBlock]
 ) -> None:
-    """Add the call's result, unless it is left open. Its start and its end are told, also if it isn't run."""
+    """Add the call's result, unless the call is left open. Its start and end are published, also if it isn't
+    run."""
     tool = tools.get(call.name)
     refusal: str | None = None
     ready: Ready | None = None
@@ -176,7 +178,7 @@ async def _awaited(handler: Handler, ready: Ready, context: ToolContext | None) 
 
 
 class _Slot:
-    """One of the places for plain functions; waiting for it is not the tool's time."""
+    """One of the places for plain functions. The wait for it doesn't count as the tool's time."""
 
     def __init__(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""`@tool`: a function made a tool, by what its name, its hints and its docstring say."""
+"""`@tool`: makes a function a tool, by its name, its type hints and its docstring."""
 
 from __future__ import annotations
 
@@ -75,13 +75,23 @@ def tool(
 ) -> FunctionTool[P, R_co] | Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]:
     """Make a function a tool: ``@tool``, ``@tool(name=...)``, or ``tool(function, ...)``.
 
-    The schema comes from the type hints, defaults included; descriptions from ``Annotated[...]`` and the docstring
-    (Google's, NumPy's or Sphinx's style). Parameters annotated with `ToolContext`, and those named `messages`,
-    `abort_signal` and `tool_call_id`, are filled in by the engine and not shown to the model.
+    The schema comes from the type hints and the defaults. Descriptions come from ``Annotated[...]`` and the
+    docstring (in Google's, NumPy's or Sphinx's style). The engine fills in parameters that are annotated with
+    `ToolContext` or named `messages`, `abort_signal` or `tool_call_id`. The model doesn't see them.
 
-    name, description: instead of the function's own. timeout_seconds: of one call. annotations, strict,
-    needs_approval: as in `ToolDefinition` and `Tool`.
-    Raises ToolDefinitionError, SchemaError if the function doesn't say enough; ValueError for the name.
+    Args:
+        function: The function, async or plain.
+        name: The tool's name; None is the function's name.
+        description: The tool's description; None is the docstring's text before its first section.
+        timeout_seconds: Seconds for one call, as in `Tool`.
+        annotations: Hints about the tool, as in `ToolDefinition`.
+        strict: Whether the model is held to the schema, as in `ToolDefinition`.
+        needs_approval: Whether calls need approval, as in `Tool`.
+
+    Raises:
+        ToolDefinitionError: The function doesn't say enough about its parameters.
+        SchemaError: A type has no JSON Schema.
+        ValueError: No model takes the name.
     """
     caller = sys._getframe(1)
 
@@ -170,7 +180,7 @@ def _schema(
 
 
 def _told(schema: JsonObject, parameter: Parameter, described: str | None) -> JsonObject:
-    """A parameter's schema with its description and its default."""
+    """The schema of a parameter, with its description and its default."""
     told = dict(schema)
     description = description_of(parameter.hint) or described
     if description is not None:

@@ -1,4 +1,5 @@
-"""What a docstring says of a function and its parameters: in Google's, NumPy's and Sphinx's style."""
+"""Reads the descriptions of a function and its parameters from a docstring in Google's, NumPy's or Sphinx's
+style."""
 
 from __future__ import annotations
 
@@ -9,10 +10,12 @@ from typing import NamedTuple
 
 
 class Documented(NamedTuple):
-    """description: what stands before the first section. parameters: their descriptions, by name."""
+    """The descriptions in a docstring."""
 
     description: str
+    """The text before the first section."""
     parameters: dict[str, str]
+    """The descriptions of the parameters, by name."""
 
 
 _PARAMETERS = (
@@ -35,7 +38,7 @@ _SPHINX_PARAMETERS = ("param", "parameter", "arg", "argument", "key", "keyword")
 
 
 def read_docstring(text: str | None) -> Documented:
-    """Any text will do: what isn't a section of these styles is description. Pure."""
+    """Read a docstring. Any text will do: text outside the sections of these styles is description. Pure."""
     lines = inspect.cleandoc(text or "").splitlines()
     parameters: dict[str, str] = {}
     start = next((number for number, _ in enumerate(lines) if _begins(lines, number)), len(lines))
@@ -55,12 +58,13 @@ def read_docstring(text: str | None) -> Documented:
 
 
 def _begins(lines: Sequence[str], number: int) -> bool:
-    """Whether a section, or one of Sphinx's fields, begins on that line."""
+    """Whether a section, or one of Sphinx's fields, begins on a line."""
     return _heading(lines, number) is not None or _FIELD.match(lines[number]) is not None
 
 
 def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
-    """A section's name, where its body begins, and whether it is NumPy's; None if there is no heading."""
+    """The name of a section, the line where its body begins, and whether its style is NumPy's. None without a
+    heading."""
     name = lines[number].strip().lower()
     if name.endswith(":") and name[:-1] in _SECTIONS and not lines[number].startswith(" "):
         return name[:-1], number + 1, False
@@ -69,7 +73,8 @@ def _heading(lines: Sequence[str], number: int) -> tuple[str, int, bool] | None:
 
 
 def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str]) -> int:
-    """Read what begins with Sphinx's ``:param name:``, if it does; where the next thing may begin."""
+    """Read a field of Sphinx (``:param name:``), if there is one. Returns the line where the next part may
+    begin."""
     field = _FIELD.match(lines[position])
     end = position + 1
     while end < len(lines) and lines[end].startswith(" "):
@@ -81,7 +86,7 @@ def _read_field(lines: Sequence[str], position: int, parameters: dict[str, str])
 
 
 def _items(lines: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each line of the least indentation, with those below it that are indented further."""
+    """The lines of the least indentation, each with the lines below it that are indented further."""
     body = [line for line in lines if line.strip()]
     least = min((_indent(line) for line in body), default=0)
     item: tuple[str, list[str]] | None = None
@@ -118,7 +123,7 @@ def _joined(lines: Sequence[str]) -> str:
 
 
 def _paragraphs(lines: Sequence[str]) -> str:
-    """Text without the line breaks of its width; paragraphs, lists and indented parts keep theirs."""
+    """The text with each paragraph on one line. Lists and indented parts keep their line breaks."""
     paragraphs: list[str] = []
     for block in "\n".join(lines).split("\n\n"):
         stripped = [line for line in block.splitlines() if line.strip()]

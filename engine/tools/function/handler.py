@@ -1,7 +1,8 @@
-"""What runs a tool: a function, and how a call's arguments become its own.
+"""The function that runs a tool, and the way in which the arguments of a call become its own.
 
-It takes them as keywords; or, if it has one parameter that is no property of the tool's schema, all of them as one
-mapping. Either way each becomes what its hint says. Without a hint it stays the JSON value that it is.
+A function takes the arguments as keywords. A function with one parameter that is no property of the tool's schema
+takes all arguments as one mapping. In both cases each argument is converted to its type hint. Without a hint it
+stays the JSON value.
 """
 
 from __future__ import annotations
@@ -28,35 +29,45 @@ from .parameters import (
 )
 
 ToolHandler: TypeAlias = Callable[..., object]
-"""Gets the arguments as keywords or as one mapping; gives back a result, or an awaitable of one."""
+"""A function that takes the arguments as keywords or as one mapping, and returns a result or an awaitable of
+one."""
 
 _AS_IT_IS = (NOTHING, object, Any)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A call's arguments, converted. whole: the one mapping, if the function takes that."""
+    """The arguments of a call, converted."""
 
     keywords: dict[str, Any]
+    """The arguments as keywords."""
     whole: tuple[Any, ...] = ()
+    """The one mapping, if the function takes that."""
 
 
 class Handler(msgspec.Struct, frozen=True):
-    """A function and how it is called. Make it with `handler_of`, or `tool`.
-
-    keywords: the Struct of what the model fills in. whole: the one parameter that takes everything, instead.
-    schema: what the arguments are checked against first; None where `keywords` says all of it.
-    """
+    """A function, and the way in which it is called. `handler_of` and `tool` make it."""
 
     function: ToolHandler
+    """The function."""
     is_async: bool
+    """Whether calling the function returns an awaitable."""
     injected: Mapping[str, Injected]
+    """The parameters that the engine fills in."""
     keywords: type[msgspec.Struct] | None = None
+    """The Struct of the parameters that the model fills in."""
     whole: Parameter | None = None
+    """The one parameter that takes all arguments, in place of `keywords`."""
     variadic: bool = False
+    """Whether the function takes any keywords."""
     schema: JsonObject | None = None
+    """The schema against which the arguments are checked first; None if `keywords` says all of it."""
 
     def read(self, arguments: JsonObject) -> Ready:
-        """Check and convert. Raises ValueError, whose text names what is wrong with its JSON path."""
+        """Check and convert the arguments of a call.
+
+        Raises:
+            ValueError: The arguments don't fit. The text names the JSON path.
+        """
         from engine.type_schema import check, convert
 
         if self.schema is not None:
@@ -71,14 +82,19 @@ class Handler(msgspec.Struct, frozen=True):
         return Ready(given)
 
     def call(self, ready: Ready, context: ToolContext | None) -> object:
-        """Call the function, which may give back an awaitable. context: needed if anything is injected."""
+        """Call the function, which may return an awaitable.
+
+        Args:
+            ready: The arguments.
+            context: The context of the call. It is needed if the engine fills in any parameter.
+        """
         if not self.injected or context is None:
             return self.function(*ready.whole, **ready.keywords)
         filled = {name: _value(injected, context) for name, injected in self.injected.items()}
         return self.function(*ready.whole, **ready.keywords, **filled)
 
     def bound(self, function: ToolHandler) -> Handler:
-        """The same for another function of the same parameters."""
+        """The handler of another function with the same parameters."""
         return replace(self, function=function)
 
 
@@ -95,7 +111,11 @@ def _value(injected: Injected, context: ToolContext) -> object:
 
 
 def handler_of(function: ToolHandler, name: str, schema: JsonObject) -> Handler:
-    """How a function takes the arguments of a tool with a schema of its own. Raises ToolDefinitionError."""
+    """The handler of a tool that has a schema of its own.
+
+    Raises:
+        ToolDefinitionError: The function doesn't fit the schema.
+    """
     properties = schema.get("properties")
     known = frozenset(properties) if isinstance(properties, dict) else frozenset[str]()
     hints = lenient_hints_of(function)

@@ -1,4 +1,5 @@
-"""A function's parameters: which of them the model fills in, as one Struct, and which the engine does."""
+"""The parameters of a function: those that the model fills in, as one Struct, and those that the engine fills
+in."""
 
 from __future__ import annotations
 
@@ -19,14 +20,15 @@ from ..context import ToolContext
 
 
 class ToolDefinitionError(CallboardError, TypeError):
-    """A function that can't be made a tool as it is; the text says what to do."""
+    """The function can't be made a tool as it is. The text says what to do."""
 
 
 class Injected(Enum):
-    """What the engine puts into a parameter. The model neither sees nor fills it.
+    """The value that the engine puts into a parameter. The model neither sees nor fills such a parameter.
 
-    A parameter is injected if it is annotated with `ToolContext`, whatever its name, or has one of the three names
-    below, unless the tool has a schema of its own with a property of that name.
+    The engine fills in a parameter that is annotated with `ToolContext`, whatever its name. It also fills in a
+    parameter with one of the three names below, unless the tool has a schema of its own with a property of that
+    name.
     """
 
     CONTEXT = "ToolContext"
@@ -49,24 +51,32 @@ NOTHING = inspect.Parameter.empty
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """One that the model fills in. hint: NOTHING if there is none; default: NOTHING if it must be given."""
+    """A parameter that the model fills in."""
 
     name: str
+    """The name."""
     hint: object
+    """The type hint; NOTHING if there is none."""
     default: object
+    """The default; NOTHING if the model must give a value."""
 
     @property
     def required(self) -> bool:
+        """Whether the model must give a value."""
         return self.default is NOTHING
 
 
 class Parameters(msgspec.Struct, frozen=True):
-    """variadic: it takes any keywords. unnamed: it takes one or more values by position only."""
+    """The parameters of a function."""
 
     filled_in: tuple[Parameter, ...]
+    """The parameters that the model fills in."""
     injected: Mapping[str, Injected]
+    """The parameters that the engine fills in."""
     variadic: bool = False
+    """Whether the function takes any keywords."""
     unnamed: bool = False
+    """Whether the function takes values by position only."""
 
 
 def parameters_of(
@@ -76,9 +86,16 @@ def parameters_of(
     properties: Iterable[str] = (),
     what: str = "",
 ) -> Parameters:
-    """Sort a function's parameters. properties: of the tool's own schema; no name among them is reserved.
+    """Sort the parameters of a function.
 
-    Raises ToolDefinitionError, beginning with `what`, for a reserved name with another hint.
+    Args:
+        function: The function.
+        hints: Its type hints.
+        properties: The properties of the tool's own schema. None of their names is reserved.
+        what: The beginning of the text of an error.
+
+    Raises:
+        ToolDefinitionError: A parameter with a reserved name has another type hint.
     """
     try:
         signature = inspect.signature(function)
@@ -128,7 +145,16 @@ def _is_context(hint: object) -> bool:
 
 
 def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None = None) -> dict[str, object]:
-    """A function's hints, resolved. scope: names besides those of its module. Raises NameError, TypeError."""
+    """The type hints of a function, resolved.
+
+    Args:
+        function: The function.
+        scope: Names that the hints may use besides those of the function's module.
+
+    Raises:
+        NameError: A name can't be found.
+        TypeError: A hint is no type.
+    """
     inner = unwrapped(function)
     if not inspect.isroutine(inner) and not isinstance(inner, type):
         inner = type(inner).__call__  # a callable object: its class says how
@@ -136,7 +162,7 @@ def hints_of(function: Callable[..., object], scope: Mapping[str, object] | None
 
 
 def lenient_hints_of(function: Callable[..., object]) -> dict[str, object]:
-    """The hints as far as they can be resolved: `object` for the rest."""
+    """The type hints of a function. If they can't be resolved, each hint but `ToolContext` is `object`."""
     try:
         return hints_of(function)
     except (NameError, TypeError, AttributeError):
@@ -147,7 +173,7 @@ def lenient_hints_of(function: Callable[..., object]) -> dict[str, object]:
 
 
 def unwrapped(function: Callable[..., object]) -> Callable[..., object]:
-    """What is behind `functools.partial`."""
+    """The function behind `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     return function
@@ -163,6 +189,7 @@ def bound_keywords(function: Callable[..., object]) -> frozenset[str]:
 
 
 def is_async(function: Callable[..., object]) -> bool:
+    """Whether calling a function returns an awaitable."""
     inner = unwrapped(function)
     return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(getattr(inner, "__call__", None))  # noqa: B004
 
@@ -173,7 +200,7 @@ _CONSTRAINTS = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", 
 
 
 def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
-    """One field for each parameter that the model fills in; UNSET where it left one out."""
+    """A Struct with one field for each parameter that the model fills in. A value that is left out is UNSET."""
     fields: list[tuple[str, typing.Any] | tuple[str, typing.Any, typing.Any]] = []
     for parameter in parameters.filled_in:
         hint = object if parameter.hint is NOTHING else _constrained(parameter.hint)
@@ -184,7 +211,7 @@ def struct_of(parameters: Parameters) -> type[msgspec.Struct]:
 
 
 def _constrained(hint: object) -> object:
-    """The same hint, where pydantic's or annotated-types' constraints are also said in msgspec's words."""
+    """A type hint whose constraints of pydantic or annotated-types are also expressed for msgspec."""
     metadata = getattr(hint, "__metadata__", ())
     if any(isinstance(each, msgspec.Meta) for each in metadata):
         return hint
@@ -198,14 +225,14 @@ def _constrained(hint: object) -> object:
 
 
 def _flat(metadata: Iterable[object]) -> Iterator[object]:
-    """Groups of constraints as their members: pydantic's `Field(...)`, annotated-types' `Interval` and `Len`."""
+    """The members of groups of constraints: pydantic's `Field(...)`, annotated-types' `Interval` and `Len`."""
     for each in metadata:
         inner = getattr(each, "metadata", None)
         yield from inner if isinstance(inner, list) else (each,)
 
 
 def description_of(hint: object) -> str | None:
-    """What ``Annotated[...]`` says of a parameter: a string, or what has a description."""
+    """The description of a parameter in ``Annotated[...]``: a string, or an object that has a description."""
     for each in getattr(hint, "__metadata__", ()):
         for said in (each, getattr(each, "description", None), getattr(each, "documentation", None)):
             if isinstance(said, str):

@@ -1,7 +1,8 @@
-"""Plain functions beside the event loop.
+"""Runs plain functions in threads beside the event loop.
 
-Not anyio's worker threads: the interpreter waits for those at its end, and a tool that hangs must not keep a
-program from ending. These are daemons; one whose caller went away runs on unheard, and its result is dropped.
+These threads are not anyio's worker threads. The interpreter waits for those at its end, and a tool that hangs
+must not keep a program from ending. So these threads are daemons. If the caller goes away, the function runs on,
+and its result is dropped.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 MAX_IDLE = 16
-"""How many threads are kept for the next call."""
+"""The number of threads that are kept for the next call."""
 
 IDLE_SECONDS = 10.0
-"""How long a thread waits for its next call before it ends."""
+"""Seconds for which a thread waits for its next call before it ends."""
 
 _Job: TypeAlias = Callable[[], Callable[[], None]]
-"""Works, and gives back what tells of it: told last, when the thread is free again."""
+"""A function that does the work, and returns a function that tells the result. The latter is called last, when the
+thread is free again."""
 
 _lock = threading.Lock()
 _idle: list[_Worker] = []
@@ -64,9 +66,13 @@ class _Worker:
 
 
 async def run_in_thread(work: Callable[[], T]) -> T:
-    """Run plain code in a thread, with the caller's context variables. Cancelled: it runs on, unheard.
+    """Run a plain function in a thread, with the caller's context variables.
 
-    Raises what it raised; RuntimeError in place of what would end the event loop (SystemExit and the like).
+    If the caller is cancelled, the function runs on, and its result is dropped. An exception of the function is
+    raised here.
+
+    Raises:
+        RuntimeError: The function raised SystemExit or another exception that would end the event loop.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

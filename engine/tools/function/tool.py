@@ -1,4 +1,4 @@
-"""Tools: what the model is told of them, and what runs them."""
+"""A tool: its definition for the model, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ SelfT = TypeVar("SelfT")
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A tool and what runs it.
+    """A tool and the function that runs it.
 
-    execute: a function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`),
-    and gives back text, a JSON value, or content blocks; a plain one runs in a thread. None makes the tool
-    passive: the turn ends with the call open, for the host to answer.
-    definition: as the model sees it. timeout_seconds: of one call; None is the engine's `Timeouts.tool`. A plain
-    function goes on in its thread when its time is up, unless it looks at its `ToolContext`.
-    needs_approval: None leaves it to the `approve` hook, if there is one, and runs the call if there is none; True
-    waits for an answer if there is none; False never asks.
-
-    Raises ToolDefinitionError if the function doesn't go with the definition.
+    Raises:
+        ToolDefinitionError: The function doesn't fit the definition.
     """
 
     definition: ToolDefinition
+    """The tool as the model sees it."""
     execute: ToolHandler | None = None
+    """A function, async or plain, that takes the arguments as keywords or as one mapping (see `Handler`). It
+    returns text, a JSON value, or content blocks. A plain function runs in a thread. None makes the tool passive:
+    the turn ends with the call open, for the host to answer."""
     timeout_seconds: float | None = None
+    """Seconds for one call; None is the engine's `Timeouts.tool`. A plain function goes on in its thread when its
+    time is up, unless it looks at its `ToolContext`."""
     needs_approval: NeedsApproval | None = None
+    """Whether calls need approval. None asks the `approve` hook, and runs the call if there is no hook. True asks
+    the hook, and leaves the call open if there is none. False never asks."""
     handler: Handler | None = field(init=False, repr=False)
+    """The way in which `execute` is called; None for a passive tool."""
 
     def __post_init__(self) -> None:
         handler = None
@@ -48,19 +50,23 @@ class Tool:
 
     @property
     def name(self) -> str:
-        """As the model knows it."""
+        """The name of the tool, as the model knows it."""
         return self.definition.name
 
 
 def require_distinct(tools: Iterable[Tool]) -> None:
-    """Raises ConfigurationError if two of them have one name: a call of it could mean either."""
+    """Check that no two tools have the same name, because a call could mean either of them.
+
+    Raises:
+        ConfigurationError: Two tools have the same name.
+    """
     names = Counter(tool.name for tool in tools)
     if twice := [name for name, times in names.items() if times > 1]:
         raise ConfigurationError(f"two tools are named {twice[0]!r}; rename one: @tool(name='...')")
 
 
 class FunctionTool(Tool, Generic[P, R_co]):
-    """A function that was made a tool with `@tool`: it can still be called as before."""
+    """A function that `@tool` made a tool. It can still be called as before."""
 
     def __init__(
         self,
@@ -96,7 +102,7 @@ class FunctionTool(Tool, Generic[P, R_co]):
     ) -> FunctionTool[Q, R_co]: ...
 
     def __get__(self, instance: object, owner: object = None) -> object:
-        """A method: the tool of one object."""
+        """The tool of one object, if the function is a method."""
         if instance is None or self.handler is None:
             return self
         bound = self.__dict__["function"].__get__(instance, owner)

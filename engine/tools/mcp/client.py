@@ -1,6 +1,6 @@
 """The connection to an MCP server, in a task of its own.
 
-So it may be opened in one task and closed in another, and when the server dies, that ends this task and fails the
+So the connection may be opened in one task and closed in another. A server that dies ends this task and fails the
 calls that wait for it, and nothing else.
 """
 
@@ -36,19 +36,20 @@ _log = Log("engine.tools.mcp")
 GONE = "The tool's server has ended; its tools can't be used any more."
 
 MAX_PAGES = 100
-"""Of a server's list of tools."""
+"""The number of pages that are read of a server's list of tools."""
 
 
 @dataclass(frozen=True, eq=False)
 class McpTool(Tool):
-    """A tool of an MCP server. original_name: what the server calls it."""
+    """A tool of an MCP server."""
 
     original_name: str = ""
+    """The server's own name of the tool."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class McpOptions:
-    """What `mcp_tools` was asked for."""
+    """The options of `mcp_tools`, which describes them."""
 
     prefix: str = ""
     include: Callable[[str], bool] | None = None
@@ -79,7 +80,11 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> tuple[McpTool, ...]:
-        """The server's tools. Raises CallboardError if it can't be reached."""
+        """The server's tools.
+
+        Raises:
+            CallboardError: The server can't be reached.
+        """
         if self._task is not None:
             raise CallboardError("this MCP server was opened before; call mcp_tools(...) again")
         task = self._task = asyncio.create_task(self._live(), name=f"mcp {self._named}")
@@ -149,7 +154,11 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         )
 
     async def _call(self, name: str, arguments: JsonObject, context: ToolContext) -> ResultContent:
-        """Cancelling it tells the server so. Raises ToolError."""
+        """Call a tool of the server. If the caller is cancelled, the server is told so.
+
+        Raises:
+            ToolError: The call failed, or the server is gone.
+        """
         if self._client is None:
             raise ToolError(GONE)
         try:
@@ -160,7 +169,7 @@ class McpConnection(AbstractAsyncContextManager[tuple[McpTool, ...]]):
         return content_of(result)
 
     def _words(self, error: BaseException | None) -> str:
-        """An error's text, without what the server's address may hold of secrets."""
+        """The text of an error, without the secrets that the server's address may hold."""
         text = error.message if isinstance(error, MCPError) else str(error)
         for secret in self._secrets:
             text = text.replace(secret, self._named)
@@ -199,13 +208,14 @@ async def over_http(url: str, headers: dict[str, str] | None) -> AsyncIterator[C
 
 
 def over_stdio(command: list[str], env: dict[str, str] | None, cwd: str | None) -> Client:
-    """A client of a server that is started for it, and speaks over its standard streams."""
+    """A client of a server that is started for it. They speak over the server's standard streams."""
     from mcp.client.stdio import StdioServerParameters
 
     return client_of(StdioServerParameters(command=command[0], args=command[1:], env=env, cwd=cwd))
 
 
 def client_of(server: object) -> Client:
+    """A client of any server that the client library knows."""
     return Client(server, client_info=Implementation(name="callboard", version=_version()))  # type: ignore[arg-type]
 
 
@@ -217,7 +227,7 @@ def _version() -> str:
 
 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
-    """The one error in groups of one."""
+    """The error in nested groups of one error."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _address(url: str) -> str:
-    """A URL without what may be a secret."""
+    """A URL without the parts that may be secret."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"{parts.scheme}://{host}{parts.path}"
@@ -34,20 +34,27 @@ def mcp_tools(
     needs_approval: NeedsApproval | None = None,
     connect_seconds: float = 30.0,
 ) -> McpConnection:
-    """An MCP server's tools, as long as the context is open: `async with mcp_tools(server) as tools: …`.
+    """The tools of an MCP server, as long as the context is open: `async with mcp_tools(server) as tools: …`.
 
-    server: a URL (streamable HTTP); a command as a list, which is started and ended with the context; or whatever
-    else the client library's `Client` takes, such as a transport. env: of a command, beside the few variables
-    that the library passes on. cwd: where a command runs. headers: of a URL. connect_seconds: for the server to
-    answer when the context is entered.
-    prefix: before each name, where several servers have tools of one name. include: by the server's own names.
-    timeout_seconds, needs_approval: of each tool, as in `Tool`.
+    The list of tools is read when the context is entered. A name that models don't take is changed, with a
+    warning; `original_name` has the server's name. A tool whose schema can't be used is left out, with a warning.
+    If the server dies later, calls of its tools fail, and the model sees it.
 
-    Names that models don't take are changed, with a warning; `original_name` has the server's. A tool whose schema
-    can't be used is left out, with a warning. The list is that of the moment of opening.
-    Raises ConfigurationError if the library is missing, or the server no such thing; entering it raises
-    CallboardError if the server can't be reached. A server that dies later makes its tools' calls fail, for the
-    model to see.
+    Args: server: A URL (streamable HTTP), a command as a list, or an object that the client library's `Client`
+        takes,
+            such as a transport. A command is started and ended with the context.
+        env: The environment variables of a command, besides the few that the library passes on.
+        cwd: The folder in which a command runs.
+        headers: The headers of requests to a URL.
+        prefix: A text before each name, for servers that have tools of the same name.
+        include: Tells by the server's own name whether a tool is wanted.
+        timeout_seconds: Seconds for one call of each tool, as in `Tool`.
+        needs_approval: Whether calls of the tools need approval, as in `Tool`.
+        connect_seconds: Seconds for the server to answer when the context is entered.
+
+    Raises:
+        ConfigurationError: The client library is missing, or `server` is none of these.
+        CallboardError: The server can't be reached. It is raised when the context is entered.
     """
     try:
         from . import client as mcp_client

@@ -1,6 +1,6 @@
-"""What an MCP server says, in our words: its tools, their names and annotations, and what they give back.
+"""The values of an MCP server as ours: its tools, their names and annotations, and their results.
 
-Needs the official client library: import this module only where that is wanted.
+This module needs the official client library, so import it only where that is wanted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ LONGEST_NAME = 64
 
 
 def legal_names(names: Iterable[str], prefix: str = "") -> dict[str, str]:
-    """A legal name for each of a server's, different from each other; the same where it is legal already. Pure.
+    """A legal name for each name of a server. All are different, and a legal name stays as it is. Pure.
 
-    Two that become the same are told apart by a digest of the original, so that neither depends on the order.
+    Two names that become the same are told apart by a digest of the original, so that neither depends on the
+    order.
     """
     originals = list(dict.fromkeys(names))
     candidates = {name: _legal(prefix + name) for name in originals}
@@ -62,7 +63,11 @@ def _with_digest(legal: str, original: str) -> str:
 
 
 def definition_of(tool: ServerTool, name: str) -> ToolDefinition:
-    """Raises ValueError if its schema can't be used."""
+    """The definition of a server's tool.
+
+    Raises:
+        ValueError: The schema can't be used.
+    """
     schema: JsonObject = {"properties": {}, **tool.input_schema, "type": tool.input_schema.get("type", "object")}
     return ToolDefinition(
         name=name,
@@ -73,7 +78,7 @@ def definition_of(tool: ServerTool, name: str) -> ToolDefinition:
 
 
 def annotations_of(tool: ServerTool) -> ToolAnnotations | None:
-    """The server's own hints: claims, unless the server is trusted."""
+    """The server's own hints about a tool. They are only claims, unless the server is trusted."""
     hints = tool.annotations
     title = tool.title or (hints.title if hints is not None else None)
     if hints is None:
@@ -88,9 +93,12 @@ def annotations_of(tool: ServerTool) -> ToolAnnotations | None:
 
 
 def content_of(result: CallToolResult) -> ResultContent:
-    """Text and media of a result; structured content where there is nothing else. Raises ToolError for an error.
+    """The text and media of a result, or its structured content if there is nothing else.
 
-    What models take in no tool's result, sound for one, is named in its place.
+    A part that models take in no tool's result, such as sound, is replaced by its name.
+
+    Raises:
+        ToolError: The result is an error.
     """
     parts = tuple(_part(block) for block in result.content)
     content: ResultContent = parts
