@@ -33,10 +33,6 @@ from .tool import FunctionTool, P, R_co
 
 
 @overload
-def tool(function: Callable[P, R_co], /) -> FunctionTool[P, R_co]: ...
-
-
-@overload
 def tool(
     function: Callable[P, R_co],
     /,
