@@ -6,27 +6,15 @@ import anyio
 import msgspec
 import pytest
 
-from adapters import create_adapter
 from adapters.contract import AdapterConfig, RetryPolicy
 from adapters.http.timeouts import SLOW_MACHINE_SECONDS
 from adapters.providers.ollama.adapter import OllamaAdapter
 from adapters.transport.transport import HttpReply, HttpRequest
 from bus.errors import (
-    AccessDeniedError,
-    AdapterError,
-    AuthError,
-    CancelledError,
     CapabilityError,
     ConfigurationError,
-    ContextOverflowError,
-    InvalidRequestError,
     NetworkError,
-    NotFoundError,
-    OverloadedError,
     PromptTooLongError,
-    QuotaExceededError,
-    RateLimitError,
-    ServerError,
 )
 from bus.values.content import TextBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
@@ -38,7 +26,7 @@ from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
 from .test_ollama_models import SHOWN
 from .test_ollama_request import LOOK
-from .wire_lines import ask, body, call, last, line
+from .wire_lines import ask, body, last, line
 
 pytestmark = pytest.mark.anyio
 
@@ -218,28 +206,10 @@ async def test_a_fixed_window_is_kept_and_what_can_t_fit_it_refused() -> None:
         await adapter.complete(ask(Message.user("word " * 8000)))
 
 
-async def test_the_address_with_and_without_its_suffix() -> None:
-    """Both are in use."""
-    for url in ("http://localhost:11434", "http://localhost:11434/api", "http://localhost:11434/v1/", None):
-        server = Server(answer(last(content="Hi")))
-        await made(server, base_url=url, api_key="k-12345").complete(ask())
-        assert server.requests[-1].url == "http://localhost:11434/api/chat"
-        assert server.requests[-1].headers["authorization"] == "Bearer k-12345"
-
-
 def test_a_cold_model_has_time_to_load() -> None:
     """Unless the configuration says otherwise."""
     assert made(Server()).config.first_event_timeout == SLOW_MACHINE_SECONDS
     assert made(Server(), first_event_timeout=7.0).config.first_event_timeout == 7.0
-
-
-async def test_health_is_the_list_of_models() -> None:
-    """One GET."""
-    server = Server(tags={"models": []})
-    assert (await made(server).health_check()).ok
-    assert [(request.method, request.url) for request in server.requests] == [
-        ("GET", "http://localhost:11434/api/tags")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -251,52 +221,6 @@ def test_options_that_make_no_sense(options: JsonObject) -> None:
         made(Server(), options=options)
 
 
-def test_the_registry_knows_it() -> None:
-    """As type ollama."""
-    assert isinstance(create_adapter("ollama", AdapterConfig(), name="ollama"), OllamaAdapter)
-
-
-ERRORS: list[tuple[int, str, type[AdapterError], bool]] = [
-    (400, '"qwen" does not support tools', CapabilityError, False),
-    (400, '"qwen" does not support thinking', CapabilityError, False),
-    (400, 'think value "low" is not supported for this model', CapabilityError, False),
-    (400, "invalid think value: \"x\"", InvalidRequestError, False),
-    (400, "json: cannot unmarshal array into Go struct field", InvalidRequestError, False),
-    (400, "the prompt is longer than the context length currently available to the model; shorten it",
-     ContextOverflowError, False),
-    (400, "input length (9000 tokens) exceeds the model's maximum context length (8192 tokens)",
-     ContextOverflowError, False),
-    (401, "unauthorized", AuthError, False),
-    (402, "this model requires a subscription", QuotaExceededError, False),
-    (403, "cloud models are disabled", AccessDeniedError, False),
-    (404, "model 'x' not found", NotFoundError, False),
-    (404, 'model "x" not found, try pulling it first', NotFoundError, False),
-    (429, "too many concurrent requests", RateLimitError, True),
-    (429, "you've reached your weekly usage limit, please upgrade", QuotaExceededError, False),
-    (499, "request canceled", ServerError, True),
-    (500, "llama runner process has terminated: signal: killed", ServerError, True),
-    (500, "model requires more system memory (9.0 GiB) than is available (3.1 GiB)", ServerError, False),
-    (502, "upstream is gone", ServerError, True),
-    (503, "server busy, please try again.  maximum pending requests exceeded", OverloadedError, True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("status", "said", "kind", "retryable"), ERRORS, ids=[row[1][:30] for row in ERRORS])
-async def test_error_replies(status: int, said: str, kind: type[AdapterError], retryable: bool) -> None:
-    """By status and sentence, streamed or not."""
-    for stream in (False, True):
-        adapter = made(Server(answer({"error": said}, status)), max_retries=0)
-        with pytest.raises(AdapterError) as raised:
-            if stream:
-                async for _ in adapter.stream(ask()):
-                    pytest.fail("an error reply has no events")
-            else:
-                await adapter.complete(ask())
-        error = raised.value
-        assert type(error) is kind
-        assert (error.retryable, error.provider_message, error.provider_status) == (retryable, said, status)
-
-
 async def test_a_busy_server_is_tried_again() -> None:
     """The model is asked about once, for all attempts."""
     busy = answer({"error": "server busy, please try again"}, 503)
@@ -305,19 +229,6 @@ async def test_a_busy_server_is_tried_again() -> None:
     assert (await adapter.complete(ask())).text == "Hi"
     assert len(server.asked("/api/chat")) == 3
     assert len(server.asked("/api/show")) == 1
-
-
-async def test_an_error_in_mid_stream_keeps_what_was_said() -> None:
-    """It is not tried again."""
-    server = Server(streamed(line(content="Once"), {"error": "llama runner process has terminated"}))
-    events = []
-    with pytest.raises(ServerError) as raised:
-        async for event in made(server).stream(ask()):
-            events.append(event)  # noqa: PERF401  (what came before the error counts)
-    assert check_stream(events).stop_reason is StopReason.ERROR
-    assert raised.value.content == (TextBlock("Once"),)
-    assert raised.value.usage is not None
-    assert raised.value.usage.source is UsageSource.ESTIMATED
 
 
 async def test_cancelling_closes_the_connection() -> None:
@@ -341,20 +252,6 @@ async def test_cancelling_closes_the_connection() -> None:
                 assert await adapter.cancel("req_1")
         assert check_stream(events).stop_reason is StopReason.CANCELLED  # type: ignore[arg-type]
         assert all(reply.closed for reply in server.replies)
-
-
-async def test_a_cancelled_plain_call_raises() -> None:
-    """As everywhere."""
-    adapter = made(Server(FakeReply(wait=HANG)))
-
-    async def caller() -> None:
-        with pytest.raises(CancelledError):
-            await adapter.complete(ask())
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(caller)
-        await anyio.sleep(1)
-        assert await adapter.cancel("req_1")
 
 
 async def test_a_cancelled_stream_may_be_read_on_for_its_usage() -> None:
@@ -386,13 +283,3 @@ async def test_tools_are_emulated_where_the_configuration_says_so() -> None:
     assert adapter.get_capabilities("qwen3:8b").supports_tools
     events = [event async for event in adapter.stream(ask(tools=(LOOK,)))]
     assert isinstance(check_stream(events).final_content[0], ToolUseBlock)
-
-
-async def test_native_calls_stream_as_they_come() -> None:
-    """With text before them."""
-    server = Server(streamed(line(content="So."), line(tool_calls=[call("look", {"at": 1})]), last()))
-    stream = made(server).stream(ask(tools=(LOOK,)))
-    end = check_stream([event async for event in stream])
-    assert end.stop_reason is StopReason.TOOL_USE
-    assert stream.response is not None
-    assert stream.response.model == "ollama:qwen3:8b"

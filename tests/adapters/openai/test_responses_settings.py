@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from adapters.contract import AdapterConfig
+from adapters.providers.openai.adapter import OpenAIAdapter
 from adapters.providers.openai.chat.request import BuiltRequest, build_request
 from adapters.providers.openai.data import find_model
 from adapters.providers.openai.quirks import COMPATIBLE, OPENAI, Quirks
-from bus.values.json import JsonObject
+from bus.errors import ConfigurationError
+from bus.values.json import Json, JsonObject
 from bus.values.messages import Message
 
 from ...support.judges import responses_faults
@@ -100,3 +103,25 @@ def test_a_family_is_known_by_its_names_beginning(name: str, efforts: tuple[str,
 def test_what_is_no_such_model_is_not_guessed_at() -> None:
     assert find_model("gpt-oss-120b") is None
     assert find_model("llama-4") is None
+
+
+def adapter(base_url: str | None = None, **options: Json) -> OpenAIAdapter:
+    return OpenAIAdapter(AdapterConfig(api_key="sk-secret", base_url=base_url, options=options))
+
+
+def test_quirks_by_name_and_by_address() -> None:
+    """OpenAI's own hosts are known; others are taken to be merely compatible; a wrong name is an error."""
+    assert adapter().quirks == OPENAI
+    assert adapter(base_url="https://my.openai.azure.com/openai/v1/").quirks == OPENAI
+    assert adapter(base_url="https://openrouter.ai/api/v1").quirks == COMPATIBLE
+    assert not adapter(quirks="llama.cpp").capabilities.supports_structured_output
+    with pytest.raises(ConfigurationError, match=r"llama\.cpp"):
+        adapter(quirks="nonsense")
+
+
+def test_capabilities_by_model() -> None:
+    """A model that can't reason doesn't claim to, and limits come from the table."""
+    openai = adapter()
+    assert not openai.get_capabilities("openai:gpt-4o").supports_thinking
+    assert openai.get_capabilities("o3").max_context_tokens == 200_000
+    assert openai.get_capabilities("unknown") == openai.capabilities

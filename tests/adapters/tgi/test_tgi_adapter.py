@@ -1,27 +1,15 @@
-"""The adapter over a scripted server: emulated tools, limits, headers and errors; and TGI's messages API."""
+"""The adapter over a scripted server: emulated tools and limits; and TGI's messages API."""
 
 from __future__ import annotations
 
-import anyio
 import msgspec
 import pytest
 
-from adapters import create_adapter
-from adapters.contract import AdapterConfig, CanonicalResponse, RetryPolicy
+from adapters.contract import AdapterConfig, CanonicalResponse
 from adapters.providers.openai_compatible.adapter import OpenAICompatibleAdapter
 from adapters.providers.tgi.adapter import TGIAdapter
 from bus.errors import (
-    AccessDeniedError,
-    AdapterError,
-    AuthError,
     ConfigurationError,
-    ContextOverflowError,
-    InvalidRequestError,
-    NotFoundError,
-    OverloadedError,
-    QuotaExceededError,
-    RateLimitError,
-    ServerError,
 )
 from bus.values.content import TextBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
@@ -86,17 +74,6 @@ async def test_a_prompt_that_was_not_counted_is_estimated_by_the_vocabulary_of_i
     usage = (await adapter.complete(request)).usage
     assert usage.input_tokens == adapter.estimate_input_tokens(request.messages, model="Qwen/Qwen3-8B")
     assert usage.input_tokens != adapter.estimate_input_tokens(request.messages)
-
-
-async def test_a_stream_without_tools_comes_token_by_token() -> None:
-    """From its own endpoint."""
-    adapter, transport = made(FakeReply(body(token("Hi"), token(" you"), end("Hi you", details()))))
-    stream = adapter.stream(ask())
-    last = check_stream([event async for event in stream])
-    assert last.final_content == (TextBlock("Hi you"),)
-    assert transport.requests[0].url.endswith("/generate_stream")
-    assert stream.response is not None
-    assert stream.response.usage.total_tokens == 13
 
 
 def decided(value: Json) -> FakeReply:
@@ -181,71 +158,11 @@ async def test_a_reply_gets_no_more_room_than_there_is() -> None:
     assert sent(transport)["parameters"]["max_new_tokens"] == 100  # too long in any case: the server says so
 
 
-async def test_health_asks_what_the_server_is() -> None:
-    """One GET."""
-    adapter, transport = made(answer({"model_id": "x"}))
-    assert (await adapter.health_check()).ok
-    assert (transport.requests[0].method, transport.requests[0].url) == ("GET", "http://localhost:8080/info")
-
-
-ERRORS: list[tuple[int, JsonObject, type[AdapterError], bool]] = [
-    (422, {"error": "`inputs` must have less than 1000 tokens. Given: 1500", "error_type": "validation"},
-     ContextOverflowError, False),
-    (422, {"error": "`top_p` must be > 0.0 and < 1.0", "error_type": "validation"}, InvalidRequestError, False),
-    (424, {"error": "Request failed during generation", "error_type": "generation"}, ServerError, True),
-    (429, {"error": "Model is overloaded", "error_type": "overloaded"}, OverloadedError, True),
-    (429, {"error": "Rate limit reached"}, RateLimitError, True),
-    (500, {"error": "Incomplete generation", "error_type": "incomplete_generation"}, ServerError, True),
-    (401, {"error": "Invalid credentials"}, AuthError, False),
-    (402, {"error": "You have exceeded your monthly included credits"}, QuotaExceededError, False),
-    (403, {"error": "Forbidden"}, AccessDeniedError, False),
-    (404, {"error": "Not found"}, NotFoundError, False),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("status", "said", "kind", "retryable"), ERRORS, ids=lambda value: str(value)[:30])
-async def test_error_replies(status: int, said: JsonObject, kind: type[AdapterError], retryable: bool) -> None:
-    """By type, then by status."""
-    adapter, _ = made(answer(said, status), max_retries=0)
-    with pytest.raises(AdapterError) as raised:
-        await adapter.complete(ask())
-    assert type(raised.value) is kind
-    assert (raised.value.retryable, raised.value.provider_message) == (retryable, said["error"])
-
-
-async def test_a_cold_model_is_waited_for_as_long_as_it_says() -> None:
-    """Hosted inference loads it on demand."""
-    loading = answer({"error": "Model x is currently loading", "estimated_time": 20.5}, 503)
-    adapter, transport = made(loading, generated("Hi."), retry=RetryPolicy(jitter=False))
-    begun = anyio.current_time()
-    assert (await adapter.complete(ask())).text == "Hi."
-    assert anyio.current_time() - begun == pytest.approx(20.5)
-    assert len(transport.requests) == 2
-
-
-async def test_cancelling_closes_the_connection() -> None:
-    """What had come is kept."""
-    adapter, transport = made(FakeReply(body(token("Hi")), HANG))
-    stream = adapter.stream(ask())
-    events = [await anext(stream), await anext(stream)]
-    assert await adapter.cancel("req_1")
-    events += [event async for event in stream]
-    last = check_stream(events)
-    assert (last.stop_reason, last.final_content) == (StopReason.CANCELLED, (TextBlock("Hi"),))
-    assert transport.all_closed
-
-
 @pytest.mark.parametrize("options", [{"template": "x"}, {"templates": "plain"}, {"max_stop": "x"}], ids=str)
 def test_options_that_make_no_sense(options: JsonObject) -> None:
     """Named at once."""
     with pytest.raises(ConfigurationError):
         made(options=options)
-
-
-def test_the_registry_knows_it() -> None:
-    """As type tgi."""
-    adapter = create_adapter("tgi", AdapterConfig(options={"template": "chatml"}), name="tgi")
-    assert isinstance(adapter, TGIAdapter)
 
 
 async def test_the_messages_api_is_chat_completions_with_quirks() -> None:
