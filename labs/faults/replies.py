@@ -7,10 +7,10 @@ import random
 import msgspec
 
 from bus.values.json import Json, JsonObject
-from tests.adapters.anthropic import wire_events as messages_wire
-from tests.adapters.gemini import wire_chunks as generate_wire
-from tests.adapters.openai import wire_events as responses_wire
-from tests.adapters.openai_compatible import wire_chunks as chat_wire
+from tests.support.wires import anthropic as messages_wire
+from tests.support.wires import chat as chat_wire
+from tests.support.wires import gemini as generate_wire
+from tests.support.wires import responses as responses_wire
 
 TOOL_NAMES = ("add", "fail", "slow")
 

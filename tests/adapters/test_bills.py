@@ -12,57 +12,59 @@ from adapters.protocols.openai_embeddings import read_reply as read_embeddings
 from adapters.protocols.openai_images import read_usage as read_image_usage
 from bus.values.json import Json, JsonObject
 from bus.values.usage import CostSource, TokenUsage, UsageSource
-from tests.adapters.anthropic import wire_events as messages
-from tests.adapters.gemini import wire_chunks as gemini
-from tests.adapters.openai import wire_events as responses
-from tests.adapters.openai_compatible import wire_chunks as chat
 from tracestore import PriceRow, PriceTable
 
-Read: TypeAlias = Callable[[JsonObject], tuple[TokenUsage, list[str]]]
+from ..support.wires import WIRES, chat, gemini, responses
+from ..support.wires import anthropic as messages
+from ..support.wires.reading import Reading, read, read_whole
+
+CLAUDE, OPENAI, CHAT_WIRE, GOOGLE, *_ = WIRES
+
+Read: TypeAlias = "Callable[[JsonObject], Found]"
 """A reply with that usage, read; the usage that it has then, and the codes of its warnings."""
 
 
-def _chat_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    outcome = chat.read_body({**chat.reply(content="Hi"), "usage": usage})
-    return outcome.usage, [warning.code for warning in outcome.assembler.warnings]
+Found: TypeAlias = tuple[TokenUsage, list[str]]
 
 
-def _chat_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    outcome = chat.read(chat.chunk(content="Hi"), chat.chunk("stop"), {"choices": [], "usage": usage})
-    return outcome.usage, [warning.code for warning in outcome.assembler.warnings]
+def found(reading: Reading) -> Found:
+    return reading.usage, [warning.code for warning in reading.reply.warnings]
 
 
-def _responses_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    reading = responses.read_whole(responses.message("Hi"), usage=usage)
-    return reading.complete.usage, reading.warnings
+def _chat_whole(usage: JsonObject) -> Found:
+    return found(read_whole(CHAT_WIRE, {**chat.reply(content="Hi"), "usage": usage}))
 
 
-def _responses_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+def _chat_streamed(usage: JsonObject) -> Found:
+    return found(read(CHAT_WIRE, chat.chunk(content="Hi"), chat.chunk("stop"), {"choices": [], "usage": usage}))
+
+
+def _responses_whole(usage: JsonObject) -> Found:
+    return found(read_whole(OPENAI, responses.response(output=[responses.message("Hi")], usage=usage)))
+
+
+def _responses_streamed(usage: JsonObject) -> Found:
     item = responses.message("Hi")
     events = (responses.CREATED, responses.added(0, item), responses.done(0, item), responses.ending(usage=usage))
-    reading = responses.read(*events)
-    return reading.complete.usage, reading.warnings
+    return found(read(OPENAI, *events))
 
 
-def _messages_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    reading = messages.read_whole([{"type": "text", "text": "Hi"}], usage=usage)
-    return reading.complete.usage, reading.warnings
+def _messages_whole(usage: JsonObject) -> Found:
+    body = {"content": [{"type": "text", "text": "Hi"}], "stop_reason": "end_turn", "usage": usage}
+    return found(read_whole(CLAUDE, body))
 
 
-def _messages_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
+def _messages_streamed(usage: JsonObject) -> Found:
     delta = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage}
-    reading = messages.read(messages.message_start({"input_tokens": 1}), delta, {"type": "message_stop"})
-    return reading.complete.usage, reading.warnings
+    return found(read(CLAUDE, messages.message_start({"input_tokens": 1}), delta, {"type": "message_stop"}))
 
 
-def _gemini_whole(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    reading = gemini.read_whole(gemini.text("Hi"), usage=usage)
-    return reading.complete.usage, reading.warnings
+def _gemini_whole(usage: JsonObject) -> Found:
+    return found(read_whole(GOOGLE, gemini.chunk(gemini.text("Hi"), finish="STOP", usage=usage)))
 
 
-def _gemini_streamed(usage: JsonObject) -> tuple[TokenUsage, list[str]]:
-    reading = gemini.read(gemini.chunk(gemini.text("Hi")), gemini.chunk(finish="STOP", usage=usage))
-    return reading.complete.usage, reading.warnings
+def _gemini_streamed(usage: JsonObject) -> Found:
+    return found(read(GOOGLE, gemini.chunk(gemini.text("Hi")), gemini.chunk(finish="STOP", usage=usage)))
 
 
 CHAT = {"chat": _chat_whole, "chat, streamed": _chat_streamed}
@@ -178,9 +180,9 @@ def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
     }
     fields: JsonObject = {"usage": counts(10, 5), "tool_usage": tool_usage}
     if streamed:
-        usage = responses.read(responses.CREATED, responses.ending(**fields)).complete.usage
+        usage = read(OPENAI, responses.CREATED, responses.ending(**fields)).usage
     else:
-        usage = responses.read_whole(responses.message("Hi"), **fields).complete.usage
+        usage = read_whole(OPENAI, responses.response(**{"output": [responses.message("Hi")], **fields})).usage
     assert usage.details == {"web_search": 5, "image_tool_input": 40, "image_tool_output": 4000}
     assert usage.raw is not None
     assert msgspec.json.decode(usage.raw)["tool_usage"] == tool_usage
@@ -205,7 +207,7 @@ def test_tools_of_openai_are_in_the_bill(streamed: bool) -> None:
 def test_a_reply_without_tool_usage_is_billed_by_its_items(item: JsonObject, details: Json) -> None:
     """Opening a page is no search; a container is billed once, however often it is used."""
     given = {"id": "i", "status": "completed", **item}
-    usage = responses.read_whole(given, responses.message("Hi")).complete.usage
+    usage = read_whole(OPENAI, responses.response(output=[given, responses.message("Hi")])).usage
     assert usage.details == details
 
 
@@ -256,9 +258,9 @@ def test_a_search_that_only_the_reply_shows_is_in_the_bill(
     usage = chat_counts(10, 5, **fields)
     if streamed:
         chunks = (chat.chunk(content="Hi", **shown), chat.chunk("stop", **shown))
-        outcome = chat.read(*chunks, {"choices": [], "usage": usage})
+        outcome = read(CHAT_WIRE, *chunks, {"choices": [], "usage": usage})
     else:
-        outcome = chat.read_body({**chat.reply(content="Hi", **shown), "usage": usage})
+        outcome = read_whole(CHAT_WIRE, {**chat.reply(content="Hi", **shown), "usage": usage})
     assert outcome.usage.details == details
 
 
@@ -275,10 +277,7 @@ def test_grounding_of_gemini_is_in_the_bill(
     counted: JsonObject = {"promptTokenCount": 10, "toolUsePromptTokenCount": 7}
     whole = gemini.chunk(gemini.text("Hi"), finish="STOP", usage=counted, groundingMetadata=grounding)
     last = {**whole, "modelVersion": model}
-    if streamed:
-        usage = gemini.read(last).complete.usage
-    else:
-        usage = gemini.read_whole_bytes(msgspec.json.encode(last)).complete.usage
+    usage = read(GOOGLE, last).usage if streamed else read_whole(GOOGLE, last).usage
     assert usage.details == (None if searches is None else {"web_search": searches})
     assert usage.input_tokens == 17
     assert usage.raw is not None

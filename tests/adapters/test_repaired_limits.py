@@ -14,8 +14,8 @@ from bus.values.json import Json, JsonObject
 
 from ..support.fake_http import FakeReply, FakeTransport, failing, request
 from ..support.virtual_time import FakeClock
-from .openai.wire_events import message as said
-from .openai.wire_events import response
+from ..support.wires.responses import message as said
+from ..support.wires.responses import response
 from .test_repair import body_after, make, refused, repair_of
 
 pytestmark = pytest.mark.anyio

@@ -39,6 +39,7 @@ __all__ = [
     "Step",
     "ToyAdapter",
     "ToyWire",
+    "ask",
     "failing",
     "pieces",
     "request",
@@ -131,6 +132,11 @@ DONE = {"is": "done", "stop": "end_turn"}
 WANTS_TOOL = {"is": "done", "stop": "tool_use"}
 HELLO = (TEXT, MORE, USAGE, DONE)
 EVERYTHING = (THOUGHT, SIGNED, THOUGHT_OVER, TEXT, MORE, CALL, HALF, REST, CALL_OVER, USAGE, WANTS_TOOL)
+
+
+def ask(*messages: Message, **changes: object) -> CanonicalRequest:
+    """A request with these messages."""
+    return request(**({"messages": messages} if messages else {}), **changes)
 
 
 def request(**changes: object) -> CanonicalRequest:

@@ -16,7 +16,7 @@ from ...support.fake_http import HANG, FakeReply, FakeTransport, request
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
 from ...support.wire_history import history_faults
-from .wire_chunks import USAGE, body, call, chunk, text
+from ...support.wires.gemini import USAGE, body, call, chunk, text
 
 JSON = {"content-type": "application/json; charset=UTF-8"}
 

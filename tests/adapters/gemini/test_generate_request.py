@@ -29,7 +29,10 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.fake_http import request
-from .wire_chunks import call, read_whole, text, thought
+from ...support.wires import WIRES
+from ...support.wires.gemini import USAGE, call, chunk, text, thought
+from ...support.wires.reading import Reading
+from ...support.wires.reading import read_whole as read_body
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_64 = base64.b64encode(PNG).decode()
@@ -37,6 +40,15 @@ PATH: JsonObject = {"type": "object", "properties": {"path": {"type": "string"}}
 READ_FILE = ToolDefinition("read_file", "Reads.", PATH)
 CHANGED = ["parameter_changed"]
 OLDER, NEWER = "gemini:gemini-2.5-flash", "gemini:gemini-3-flash-preview"
+
+
+MODEL = "gemini-2.5-flash"
+
+
+def read_whole(*parts: Json, **fields: Json) -> Reading:
+    """A reply of these parts, read."""
+    body = chunk(*parts, finish="STOP", usage=USAGE, **fields)
+    return read_body(WIRES[3], body, model=f"gemini:{MODEL}")
 
 
 def build(*messages: Message, **changes: object) -> BuiltRequest:

@@ -29,7 +29,11 @@ from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 from ...support.fake_http import request
 from ...support.judges import contents_faults
 from ...support.wire_history import history_faults
-from .wire_chunks import MODEL, USAGE, call, chunk, read, read_whole, text, thought
+from ...support.wires import WIRES
+from ...support.wires.gemini import USAGE, call, chunk, text, thought
+from ...support.wires.reading import Reading
+from ...support.wires.reading import read as read_stream
+from ...support.wires.reading import read_whole as read_body
 
 OLDER, NEWER = "gemini:gemini-2.5-flash", "gemini:gemini-3-flash-preview"
 SIGNATURES = st.sampled_from(["c2ln", "c2lnMg=="])
@@ -38,6 +42,19 @@ SAID = WORDS.filter(lambda said: bool(said.strip()))
 ARGUMENTS: st.SearchStrategy[JsonObject] = st.dictionaries(
     st.sampled_from(["x", "y"]), st.none() | st.integers(-3, 3) | WORDS | st.lists(WORDS, max_size=2), max_size=2
 )
+
+
+MODEL = "gemini-2.5-flash"
+
+
+def read_whole(*parts: Json, **fields: Json) -> Reading:
+    """A reply of these parts, read."""
+    body = chunk(*parts, finish="STOP", usage=USAGE, **fields)
+    return read_body(WIRES[3], body, model=f"gemini:{MODEL}")
+
+
+def read(*chunks: JsonObject) -> Reading:
+    return read_stream(WIRES[3], *chunks, model=f"gemini:{MODEL}")
 
 
 def ours(**data: Json) -> ProviderRaw:

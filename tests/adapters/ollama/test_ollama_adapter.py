@@ -24,9 +24,9 @@ from bus.values.usage import StopReason, UsageSource
 from ...support.fake_http import HANG, FakeReply
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
+from ...support.wires.ollama import ask, body, last, line
 from .test_ollama_models import SHOWN
 from .test_ollama_request import LOOK
-from .wire_lines import ask, body, last, line
 
 pytestmark = pytest.mark.anyio
 

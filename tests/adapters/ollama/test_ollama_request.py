@@ -33,7 +33,9 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
 from ...support.judges import ollama_faults
-from .wire_lines import ask, call, last, read_reply
+from ...support.wires import WIRES
+from ...support.wires.ollama import ask, call, last
+from ...support.wires.reading import read_whole
 
 Plain = dict[str, Any]
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -368,7 +370,7 @@ def test_a_reply_survives_the_round_trip(thought: str | None, text: str | None, 
         message["thinking"] = thought
     if calls:
         message["tool_calls"] = [call("look", given, f"call_{n}") for n, given in enumerate(calls)]
-    reply = read_reply({**last(), "message": message})
+    reply = read_whole(WIRES[4], {**last(), "message": message}, model="ollama:qwen3:8b")
     results = [Message.tool_result(use.id, "ok") for use in Message.assistant(reply.content).tool_uses]
     sent = written(ask(Message.user("Hi"), Message.assistant(reply.content), *results, Message.user("And?")))
     back = [one for one in sent["messages"] if one["role"] == "assistant"]

@@ -24,8 +24,12 @@ from bus.values.content import (
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, Role, ToolChoice, ToolDefinition
 
+from ...support.fake_http import ask
 from ...support.judges import responses_faults
-from .wire_events import call, message, read_whole, reasoning, request
+from ...support.wires import WIRES
+from ...support.wires.reading import Reading
+from ...support.wires.reading import read_whole as read_body
+from ...support.wires.responses import call, message, reasoning, response
 
 PNG = b"\x89PNG\r\n\x1a\n..."
 WEATHER = ToolDefinition(
@@ -38,6 +42,16 @@ WEATHER = ToolDefinition(
     },
 )
 SEARCH: JsonObject = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}}
+
+
+def request(*messages: Message, **fields: object) -> CanonicalRequest:
+    said = messages or (Message.user("Hi"),)
+    return ask(*said, **{"model": "openai:gpt-test", "max_output_tokens": 1000, **fields})
+
+
+def read_whole(*output: Json) -> Reading:
+    """A reply of these items, read."""
+    return read_body(WIRES[1], response(output=list(output)), model="openai:gpt-test")
 
 
 def build(asked: CanonicalRequest, quirks: Quirks = OPENAI, *, stream: bool = False) -> BuiltRequest:

@@ -13,12 +13,12 @@ from bus.errors import ConfigurationError
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message
 
+from ...support.fake_http import ask
 from ...support.judges import responses_faults
-from .wire_events import request
 
 
 def build(model: str = "gpt-test", quirks: Quirks = OPENAI, **changes: object) -> BuiltRequest:
-    asked = request(Message.user("Hi"), model=f"openai:{model}", **changes)
+    asked = ask(Message.user("Hi"), model=f"openai:{model}", **changes)
     built = build_request(asked, provider="openai", quirks=quirks, stream=False)
     assert responses_faults(built.body) == []
     return built

@@ -14,7 +14,7 @@ from bus.values.content import ProviderRaw, ThinkingBlock, ToolUseBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, ToolDefinition
 
-from .wire_chunks import DONE, ask, body, chunk, tool, tools
+from ...support.wires.chat import DONE, ask, body, chunk, tool, tools
 
 SCHEMA: JsonObject = {"type": "object", "properties": {"at": {"type": "integer"}}}
 STRICT: JsonObject = {

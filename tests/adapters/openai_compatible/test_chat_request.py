@@ -20,9 +20,11 @@ from bus.values.json import Json, JsonObject
 from bus.values.messages import Message, ToolChoice, ToolDefinition
 
 from ...support.json_values import json_objects
-from .wire_chunks import DEFAULT, ask, read_body, reply
+from ...support.wires.chat import ChatWire, ask, reply
+from ...support.wires.reading import read_whole
 
 Plain = dict[str, Any]
+DEFAULT = QUIRKS["default"]
 ALL = AdapterCapabilities(
     supports_images=True, supports_tools=True, supports_structured_output=True, supports_thinking=True
 )
@@ -416,14 +418,14 @@ def test_tool_arguments_survive_the_round_trip(arguments: JsonObject) -> None:
     """Out as JSON text and back in: equal, whatever JSON they are."""
     history = (Message.user("Go"), Message.assistant([ToolUseBlock("tu_1", "look", arguments)]), Message.user("?"))
     body = msgspec.json.decode(encode_json(written(ask(*history))))
-    back = read_body(reply("tool_calls", tool_calls=body["messages"][1]["tool_calls"]))
-    assert [given for _, _, given in back.calls] == [arguments]
+    back = read_whole(ChatWire("default"), reply("tool_calls", tool_calls=body["messages"][1]["tool_calls"]))
+    assert [block.input for block in back.reply.tool_uses] == [arguments]
 
 
 def test_a_reply_survives_the_round_trip() -> None:
     """What was read goes back as it came, with the provider's own ids."""
     call: JsonObject = {"id": "call_X", "type": "function", "function": {"name": "look", "arguments": '{"at":1}'}}
-    content = read_body(reply("tool_calls", content="Let me look.", tool_calls=[call])).content
+    content = read_whole(ChatWire(), reply("tool_calls", content="Let me look.", tool_calls=[call])).content
     wire = wire_messages(Message.user("Go"), Message.assistant(content), Message.user("So?"))
     assert wire[1] == {"role": "assistant", "content": "Let me look.", "tool_calls": [call]}
     assert wire[2]["tool_call_id"] == "call_X"

@@ -30,7 +30,7 @@ from bus.values.whole_calls import ended_well
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
-from .wire_chunks import DONE, STOP, USAGE, ask, body, chunk, reply
+from ...support.wires.chat import DONE, STOP, USAGE, ask, body, chunk, reply
 
 LOOK = ToolDefinition(
     "look", "Look at it.", {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}

@@ -13,7 +13,7 @@ from bus.values.messages import ToolDefinition
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
-from .wire_chunks import DONE, STOP, ask, body, chunk, reply
+from ...support.wires.chat import DONE, STOP, ask, body, chunk, reply
 
 pytestmark = pytest.mark.anyio
 

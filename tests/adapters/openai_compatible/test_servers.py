@@ -19,10 +19,11 @@ from bus.values.usage import StopReason, TokenUsage
 from ...support.fake_http import FakeReply, FakeTransport
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
+from ...support.wires.chat import ask
 from .servers import ALL_SENT, SCHEMA, SERVERS, SIGNED, Server, everything
-from .wire_chunks import DEFAULT, ask
 
 each_server = pytest.mark.parametrize("server", SERVERS, ids=lambda server: server.name)
+DEFAULT = QUIRKS["default"]
 PDF = b"%PDF-1.4"
 
 

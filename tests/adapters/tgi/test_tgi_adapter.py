@@ -19,7 +19,7 @@ from bus.values.usage import StopReason, UsageSource
 from ...support.fake_http import HANG, FakeReply, FakeTransport
 from ...support.invariants import check_stream
 from ...support.virtual_time import FakeClock
-from .wire_tokens import ask, body, details, end, token
+from ...support.wires.tgi import ask, body, details, end, token
 
 pytestmark = pytest.mark.anyio
 

@@ -18,10 +18,16 @@ from bus.values.content import ImageBlock, ProviderRaw, TextBlock, ThinkingBlock
 from bus.values.json import Json, JsonObject
 from bus.values.messages import Message
 
-from .wire_tokens import PLAIN, ask, details, end, read, token
+from ...support.fake_http import pieces
+from ...support.wires import WIRES
+from ...support.wires.reading import read_pieces
+from ...support.wires.tgi import ask, body, details, end, token
 
 Plain = dict[str, Any]
 TALK = (Message.user("Hello"), Message.assistant("Hi."), Message.user([TextBlock("And"), TextBlock("now?")]))
+
+
+PLAIN = TEMPLATES["plain"]
 
 
 def wired(
@@ -174,6 +180,7 @@ def test_provider_options_are_parameters() -> None:
 )
 def test_a_reply_survives_the_round_trip(text: str, cut: int) -> None:
     """What the model said stands in the next prompt as it was, but for the space before it."""
-    reply = read(*map(token, text), end(text, details()), cut=cut)
-    sent = written(ask(Message.user("Hi"), Message.assistant(reply.text), Message.user("And?")))["inputs"]
+    data = body(*map(token, text), end(text, details()))
+    said = read_pieces(WIRES[5], pieces(data, [1 + cut % (len(data) - 1)])).reply.text
+    sent = written(ask(Message.user("Hi"), Message.assistant(said), Message.user("And?")))["inputs"]
     assert sent == f"User: Hi\nAssistant: {text.lstrip()}\nUser: And?\nAssistant:"

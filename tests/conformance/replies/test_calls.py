@@ -69,6 +69,8 @@ CHAT_FORMS: dict[str, tuple[JsonObject, ...]] = {
                                '{"to":2}'))),
     "interleaved": (c.tools(c.tool(0, "call_1"), c.tool(1, "call_2", "hear")), c.more('{"to"', 1), c.more('{"at"'),
                     c.more(":2}", 1), c.more(":1}")),
+    "one-id-for-both": (c.tools(c.tool(0, "call_1", "look", '{"at":1}')),
+                        c.tools(c.tool(1, "call_1", "hear", '{"to":2}'))),
     "index-as-text": (c.tools(c.tool("0", "call_1", arguments='{"at":1}'),
                               c.tool("1", "call_2", "hear", '{"to":2}')),),
     "id-without-index": (c.tools(c.tool(None, "call_1"), c.tool(None, "call_2", "hear")),
@@ -87,7 +89,10 @@ CHAT_FORMS: dict[str, tuple[JsonObject, ...]] = {
     Case(RESPONSES, "ids without indexes", responses(*without_index(
          r.added(0, ONE), r.arguments_delta(0, '{"at":1}'), r.done(0, ONE), r.added(1, TWO),
          r.arguments_delta(1, '{"to":2}', 2), r.done(1, TWO))), [FIRST, SECOND]),
-    *[Case(CHAT, name, chat(*events), [FIRST, SECOND]) for name, events in CHAT_FORMS.items()],
+    *[Case(CHAT, name, chat(*events), [FIRST, (*SECOND[:2], "call_1") if name == "one-id-for-both" else SECOND])
+      for name, events in CHAT_FORMS.items()],
+    Case(CHAT, "one tool, one index and no id", chat(c.tools(c.tool(0, None, "look", '{"at":1}')),
+         c.tools(c.tool(0, None, "look", '{"at":2}'))), [("look", {"at": 1}, ""), ("look", {"at": 2}, "")]),
     Case(GEMINI, "in one chunk", [g.chunk(g.call("look", args={"at": 1}, id="call_1"),
          g.call("hear", args={"to": 2}, id="call_2")), g.END], [FIRST, SECOND]),
     Case(OLLAMA, "in one line", [o.line(tool_calls=[o.call("look", {"at": 1}, "call_1"),

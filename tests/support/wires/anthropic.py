@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -12,7 +12,7 @@ from bus.values.json import Json, JsonObject
 
 from ..judges import messages_faults
 from ..wire_history import history_faults
-from .wire import Wire
+from .wire import Event, Wire
 
 
 class AnthropicWire(Wire):
@@ -185,3 +185,8 @@ def tool(index: int, name: str, call_id: str, *fragments: str) -> list[JsonObjec
 
 
 PING = event("ping")
+
+
+def body(events: Iterable[Event]) -> bytes:
+    """A streamed body of these events."""
+    return AnthropicWire().stream(*events)

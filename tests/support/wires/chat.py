@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import msgspec
 
@@ -10,9 +11,10 @@ from adapters import OpenAICompatibleAdapter
 from adapters.conformance import CALLS, arguments, halves
 from bus.values.json import Json, JsonObject
 
+from .. import fake_http
 from ..judges import chat_faults
 from ..wire_history import history_faults
-from .wire import Wire, openai_error
+from .wire import Event, Wire, openai_error
 
 
 class ChatWire(Wire):
@@ -146,3 +148,12 @@ def reply(finish: Json = "stop", **message: Json) -> JsonObject:
         "choices": [choice],
         "usage": USAGE,
     }
+
+
+def body(events: Iterable[Event]) -> bytes:
+    """A streamed body of these events."""
+    return ChatWire().stream(*events)
+
+
+ask = partial(fake_http.ask, model="openai_compatible:test")
+"""A request to a model of this wire."""

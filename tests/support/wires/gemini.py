@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -12,7 +12,7 @@ from bus.values.json import Json, JsonObject
 
 from ..judges import contents_faults
 from ..wire_history import history_faults
-from .wire import Wire
+from .wire import Event, Wire
 
 
 class GeminiWire(Wire):
@@ -133,3 +133,8 @@ def call(name: str, signature: str | None = None, **fields: Json) -> JsonObject:
 
 
 END = chunk(text(""), finish="STOP", usage=USAGE)
+
+
+def body(events: Iterable[Event]) -> bytes:
+    """A streamed body of these events."""
+    return GeminiWire().stream(*events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -11,6 +12,7 @@ from adapters.conformance import CALLS, halves
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage
 
+from .. import fake_http
 from ..judges import ollama_faults
 from .wire import Event, Wire, as_data
 
@@ -136,3 +138,12 @@ def last(reason: str | None = "stop", metrics: JsonObject = METRICS, **message: 
 def call(name: str, arguments: Json, wire_id: str | None = None) -> JsonObject:
     function: JsonObject = {"name": name, "arguments": arguments}
     return {"function": function} if wire_id is None else {"id": wire_id, "function": function}
+
+
+def body(*events: Event) -> bytes:
+    """A streamed body of these events."""
+    return OllamaWire().stream(*events)
+
+
+ask = partial(fake_http.ask, model="ollama:qwen3:8b", message_id="msg_1")
+"""A request to a model of this wire."""

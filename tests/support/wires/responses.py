@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -12,7 +12,7 @@ from bus.values.json import Json, JsonObject
 
 from ..judges import responses_faults
 from ..wire_history import history_faults
-from .wire import Wire, openai_error
+from .wire import Event, Wire, openai_error
 
 _INCOMPLETE = {
     "length": "max_output_tokens",
@@ -239,3 +239,8 @@ def summary_delta(index: int, delta: str, part: int = 0) -> JsonObject:
     return event(
         "reasoning_summary_text.delta", item_id="rs_1", output_index=index, summary_index=part, delta=delta
     )
+
+
+def body(events: Iterable[Event]) -> bytes:
+    """A streamed body of these events."""
+    return ResponsesWire().stream(*events)

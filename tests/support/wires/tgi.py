@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
@@ -13,7 +14,8 @@ from adapters.providers.tgi.adapter import GenerateWire
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage
 
-from .wire import Wire
+from .. import fake_http
+from .wire import Event, Wire
 
 
 class TGIWire(Wire):
@@ -112,3 +114,12 @@ def details(reason: Json = "eos_token", **fields: Json) -> JsonObject:
 def end(text: str, found: Json, last: str = "</s>", *, special: bool = True) -> JsonObject:
     """The last event: its own token, the whole text, and the details."""
     return {**token(last, special=special), "generated_text": text, "details": found}
+
+
+def body(*events: Event) -> bytes:
+    """A streamed body of these events."""
+    return TGIWire().stream(*events)
+
+
+ask = partial(fake_http.ask, model="tgi:any", message_id="msg_1")
+"""A request to a model of this wire."""
