@@ -111,9 +111,9 @@ def adapter(base_url: str | None = None, **options: Json) -> OpenAIAdapter:
 
 def test_quirks_by_name_and_by_address() -> None:
     """OpenAI's own hosts are known; others are taken to be merely compatible; a wrong name is an error."""
-    assert adapter().quirks == OPENAI
-    assert adapter(base_url="https://my.openai.azure.com/openai/v1/").quirks == OPENAI
-    assert adapter(base_url="https://openrouter.ai/api/v1").quirks == COMPATIBLE
+    assert adapter().wire.quirks == OPENAI
+    assert adapter(base_url="https://my.openai.azure.com/openai/v1/").wire.quirks == OPENAI
+    assert adapter(base_url="https://openrouter.ai/api/v1").wire.quirks == COMPATIBLE
     assert not adapter(quirks="llama.cpp").capabilities.supports_structured_output
     with pytest.raises(ConfigurationError, match=r"llama\.cpp"):
         adapter(quirks="nonsense")
