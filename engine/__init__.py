@@ -35,8 +35,8 @@ from .models.catalogue import ModelInfo, get_latest_model, get_model_info, list_
 from .models.config import load_registry
 from .models.configured import ConfiguredModel
 from .models.entries import AdapterEntry, ModelDefaults, ModelEntry
-from .models.habits import ToolSettings
 from .models.registry import ModelRegistry
+from .models.tool_settings import ToolSettings
 from .routing.availability import Availability
 from .routing.choice import ModelChoice, Requirements
 from .runtime.limits import Limits, Timeouts

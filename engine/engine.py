@@ -27,7 +27,7 @@ from .middleware.contract import MiddlewareLike
 from .models.config import load_registry
 from .models.configured import ConfiguredModel, configured_models
 from .models.entries import AdapterEntry
-from .models.registering import Provider, entry_of
+from .models.host_adapters import Provider, entry_of
 from .models.registry import ModelRegistry
 from .objects.methods import ObjectMethods
 from .opening import store_for

@@ -18,7 +18,7 @@ from bus import Cost, LlmCallCompleted
 from bus.values.json import Json
 
 from ..models.entries import ModelEntry
-from ..models.nearest import nearest
+from ..models.nearest_names import nearest
 from ..models.published_prices import published_name
 from ..routing.availability import Standing
 from ..routing.candidates import Named, Option, Route, expand, may_fall_back

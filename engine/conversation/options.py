@@ -14,7 +14,7 @@ from adapters import CanonicalRequest, RetryPolicy, ToolChoice
 from bus.values.json import Json, JsonObject
 
 from ..abort import AbortSignal
-from ..models.nearest import nearest
+from ..models.nearest_names import nearest
 from ..routing.choice import Requirements
 from ..tools import Approve, RepairToolCall
 from .context import ContextPolicy

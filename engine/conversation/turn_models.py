@@ -12,8 +12,8 @@ from adapters import AdapterError, CallWarning, CapabilityError, Message, Role
 from adapters.contract import ProviderAdapter
 
 from ..calls.fallback import examined, first_that_works
-from ..models.habits import ModelInput, model_input
 from ..models.published_prices import published_name
+from ..models.tool_settings import ModelInput, model_input
 from ..routing.availability import Standing
 from ..routing.candidates import NOMINAL_USAGE, Named, Option, Plan, Route, choose, default_max_output, expand
 from ..routing.capabilities import Asked, check, check_tool_choice

@@ -28,7 +28,7 @@ from tracestore import PriceTable
 
 from ..home import home_folder
 from .known_models import FILE_NAME, NOTHING, KnownModel, KnownModels, known_models
-from .nearest import nearest
+from .nearest_names import nearest
 
 if TYPE_CHECKING:
     from adapters.model_table import ModelRow

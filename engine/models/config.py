@@ -12,7 +12,7 @@ from bus import ConfigurationError
 
 from ..home import home_folder
 from .entries import AdapterEntry, ModelEntry
-from .reader import Reader
+from .models_yaml import Reader
 from .registry import ModelRegistry
 
 FROM_ENVIRONMENT = "the environment (no models.yaml)"

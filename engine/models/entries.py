@@ -11,7 +11,7 @@ from adapters import AdapterConfig, ProviderAdapter, RetryPolicy, create_adapter
 from adapters.provider import Kind
 from bus import Clock
 
-from .habits import NO_TOOL_SETTINGS, ToolSettings, over
+from .tool_settings import NO_TOOL_SETTINGS, ToolSettings, over
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):

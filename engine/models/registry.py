@@ -17,7 +17,7 @@ from adapters.registry import adapter_types
 from bus import ConfigurationError
 
 from .entries import AdapterEntry, ModelEntry
-from .nearest import nearest
+from .nearest_names import nearest
 
 _MOST_FOUND = 1024
 """Names outside models.yaml of which a registry remembers what they mean; each turn asks."""
@@ -163,7 +163,7 @@ class ModelRegistry:
 
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
         """A model of an adapter by a name of the catalogue, or by any."""
-        from .unlisted import name_at
+        from .unlisted_names import name_at
 
         wire_name, known = name_at(self.adapters[adapter], name)
         listed = self._listed_at(adapter, wire_name)
@@ -174,7 +174,7 @@ class ModelRegistry:
 
     def _not_listed(self, name: str) -> Resolved:
         """A bare name that is in the catalogue, or that the default provider may know."""
-        from .unlisted import place_in_catalogue, refuse_foreign
+        from .unlisted_names import place_in_catalogue, refuse_foreign
 
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
         if placed is not None:
@@ -191,7 +191,7 @@ class ModelRegistry:
         return f"{name!r} is none of the adapters in {self.source}: {hint}"
 
     def _unknown(self, name: str) -> str:
-        from .unlisted import names_at
+        from .unlisted_names import names_at
 
         prefix, colon, _ = name.partition(":")
         if colon and prefix in adapter_types():

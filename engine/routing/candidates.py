@@ -39,8 +39,8 @@ from bus import (
 from bus.errors import CancelledError, OutcomeUnknownError
 
 from ..models.entries import ModelEntry
-from ..models.habits import ModelInput
 from ..models.registry import ModelRegistry
+from ..models.tool_settings import ModelInput
 from .availability import READY, Standing
 from .choice import Model, ModelChoice, Requirements, in_words
 

@@ -14,7 +14,7 @@ import msgspec
 from adapters import AdapterCapabilities
 from bus import CallboardError
 
-from ..models.nearest import nearest
+from ..models.nearest_names import nearest
 
 CAPABILITY_FLAGS = frozenset(
     name for name in AdapterCapabilities.__struct_fields__ if name.startswith("supports_")

@@ -95,7 +95,7 @@ from callboard.engine.models.config import read_models_yaml, registry_from_env
 from callboard.engine.models.entries import AdapterEntry
 from callboard.engine.models.known_models import convert
 from callboard.engine.models.published_prices import published_provider
-from callboard.engine.models.registering import entry_of
+from callboard.engine.models.host_adapters import entry_of
 from callboard.tracestore.export.genai import provider_names
 
 

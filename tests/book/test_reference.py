@@ -21,7 +21,7 @@ from callboard import ProviderAdapter, TurnEvent
 from docs.book import generated
 from docs.book.generated import arguments_of, parsers
 from engine.cli.main import build_parser
-from engine.models import reader as models_reader
+from engine.models import models_yaml as models_reader
 from engine.routing import choice
 from tests.book.snippets import DOCS, ROOT
 from tests.definition_of_done.rows import ROWS

@@ -19,7 +19,7 @@ from adapters import (
     ToolUseBlock,
 )
 from engine import Engine, ModelDefaults, Tool, ToolSettings
-from engine.models.habits import ModelInput, model_input
+from engine.models.tool_settings import ModelInput, model_input
 from tests.support.engines import entry, requests_of, serving
 from tests.support.engines import model as listed
 from tests.support.fake_http import HELLO, FakeTransport, ToyAdapter, failing, request, whole

@@ -6,7 +6,7 @@ import pytest
 
 from adapters.providers import scripted
 from callboard import AdapterConfig, ConfigurationError, Engine, ModelRegistry, OpenAIAdapter
-from engine.models.registering import entry_of
+from engine.models.host_adapters import entry_of
 from tests.support.engines import registry, running
 from tests.support.scripted import Say
 

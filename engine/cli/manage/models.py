@@ -20,7 +20,7 @@ from engine.routing.availability import AvailabilityTable
 from engine.runtime.adapter_pool import make_spare
 from tracestore.prices.home import price_table
 
-from ...models.nearest import nearest
+from ...models.nearest_names import nearest
 from ..common.arguments import add_models_file
 from ..common.fitting import FittingTable
 from ..common.output import add_format, write

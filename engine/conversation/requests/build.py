@@ -7,7 +7,7 @@ import msgspec
 from adapters import AdapterCapabilities, CanonicalRequest, Message
 
 from ...models.entries import ModelEntry
-from ...models.habits import first_choice, parallel_calls
+from ...models.tool_settings import first_choice, parallel_calls
 from ...routing.candidates import Route, asks_for_length
 from ..options import TurnOptions, for_requests, merged
 from ..turn_context import FirstIds, TurnContext

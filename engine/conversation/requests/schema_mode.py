@@ -27,7 +27,7 @@ from adapters.schemas.sanitizer import instruction
 from bus.values.json import JsonObject
 from bus.values.warning_codes import WarningCode
 
-from ...models.habits import ModelInput, joined
+from ...models.tool_settings import ModelInput, joined
 
 SchemaMode: TypeAlias = Literal["native", "auto"]
 """``native``: by the model itself, or not at all. ``auto``: by a tool or an instruction if need be."""

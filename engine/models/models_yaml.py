@@ -17,9 +17,9 @@ from bus.values.json import Json, JsonObject
 
 from ..routing.choice import CAPABILITY_FLAGS, CAPABILITY_LIMITS
 from .entries import AdapterEntry, ModelDefaults, ModelEntry, ModelKind
-from .habits import ToolSettings
-from .nearest import nearest
+from .nearest_names import nearest
 from .registry import ModelRegistry
+from .tool_settings import ToolSettings
 
 _log = Log("engine.config")
 
