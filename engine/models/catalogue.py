@@ -1,23 +1,26 @@
-"""Which models there are: what is known of each, with its published prices.
+"""The catalogue: all models that are known, with their abilities and published prices.
 
-Three sources, read when first asked for, never at import. The tables in the folders of the providers know what
-a model can do (`adapters.model_table`); they are what the adapters themselves go by. The
-published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them with
-their window; what these can do is not known, so it is None, and never guessed. `callboard prices update` brings
-both prices and names of newer models. `callboard models update` brings limits and abilities of models, those that
-are in no table among them (`known_models`); an adapter's own table stands before it.
+It has three sources, which are read when first asked for, and never at import:
+
+* The tables in the folders of the providers (`adapters.model_table`) have the abilities of models. The adapters
+  themselves go by them.
+* The published prices (`tracestore.prices.snapshot`) name the models of some forty providers more, most of them
+  with their window. The abilities of these are not known, so they are None, and never guessed. `callboard prices
+  update` brings prices and names of newer models.
+* `callboard models update` brings limits and abilities of models, also of models that are in no table
+  (`known_models`). An adapter's own table goes before it.
 
 The catalogue advises and restricts nothing: a name that isn't in it goes to the provider as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -34,58 +37,82 @@ if TYPE_CHECKING:
     from adapters.model_table import ModelRow
     from tracestore.prices.snapshot import Snapshot, SnapshotModel
 
+M = TypeVar("M", "SnapshotModel", "KnownModel")
+
 CAPABILITIES = {
     "tools": "supports_tools",
     "vision": "supports_vision",
     "reasoning": "supports_reasoning",
     "structured_output": "supports_structured_output",
 }
-"""What models can be chosen by, and the field of `ModelInfo` that says it."""
+"""The abilities by which models can be chosen, and the fields of `ModelInfo` that say them."""
 
 _SAME = {"images": "vision", "thinking": "reasoning"}
 """The adapters' words for two of them."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a model; None is not known.
+    """The knowledge of one model. None is not known.
 
-    id: what its provider calls it. display_name: for people. context_window: tokens of input and output together.
-    max_output: tokens. input_cost_per_million, output_cost_per_million: USD for a million tokens, now, at the
-    standard tier and of a small prompt; exact. aliases: short names that Callboard knows it by. general: anybody
-    may use it for anything; else it is for one purpose, or for those who are let in. released: since when it is
-    there, YYYY-MM-DD. deprecated: its provider advises against it. retires: from that day on it is gone. source,
-    date: where that is from, and of which day.
-
-    All of it is from tables that are shipped, or of `callboard models update`; nobody is asked.
+    All of it is from tables that are shipped, or from those of `callboard models update`. Nobody is asked.
     """
 
     id: str
+    """The provider's own name of the model."""
     provider: str
+    """The provider, by its name in price tables."""
     display_name: str
+    """A name for people."""
     context_window: int | None = None
+    """The largest number of tokens of input and output together."""
     max_output: int | None = None
+    """The largest number of output tokens."""
     supports_tools: bool | None = None
+    """Whether it calls tools."""
     supports_vision: bool | None = None
+    """Whether it reads images."""
     supports_reasoning: bool | None = None
+    """Whether it reasons."""
     supports_structured_output: bool | None = None
+    """Whether it follows a schema."""
     input_cost_per_million: Decimal | None = None
+    """USD for a million input tokens of now, exact, at the standard tier and of a small prompt."""
     output_cost_per_million: Decimal | None = None
+    """USD for a million output tokens, in the same way."""
     aliases: tuple[str, ...] = ()
+    """Short names by which Callboard knows it."""
     general: bool = True
+    """Whether anybody may use it for anything. Else it is for one purpose, or for those who are let in."""
     released: str | None = None
+    """The day since which it is there, as YYYY-MM-DD."""
     deprecated: bool = False
+    """Whether its provider advises against it."""
     retires: str | None = None
+    """The day from which on it is gone."""
     source: str = ""
+    """The origin of this knowledge."""
     date: str = ""
+    """The day of this knowledge."""
 
     def can(self, capability: str) -> bool | None:
-        """Whether it has a capability: one of `CAPABILITIES`. Raises CallboardError for another word."""
+        """Whether the model has an ability; None if that isn't known.
+
+        Args:
+            capability: One of `CAPABILITIES`.
+
+        Raises:
+            CallboardError: There is no such word.
+        """
         known: bool | None = getattr(self, CAPABILITIES[capability_name(capability)])
         return known
 
 
 def capability_name(word: str) -> str:
-    """One of `CAPABILITIES`, also by the adapters' words. Raises CallboardError, naming the nearest."""
+    """One of `CAPABILITIES`, also by the adapters' words.
+
+    Raises:
+        CallboardError: There is no such word; the text names the nearest.
+    """
     plain = word.removeprefix("supports_")
     name = _SAME.get(plain, plain)
     if name not in CAPABILITIES:
@@ -133,7 +160,7 @@ def default_catalogue() -> Catalogue:
 
 
 def _written(path: Path) -> int:
-    """Tells a newer file from one that was read; 0 if there is none."""
+    """The time at which a file was written, which tells a newer one; 0 if there is none."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -148,7 +175,14 @@ def _read(home: Path, *written: int) -> Catalogue:
 
 
 class Catalogue:
-    """The models of the adapters' tables and of a price snapshot, with the prices of a table."""
+    """The models of the adapters' tables and of a price snapshot, with the prices of a table.
+
+    Args:
+        snapshot: The published prices.
+        prices: Another price table; None is the snapshot's own.
+        known: The models of `callboard models update`.
+        clock: The source of the day on which a model may be gone.
+    """
 
     def __init__(
         self,
@@ -158,7 +192,6 @@ class Catalogue:
         known: KnownModels = NOTHING,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """prices: None are the snapshot's own. known: of `callboard models update`."""
         self._known_file = known
         self._snapshot = snapshot
         self._own_prices = prices
@@ -170,7 +203,7 @@ class Catalogue:
         return None if found is None else self._of_provider(*found)
 
     def locate(self, name: str) -> tuple[str, str] | None:
-        """The provider of a model, and what it is called there; None if it isn't known, or not which is meant."""
+        """The provider of a model, and its name there; None if the model isn't known, or if several are meant."""
         provider, colon, rest = name.partition(":")
         provider = published_vendor(provider)
         if colon and self._knows(provider):
@@ -209,7 +242,7 @@ class Catalogue:
 
     @cached_property
     def date(self) -> str:
-        """Of which day the oldest of its sources is, YYYY-MM-DD."""
+        """The day of the oldest of its sources, as YYYY-MM-DD."""
         tables = [table.file.date for table in map(model_table, tabled_vendors()) if table is not None]
         return min(self._snapshot.date, *tables)
 
@@ -217,7 +250,7 @@ class Catalogue:
 
     @cached_property
     def _prices(self) -> PriceTable:
-        """Made when a price is first asked for: names need none."""
+        """The price table, made when a price is first asked for: names need none."""
         from tracestore.prices.snapshot import shipped_snapshot
 
         if self._own_prices is not None:
@@ -231,20 +264,12 @@ class Catalogue:
     @cached_property
     def _priced(self) -> dict[str, dict[str, SnapshotModel]]:
         """The snapshot's models by provider and id."""
-        found: dict[str, dict[str, SnapshotModel]] = {}
-        for model in self._snapshot.models:
-            provider, _, name = model.id.partition(":")
-            found.setdefault(provider, {})[name] = model
-        return found
+        return _by_provider(self._snapshot.models)
 
     @cached_property
     def _known(self) -> dict[str, dict[str, KnownModel]]:
-        """What the update told, by provider and id."""
-        found: dict[str, dict[str, KnownModel]] = {}
-        for model in self._known_file.models:
-            provider, _, name = model.id.partition(":")
-            found.setdefault(provider, {})[name] = model
-        return found
+        """The models of the update, by provider and id."""
+        return _by_provider(self._known_file.models)
 
     def _all(self, provider: str | None) -> Iterator[ModelInfo]:
         for name in tabled_vendors() if provider is None else (provider,):
@@ -296,7 +321,7 @@ class Catalogue:
         )
 
     def _of_lists(self, provider: str, name: str) -> ModelInfo:
-        """What the price list and the update tell together of a model that is in no table."""
+        """A model that is in no table, as the price list and the update know it together."""
         priced = self._priced.get(provider, {}).get(name)
         known = self._known.get(provider, {}).get(name)
         origin = self._snapshot if known is None else self._known_file
@@ -332,3 +357,11 @@ class Catalogue:
 def _row(provider: str, name: str) -> ModelRow | None:
     table = model_table(provider)
     return None if table is None else table.listed(name) or table.by_alias(name)
+
+
+def _by_provider(models: Iterable[M]) -> dict[str, dict[str, M]]:
+    found: dict[str, dict[str, M]] = {}
+    for model in models:
+        provider, _, name = model.id.partition(":")
+        found.setdefault(provider, {})[name] = model
+    return found

@@ -1,4 +1,4 @@
-"""Where the registry comes from: a models.yaml, or the keys in the environment."""
+"""Where a registry comes from: a models.yaml, or the keys in the environment."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
 
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
-    """A provider's adapter with the key of the environment; None where nobody expects one without a key."""
+    """A provider's adapter with the key of the environment; None for a provider that nobody expects without a key."""
     key = next((found for name in provider.key_variables if (found := environ.get(name))), None)
     if key is None and not provider.expected:
         return None
@@ -99,7 +99,7 @@ def read_models_yaml(path: Path, environ: Mapping[str, str] = os.environ) -> Mod
 
 
 def _describe_fault(error: Exception) -> str:
-    """What is wrong with the YAML, and where, without a word of its text."""
+    """The fault in the YAML, and its place, without a word of its text."""
     mark = getattr(error, "problem_mark", None)
     said = getattr(error, "problem", None) or type(error).__name__
     return f"line {mark.line + 1}, column {mark.column + 1}: {said}" if mark is not None else str(said)

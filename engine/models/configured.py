@@ -25,34 +25,41 @@ Consult: TypeAlias = Callable[[AdapterEntry], ProviderAdapter]
 
 
 class ConfiguredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that can be asked for under its id, or any of its aliases.
-
-    id: ``provider:name``. provider: the adapter's name. kind: what it is for. listed: in models.yaml; else in the
-    catalogue, and its provider's key is there. state: as the engine has found it so far, or ``not_configured``,
-    for want of a key or of an adapter that can be made; reason says why it is not available. wire_name: what the
-    provider calls it. capabilities: of the model through its adapter, corrected by models.yaml; None if there is
-    no adapter to ask. input_cost_per_million, output_cost_per_million: USD for a million tokens under the engine's
-    prices, now; None if it is unpriced. info: what the catalogue knows of it, if anything.
-    """
+    """A model that can be asked for under its id, or any of its aliases."""
 
     id: str
+    """``provider:name``."""
     provider: str
+    """The name of its adapter."""
     wire_name: str
+    """The provider's own name of the model."""
     kind: ModelKind
+    """The kind of question that it answers."""
     aliases: tuple[str, ...]
+    """Its further names."""
     listed: bool
+    """Whether models.yaml lists it. Else the catalogue does, and its provider's key is there."""
     state: State | Literal["not_configured"]
+    """Its availability as the engine has found it so far, or ``not_configured`` if a key is missing or no adapter
+    can be made."""
     reason: str = ""
+    """The reason why it is not available; empty if it is."""
     capabilities: AdapterCapabilities | None = None
+    """Its abilities through its adapter, corrected by models.yaml; None if there is no adapter to ask."""
     input_cost_per_million: Decimal | None = None
+    """USD for a million input tokens under the engine's prices of now; None if it is unpriced."""
     output_cost_per_million: Decimal | None = None
+    """USD for a million output tokens under the engine's prices of now; None if it is unpriced."""
     info: ModelInfo | None = None
+    """The catalogue's knowledge of it; None if there is none."""
 
 
 def configured_models(
     registry: ModelRegistry, consult: Consult, availability: AvailabilityTable, prices: PriceTable, clock: Clock
 ) -> list[ConfiguredModel]:
-    """All of them: first those that are listed, in their order; then each adapter's others, the best first."""
+    """All models that can be asked for: first those of models.yaml, in their order; then the others of each
+    adapter, the best first.
+    """
     return list(_ModelList(registry, consult, availability, prices, clock).models())
 
 
@@ -79,7 +86,7 @@ class _ModelList:
             yield from self._others(adapter)
 
     def _others(self, adapter: AdapterEntry) -> Iterator[ConfiguredModel]:
-        """The models of the catalogue that an adapter's key opens, and that aren't listed."""
+        """The models of the catalogue that an adapter's key opens, and that models.yaml doesn't list."""
         provider = published_provider(adapter)
         if provider is None or adapter.missing_key is not None or not self._is_the_providers_own(adapter):
             return

@@ -1,4 +1,4 @@
-"""One adapter and one model as a configuration lists them, and what it leaves open."""
+"""One adapter and one model as a configuration lists them, and the defaults that it leaves open."""
 
 from __future__ import annotations
 
@@ -15,54 +15,59 @@ from .tool_settings import NO_TOOL_SETTINGS, ToolSettings, over
 
 
 class ModelDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request to a model asks where its caller says nothing; None leaves it to the model.
-
-    max_output_tokens: of a reply, reasoning included. temperature: mostly from 0 to 2. effort: of reasoning, in
-    the model's own words.
-    """
+    """The options of a request to a model where its caller leaves them open; None leaves them to the model."""
 
     max_output_tokens: int | None = None
+    """The largest number of tokens of a reply, reasoning included."""
     temperature: float | None = None
+    """The sampling temperature, mostly from 0 to 2."""
     effort: str | None = None
+    """The effort for reasoning, in the model's own words."""
 
 
 NO_DEFAULTS = ModelDefaults()
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One configured adapter.
-
-    name: stands before the colon of its models' names. type: a registered one, or ``package.module:Class``.
-    config: what it is made with. prices_as: the provider whose published prices its models have, where its type
-    and address don't say it.
-    missing_key: the environment variable that should hold its key and doesn't. max_concurrency: calls at once;
-    more wait. None is the engine's `Limits.calls_per_provider`. capabilities, defaults, tools, prompt_addendum:
-    for its models, where they don't say otherwise themselves; see `ModelEntry`.
-
-    make: gives the adapter, instead of its type; of those that `Engine.register` was given. shared: it gives
-    the same one, which is the host's own.
-    """
+    """One configured adapter."""
 
     name: str
+    """The name before the colon of its models' names."""
     type: str
+    """A registered type, or ``package.module:Class``."""
     config: AdapterConfig
+    """The configuration of the adapter."""
     prices_as: str | None = None
+    """The provider whose published prices its models have, where its type and address don't say it."""
     missing_key: str | None = None
+    """The environment variable that should hold its key and doesn't."""
     max_concurrency: int | None = None
+    """The largest number of calls at once; further calls wait. None is the engine's
+    `Limits.calls_per_provider`."""
     capabilities: dict[str, bool | int] = {}
+    """Corrections of the abilities of its models; a model's own correction goes before."""
     defaults: ModelDefaults = NO_DEFAULTS
+    """Options of requests to its models; a model's own options go before."""
     tools: ToolSettings = NO_TOOL_SETTINGS
+    """The way in which its models are given tools; a model's own settings go before."""
     prompt_addendum: str | None = None
+    """Text after the system prompt of its models that have none of their own."""
     make: Callable[[], ProviderAdapter] | None = None
+    """A function that makes the adapter, in place of its type; for adapters of `Engine.register`."""
     shared: bool = False
+    """Whether `make` gives the same adapter each time, which is the host's own."""
 
     @property
     def state(self) -> Literal["configured", "not_configured"]:
-        """Whether it has the key that it needs."""
+        """``configured``, or ``not_configured`` if its key is missing."""
         return "configured" if self.missing_key is None else "not_configured"
 
     def create(self, clock: Clock) -> ProviderAdapter:
-        """An adapter as configured. Raises ConfigurationError, and what a host's own raises."""
+        """An adapter as configured. A host's own adapter may raise anything else.
+
+        Raises:
+            ConfigurationError: No adapter can be made.
+        """
         if self.make is not None:
             return self.make()
         return create_adapter(self.type, self.config, name=self.name, clock=clock)
@@ -72,38 +77,46 @@ ModelKind: TypeAlias = Kind
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One listed model. id: ``provider:name``. adapter: by its name. wire_name: what the provider calls it.
-
-    tier: a name among its adapter's models. aliases: further names. can_delegate: for hosts; kept, and not used
-    here. max_output_tokens: the most that may be asked for. defaults: what requests ask where
-    callers say nothing. tools: how it is given tools.
-    fallback: names of the models to try, in order, when this one fails. capabilities: fields of
-    `AdapterCapabilities` that are otherwise than the adapter says. prompt_addendum: follows the system prompt.
-    max_retries, retry: instead of the adapter's. usual_max_output: of all the adapter's models, as far as they go.
-    kind: a model of another kind than ``chat`` is never chosen for a conversation by itself. embedding_space:
-    models of the same one may stand in for each other; None goes by the name.
-    """
+    """One listed model."""
 
     id: str
+    """``provider:name``."""
     adapter: str
+    """The name of its adapter."""
     wire_name: str
+    """The provider's own name of the model."""
     tier: str | None = None
+    """A name among its adapter's models."""
     can_delegate: bool = False
+    """A mark for hosts, which is kept and not used here."""
     aliases: tuple[str, ...] = ()
+    """Further names."""
     max_output_tokens: int | None = None
+    """The largest number of output tokens that may be asked for."""
     fallback: tuple[str, ...] = ()
+    """The names of the models to try, in order, when this one fails."""
     capabilities: dict[str, bool | int] = {}
+    """Fields of `AdapterCapabilities` that are otherwise than the adapter says."""
     defaults: ModelDefaults = NO_DEFAULTS
+    """Options of requests, where callers leave them open."""
     tools: ToolSettings = NO_TOOL_SETTINGS
+    """The way in which it is given tools."""
     prompt_addendum: str | None = None
+    """Text that follows the system prompt."""
     max_retries: int | None = None
+    """The number of retries, in place of the adapter's."""
     retry: RetryPolicy | None = None
+    """The retry policy, in place of the adapter's."""
     usual_max_output: int | None = None
+    """The output limit of all the adapter's models, as far as their own limits allow."""
     kind: ModelKind = "chat"
+    """The kind of question that it answers. A model of another kind than ``chat`` is never chosen for a
+    conversation by itself."""
     embedding_space: str | None = None
+    """A name that models share which may stand in for each other; None goes by the name."""
 
     def on(self, adapter: AdapterEntry) -> ModelEntry:
-        """This entry, with what it leaves open as its adapter has it."""
+        """This entry, with its adapter's settings where it has none of its own."""
         defaults = over(self.defaults, msgspec.structs.replace(adapter.defaults, max_output_tokens=None))
         return msgspec.structs.replace(
             self,

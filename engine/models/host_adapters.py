@@ -16,7 +16,16 @@ Provider: TypeAlias = ProviderAdapter | Callable[[], ProviderAdapter]
 
 
 def entry_of(name: str, adapter: Provider, prices_as: str | None = None) -> AdapterEntry:
-    """The entry of an adapter. Raises ConfigurationError if it is none, or the name can't be one."""
+    """The entry of an adapter that a host gives.
+
+    Args:
+        name: The name of the adapter.
+        adapter: The adapter, or a function that makes one.
+        prices_as: The provider whose published prices its models have.
+
+    Raises:
+        ConfigurationError: It is no adapter, or the name can't be one.
+    """
     if not name or ":" in name:
         raise ConfigurationError(f"an adapter can't be called {name!r}: its models are called name:model")
     made = not isinstance(adapter, type) and isinstance(adapter, ProviderAdapter)
@@ -37,6 +46,6 @@ def entry_of(name: str, adapter: Provider, prices_as: str | None = None) -> Adap
 
 
 def _type_of(adapter: object) -> str:
-    """The registered name of an adapter's class, else where that is."""
+    """The registered name of an adapter's class, or else the place of the class."""
     kind = type(adapter)
     return registered_type(kind) or f"{kind.__module__}:{kind.__qualname__}"

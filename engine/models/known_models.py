@@ -1,7 +1,7 @@
-"""What is known of models beyond the shipped tables: a file that `callboard models update` brings.
+"""The models that are known beyond the shipped tables: a file that `callboard models update` brings.
 
-It is made of the list of models that LiteLLM publishes (MIT), and tells of each model its limits and what it can
-do. It advises the catalogue; what the adapters' own tables say of a model stands before it.
+The file is made of the list of models that LiteLLM publishes (MIT). It has the limits and abilities of each model.
+It advises the catalogue: what the adapters' own tables say of a model goes before it.
 """
 
 from __future__ import annotations
@@ -32,37 +32,50 @@ _DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class KnownModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model; None is not known.
-
-    id: ``provider:name``, with the provider's name in price tables. context_window: tokens of the input at most.
-    max_output: tokens. tools, vision, reasoning, structured: what it can do. retires: from that day on it is gone.
-    """
+    """One model of the file. None is not known."""
 
     id: str
+    """``provider:name``, with the provider's name in price tables."""
     context_window: int | None = None
+    """The largest number of input tokens."""
     max_output: int | None = None
+    """The largest number of output tokens."""
     tools: bool | None = None
+    """Whether it calls tools."""
     vision: bool | None = None
+    """Whether it reads images."""
     reasoning: bool | None = None
+    """Whether it reasons."""
     structured: bool | None = None
+    """Whether it follows a schema."""
     retires: str | None = None
+    """The day from which on it is gone, as YYYY-MM-DD."""
 
 
 class KnownModels(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of them. kind: tells it from other files. date: of which day it is. source: where it is from."""
+    """A file of known models."""
 
     kind: Literal["known-models"]
+    """A mark that tells the file from others."""
     format: int
+    """The version of the file's form."""
     date: str
+    """The day of the list, as YYYY-MM-DD."""
     source: str
+    """The origin of the list."""
     models: tuple[KnownModel, ...]
+    """The models, by name."""
 
 
 NOTHING = KnownModels(kind="known-models", format=FORMAT, date="", source="", models=())
 
 
 def known_models(home: Path) -> KnownModels:
-    """Those of that folder; nothing if there is no such file. Raises ConfigurationError if it can't be read."""
+    """The known models of a folder; none if it has no such file.
+
+    Raises:
+        ConfigurationError: The file can't be read.
+    """
     path = home / FILE_NAME
     try:
         data = path.read_bytes()
@@ -74,7 +87,15 @@ def known_models(home: Path) -> KnownModels:
 
 
 def decode(data: bytes, source: str) -> KnownModels:
-    """What such a file holds. source: for errors. Raises ConfigurationError."""
+    """The contents of such a file.
+
+    Args:
+        data: The bytes of the file.
+        source: The name of the file, for errors.
+
+    Raises:
+        ConfigurationError: It is no such file, or of another format.
+    """
     try:
         found = msgspec.json.decode(data, type=KnownModels)
     except (msgspec.MsgspecError, UnicodeError) as error:
@@ -85,12 +106,21 @@ def decode(data: bytes, source: str) -> KnownModels:
 
 
 def encode(known: KnownModels) -> bytes:
-    """The file."""
+    """The bytes of such a file."""
     return msgspec.json.format(msgspec.json.encode(known), indent=1) + b"\n"
 
 
 def convert(data: Json, *, source: str, day: str) -> KnownModels:
-    """LiteLLM's list as ours. source: what it is. day: YYYY-MM-DD. Raises ConfigurationError."""
+    """LiteLLM's list in our form.
+
+    Args:
+        data: The list.
+        source: The origin of the list, which is kept with it.
+        day: The day of the list, as YYYY-MM-DD.
+
+    Raises:
+        ConfigurationError: It is no such list.
+    """
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: expected LiteLLM's object of models")
     names = {theirs: vendor.name for vendor in vendors() for theirs in vendor.litellm}
@@ -102,7 +132,7 @@ def convert(data: Json, *, source: str, day: str) -> KnownModels:
 
 
 def _models(data: JsonObject, names: Mapping[str, str]) -> Iterator[KnownModel]:
-    """The models that chat. names: our names of vendors, by LiteLLM's."""
+    """The models that hold conversations. `names` has our names of vendors by LiteLLM's."""
     for name, facts in data.items():
         if isinstance(facts, dict) and facts.get("mode") in _CHATS:
             provider = facts.get("litellm_provider")
@@ -125,5 +155,5 @@ def _model(name: str, provider: str, facts: JsonObject) -> KnownModel:
 
 
 def _tokens(value: Json) -> int | None:
-    """A limit; what is no number, or no limit, is not known."""
+    """A limit; None for a value that is no number, or that is no limit."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**40 else None

@@ -1,4 +1,4 @@
-"""What a models.yaml says, checked key by key. Every complaint names the file, the key and what was expected."""
+"""A models.yaml as a registry, checked key by key. Every error names the file, the key and what was expected."""
 
 from __future__ import annotations
 

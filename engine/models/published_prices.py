@@ -1,4 +1,6 @@
-"""Whose published prices a call has: an adapter may be called anything, its provider's price list isn't."""
+"""The name of a call's model in published price tables. An adapter may be called anything; its provider's price
+list isn't.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,12 @@ from .entries import AdapterEntry, ModelEntry
 
 
 def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
-    """The ``provider:name`` of a model in published price tables; None if it is its id, or not known.
+    """The ``provider:name`` of a model in published price tables.
 
-    The provider is that of `published_provider`. The name is what the provider calls the model.
+    The provider is the one of `published_provider`. The name is the provider's own name of the model.
+
+    Returns:
+        None if it is the model's id, or not known.
     """
     provider = published_provider(adapter)
     if provider is None:
@@ -20,10 +25,13 @@ def published_name(adapter: AdapterEntry, model: ModelEntry) -> str | None:
 
 
 def published_provider(adapter: AdapterEntry) -> str | None:
-    """The provider whose models an adapter serves, by its name in published tables; None if that isn't known.
+    """The provider whose models an adapter serves, by its name in published tables.
 
-    It is the adapter's `prices_as`; else the server that its address belongs to; else its type, if that is a
+    It is the adapter's `prices_as`, or else the server that its address belongs to, or else its type, if that is a
     provider's own.
+
+    Returns:
+        None if it isn't known.
     """
     if adapter.prices_as:
         return adapter.prices_as

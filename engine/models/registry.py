@@ -1,9 +1,15 @@
-"""Which models there are, under which names, and which adapter serves each.
+"""The models of a configuration, their names, and the adapter that serves each.
 
-Names resolve in this order: ``provider:name`` as listed; an alias; a provider's own name for a model, listed here
-or in the catalogue (where it also may be a short name, such as ``sonnet``); and, with an explicit provider that is
-configured, or with a default one, any name at all. What the catalogue doesn't know either is passed through as it
-is: nothing is known of what it can do.
+A name is looked up in this order:
+
+1. ``provider:name`` as listed;
+2. an alias;
+3. a provider's own name for a model, listed here or in the catalogue, which also knows short names such as
+   ``sonnet``;
+4. any name at all, with an explicit provider that is configured, or with a default one.
+
+A name that the catalogue doesn't know either is passed through as it is. Nothing is known of the abilities of such
+a model.
 """
 
 from __future__ import annotations
@@ -24,20 +30,28 @@ _MOST_FOUND = 1024
 
 
 class Resolved(msgspec.Struct, frozen=True):
-    """What a name means. resolved_by: id, alias, native_name, catalogue or passthrough."""
+    """The meaning of a name."""
 
     model: ModelEntry
+    """The model that the name means."""
     resolved_by: str
+    """The way it was found: ``id``, ``alias``, ``native_name``, ``catalogue`` or ``passthrough``."""
 
 
 class ModelRegistry:
-    """The adapters and models of a configuration; immutable. adapters: by name. models: by id, as given, and
-    completed by the settings of their adapters.
+    """The adapters and models of a configuration. It never changes.
 
-    default_model: for callers that name none. default_provider: the adapter that names go to which mean nothing
-    else; None makes them errors. source: where it comes from, for messages. removed: names that an earlier
-    configuration of the same engine had; they are errors, never passed through.
-    Raises ConfigurationError if a name is taken twice, or leads nowhere.
+    Args:
+        adapters: The adapters by name.
+        models: The models by id, as given. They are completed by the settings of their adapters.
+        default_model: The model for callers that name none.
+        default_provider: The adapter of names that mean nothing else; None makes such names errors.
+        source: The origin of the configuration, for messages.
+        removed: Names that an earlier configuration of the same engine had. They are errors, and never passed
+            through.
+
+    Raises:
+        ConfigurationError: A name is taken twice, or leads nowhere.
     """
 
     def __init__(
@@ -106,9 +120,15 @@ class ModelRegistry:
         return aliases
 
     def resolve(self, name: str, provider: str | None = None) -> Resolved:
-        """The model of a name. provider: the adapter that it must be a model of, by name.
+        """The model of a name.
 
-        Raises ConfigurationError: unknown (with the nearest), ambiguous, or another provider's.
+        Args:
+            name: The name.
+            provider: The name of the adapter that must serve the model; None is any.
+
+        Raises:
+            ConfigurationError: The name is unknown, which the text answers with the nearest names; or it is
+                ambiguous, or of another provider.
         """
         if provider is not None:
             return self._at(name, provider)
@@ -129,7 +149,7 @@ class ModelRegistry:
         return found
 
     def _look_for(self, name: str) -> Resolved:
-        """A name that is neither an id nor an alias here."""
+        """The model of a name that is neither an id nor an alias here."""
         prefix, colon, rest = name.partition(":")
         if colon and prefix in self.adapters:
             return self._listed_at(prefix, rest) or self._unlisted_at(prefix, rest)
@@ -162,7 +182,7 @@ class ModelRegistry:
         return Resolved(listed[0], "native_name") if len(listed) == 1 else None
 
     def _unlisted_at(self, adapter: str, name: str) -> Resolved:
-        """A model of an adapter by a name of the catalogue, or by any."""
+        """A model of an adapter by a name of the catalogue, or by any name."""
         from .unlisted_names import name_at
 
         wire_name, known = name_at(self.adapters[adapter], name)
@@ -173,7 +193,7 @@ class ModelRegistry:
         return Resolved(entry.on(self.adapters[adapter]), "catalogue" if known else "passthrough")
 
     def _not_listed(self, name: str) -> Resolved:
-        """A bare name that is in the catalogue, or that the default provider may know."""
+        """The model of a bare name that is in the catalogue, or that the default provider may know."""
         from .unlisted_names import place_in_catalogue, refuse_foreign
 
         placed = place_in_catalogue(self.adapters, name, self.default_provider)
@@ -205,7 +225,11 @@ class ModelRegistry:
         )
 
     def adapter_of(self, model: ModelEntry) -> AdapterEntry:
-        """The adapter that serves a model. Raises ConfigurationError if its key is missing."""
+        """The adapter that serves a model.
+
+        Raises:
+            ConfigurationError: Its key is missing.
+        """
         entry = self.adapters[model.adapter]
         if entry.missing_key is not None:
             raise ConfigurationError(
@@ -215,7 +239,11 @@ class ModelRegistry:
         return entry
 
     def with_adapter(self, entry: AdapterEntry) -> ModelRegistry:
-        """This registry and one more adapter. Raises ConfigurationError if there is one of that name."""
+        """This registry and one more adapter.
+
+        Raises:
+            ConfigurationError: There is an adapter of that name.
+        """
         if entry.name in self.adapters:
             raise ConfigurationError(
                 f"there is an adapter {entry.name!r} in {self.source} already: register yours under another name"

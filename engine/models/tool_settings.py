@@ -1,4 +1,4 @@
-"""What the configuration changes in a request for the sake of one provider's or model's habits.
+"""The changes in a request for the sake of one provider or model, as models.yaml wants them.
 
 Some models need to be told more, take fewer tools, or call none unless they must. All of this is off unless
 models.yaml says so. Pure functions of the configuration and the turn.
@@ -19,18 +19,19 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is given tools; None leaves things as they are.
-
-    strict: for tools that don't say it themselves. max: how many at most in a request, `core` (names) before those
-    that the conversation has used, those before the rest in their order. parallel: where the caller doesn't say.
-    force_first_turn: the first reply of a conversation must call a tool, if there are any.
-    """
+    """The way in which a model is given tools; None leaves things as they are."""
 
     strict: bool | None = None
+    """Whether tools are strict that don't say it themselves."""
     max: int | None = None
+    """The largest number of tools in a request. Tools of `core` go first, then those that the conversation has
+    used, then the rest in their order."""
     core: tuple[str, ...] | None = None
+    """The names of the tools that go first."""
     parallel: bool | None = None
+    """Whether several calls at once are asked for where the caller doesn't say."""
     force_first_turn: bool | None = None
+    """Whether the first reply of a conversation must call a tool, if there are any."""
 
 
 NO_TOOL_SETTINGS = ToolSettings()
@@ -50,7 +51,7 @@ class ModelInput(msgspec.Struct, frozen=True):
 
 
 def over(upper: S, lower: S) -> S:
-    """Settings with what they leave open filled from those below."""
+    """Settings whose open fields are filled from those below."""
     said = {name: value for name in upper.__struct_fields__ if (value := getattr(upper, name)) is not None}
     return msgspec.structs.replace(lower, **said)
 

@@ -1,7 +1,7 @@
-"""What a name means that no models.yaml lists: a model of the catalogue, or of the provider that is the default.
+"""The meaning of names that no models.yaml lists: a model of the catalogue, or of the default provider.
 
-The provider is never guessed. A model of the catalogue goes to the adapter that serves its provider; any other
-name to the default provider, unless it is plainly a model of somebody else.
+The provider is never guessed. A model of the catalogue goes to the adapter that serves its provider. Any other
+name goes to the default provider, unless it is plainly a model of somebody else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ def place_in_catalogue(
 ) -> tuple[str, str] | None:
     """The adapter for a model that the catalogue knows, and the model's name or short name there.
 
-    None if it is not in the catalogue, or if no adapter serves its provider. Raises ConfigurationError if several
-    adapters could.
+    Returns:
+        None if the model is not in the catalogue, or if no adapter serves its provider.
+
+    Raises:
+        ConfigurationError: Several adapters could serve it.
     """
     found = default_catalogue().locate(name)
     if found is None:
@@ -42,7 +45,9 @@ def place_in_catalogue(
 
 
 def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
-    """What an adapter's provider calls a model, and whether its table lists it; any other name stays as it is."""
+    """The name by which an adapter's provider knows a model, and whether its table lists it. A name outside the
+    table stays as it is.
+    """
     table = model_table(published_provider(adapter) or "")
     if table is None:
         return name, False
@@ -51,7 +56,7 @@ def name_at(adapter: AdapterEntry, name: str) -> tuple[str, bool]:
 
 
 def names_at(adapters: Iterable[AdapterEntry]) -> list[str]:
-    """All ids and short names in the tables of what these adapters serve."""
+    """All ids and short names in the tables of the models that some adapters serve."""
     tables = [model_table(provider) for provider in {published_provider(entry) or "" for entry in adapters}]
     rows = [row for table in tables if table is not None for row in table.rows]
     return sorted({name for row in rows for name in (row.id, *row.aliases)})
