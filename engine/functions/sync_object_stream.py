@@ -1,22 +1,22 @@
-"""`stream_object_sync`: an ObjectStream of the sync thread, seen from another one."""
+"""`stream_object_sync`: an `ObjectStream` of the sync thread, seen from another one."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Generic, TypeVar
 
 from bus.values.json import Json
 
 from ..objects.generate import ObjectResult
 from ..objects.stream import ObjectStream
 from .sync_host import SyncHost
+from .sync_stream import SyncStream
 
 T = TypeVar("T")
 P = TypeVar("P")
 
 
-class SyncObjectStream(Generic[T]):
+class SyncObjectStream(SyncStream, Generic[T]):
     """Like `ObjectStream`, for one thread at a time: iterable, and a context manager that cancels on leaving.
 
     with stream_object_sync("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
@@ -26,13 +26,8 @@ class SyncObjectStream(Generic[T]):
     """
 
     def __init__(self, host: SyncHost, stream: ObjectStream[T]) -> None:
-        self._host = host
+        super().__init__(host, stream)
         self._stream = stream
-
-    @property
-    def stream_id(self) -> str:
-        """What `Engine.attach` takes, for further readers."""
-        return self._stream.stream_id
 
     def __iter__(self) -> Iterator[Json]:
         return self._through(self._stream.__aiter__())
@@ -62,19 +57,3 @@ class SyncObjectStream(Generic[T]):
     def result(self) -> ObjectResult[T]:
         """See `ObjectStream.result`."""
         return self._host.run(self._stream.result)
-
-    def cancel(self) -> bool:
-        """See `ObjectStream.cancel`. From any thread."""
-        return self._host.run(self._stream.cancel)
-
-    def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended. Idempotent."""
-        self._host.run(self._stream.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -1,10 +1,10 @@
-"""`stream_sync`: a StreamResult of the sync thread, seen from another one."""
+"""`stream_sync`: streams of the sync thread, seen from another one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from adapters import CanonicalResponse, TextDelta
 
@@ -15,7 +15,54 @@ from ..generation.view_events import ViewEvent
 from .sync_host import SyncHost
 
 
-class SyncStreamResult:
+class _Stream(Protocol):
+    """A stream of the sync thread."""
+
+    @property
+    def stream_id(self) -> str: ...
+    async def cancel(self) -> bool: ...
+    async def aclose(self) -> None: ...
+
+
+class SyncStream:
+    """A stream that is used from another thread: a context manager that cancels on leaving.
+
+    Args:
+        host: The sync thread.
+        stream: The stream there.
+    """
+
+    def __init__(self, host: SyncHost, stream: _Stream) -> None:
+        self._host = host
+        self._held = stream
+
+    @property
+    def stream_id(self) -> str:
+        """The id that `Engine.attach` takes, for further readers."""
+        return self._held.stream_id
+
+    def cancel(self) -> bool:
+        """Cancel the call. Any thread may do that.
+
+        Returns:
+            False if the call is over.
+        """
+        return self._host.run(self._held.cancel)
+
+    def close(self) -> None:
+        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
+        self._host.run(self._held.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class SyncStreamResult(SyncStream):
     """Like `StreamResult`, for one thread at a time: an iterator, and a context manager that cancels on leaving.
 
     with stream_sync("sonnet", "A haiku, please.") as result:
@@ -24,15 +71,10 @@ class SyncStreamResult:
     """
 
     def __init__(self, host: SyncHost, stream: StreamResult) -> None:
-        self._host = host
+        super().__init__(host, stream)
         self._stream = stream
         self._taken: list[ViewEvent] = []
         self._index = 0
-
-    @property
-    def stream_id(self) -> str:
-        """What `Engine.attach` takes, for further readers."""
-        return self._stream.stream_id
 
     def __iter__(self) -> Self:
         return self
@@ -80,19 +122,7 @@ class SyncStreamResult:
         """See `StreamResult.result`."""
         return self._host.run(self._stream.result)
 
-    def cancel(self) -> bool:
-        """See `StreamResult.cancel`. From any thread."""
-        return self._host.run(self._stream.cancel)
-
     def close(self) -> None:
-        """Cancel what still runs, and wait until it has ended. Idempotent."""
+        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
         self._taken, self._index = [], 0
-        self._host.run(self._stream.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()

@@ -123,10 +123,16 @@ def capability_name(word: str) -> str:
 
 
 def get_model_info(model_id: str) -> ModelInfo | None:
-    """What is known of a model: by its id, also a dated one; by a short name; or as ``provider:id``.
+    """The knowledge of a model. Anthropic, OpenAI and Gemini go before other providers.
 
-    None if it isn't known, or if several providers have it and none of them is named; Anthropic, OpenAI and Gemini
-    go before others. Raises ConfigurationError if the price snapshot in $CALLBOARD_HOME can't be read.
+    Args:
+        model_id: The model's id, also a dated one; a short name; or ``provider:id``.
+
+    Returns:
+        None if the model isn't known, or if several providers have it and none of them is named.
+
+    Raises:
+        ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
     """
     return default_catalogue().info(model_id)
 
@@ -134,19 +140,33 @@ def get_model_info(model_id: str) -> ModelInfo | None:
 def list_models(
     provider: str | None = None, capability: str | None = None, *, include_retired: bool = False
 ) -> list[ModelInfo]:
-    """All known models that still are served: of a provider, or that are known to have a capability.
+    """All known models that are still served. A provider's own table is in its order, the best first.
 
-    A provider's own table is in its order, the best first. include_retired: those, too, that are gone. Raises
-    CallboardError for an unknown capability, ConfigurationError as `get_model_info`.
+    Args:
+        provider: Only models of this provider.
+        capability: Only models that are known to have this ability.
+        include_retired: Whether to list models, too, that are gone.
+
+    Raises:
+        CallboardError: There is no such ability.
+        ConfigurationError: The price snapshot in $CALLBOARD_HOME can't be read.
     """
     return default_catalogue().models(provider, capability, include_retired=include_retired)
 
 
 def get_latest_model(provider: str, capability: str | None = None) -> ModelInfo | None:
     """The model to take of a provider when nothing else is known: the best for general use that isn't deprecated.
+    Of two of a kind, the newer is the better.
 
-    Of two of a kind, the newer is the better. None if there is none with that capability, or no table of that
-    provider (only Anthropic, OpenAI and Gemini have one). Raises CallboardError for an unknown capability.
+    Args:
+        provider: The provider. Only those with a table of their own have an answer.
+        capability: An ability that the model must have.
+
+    Returns:
+        None if there is no such model, or no table of that provider.
+
+    Raises:
+        CallboardError: There is no such ability.
     """
     return default_catalogue().latest(provider, capability)
 

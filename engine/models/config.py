@@ -60,7 +60,7 @@ def registry_from_env(environ: Mapping[str, str] = os.environ) -> ModelRegistry:
 
 
 def _with_key(provider: Provider, environ: Mapping[str, str]) -> AdapterEntry | None:
-    """A provider's adapter with the key of the environment; None for a provider that nobody expects without a key."""
+    """A provider's adapter with the key of the environment; None for one that isn't expected without."""
     key = next((found for name in provider.key_variables if (found := environ.get(name))), None)
     if key is None and not provider.expected:
         return None

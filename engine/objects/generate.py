@@ -22,30 +22,46 @@ T = TypeVar("T")
 
 
 class ObjectArguments(Arguments, total=False):
-    """What `generate_object` and `stream_object` take besides model, prompt and schema.
-
-    max_reasks: how often a reply that is no JSON or doesn't follow the schema is shown to the model with what is
-    wrong, to be given anew; each is a further call. repair: read nearly valid JSON as it was meant (a comma too
-    many, a bracket too few); also of a truncated reply, if what there is follows the schema.
-    """
+    """The arguments of `generate_object` and `stream_object` besides model, prompt and schema."""
 
     max_reasks: int
+    """The number of times that a reply which is no JSON, or doesn't follow the schema, is shown to the model with
+    its fault, to be given anew. Each is a further call; by default 0."""
     repair: bool
+    """Whether nearly valid JSON is read as it was meant, with a comma too many or a bracket too few. A truncated
+    reply is read, too, if its part follows the schema."""
 
 
 class ObjectResult(GenerateResult, Generic[T], frozen=True, kw_only=True):
-    """What `generate_object` returns. output: the object. repaired: the text is no valid JSON, and was read as it
-    was meant.
+    """The result of `generate_object`.
 
-    `text` is the JSON of the last reply; `steps` are all replies, with those that were asked for anew.
+    `text` is the JSON of the last reply. `steps` are all replies, also those after which the model was asked
+    again.
     """
 
     output: T
+    """The object."""
     repaired: bool = False
+    """Whether the text is no valid JSON, and was read as it was meant."""
 
 
 class ObjectTask(Generic[T]):
-    """One object to be had: its turns, one after the other, and what is made of them."""
+    """One object to be had: its turns, one after the other, and the object that is read from the last.
+
+    Args:
+        runtime: The engine's shared parts.
+        model: As in `generate`.
+        prompt: As in `generate`.
+        schema: As in `generate_object`.
+        streamed: Whether the replies are streamed.
+        max_reasks: As in `ObjectArguments`.
+        repair: As in `ObjectArguments`.
+        arguments: The other arguments.
+
+    Raises:
+        CallboardError: `output_schema` is given besides the schema.
+        SchemaError: The schema is none.
+    """
 
     def __init__(
         self,
@@ -71,7 +87,11 @@ class ObjectTask(Generic[T]):
         self._reasks = max_reasks
 
     def judge(self, turn: Turn) -> ObjectResult[T] | Turn:
-        """The object of a turn that is over, or the turn to run next. Raises NoObjectGeneratedError."""
+        """The object of a turn that is over, or the turn to run next.
+
+        Raises:
+            NoObjectGeneratedError: The reply is no such object, and the model isn't asked again.
+        """
         self._turns.append(turn)
         response = turn.steps[-1].response
         try:
@@ -121,7 +141,7 @@ def _correction(unfit: Unfit) -> str:
 
 
 async def generate_object_on(task: ObjectTask[T]) -> ObjectResult[T]:
-    """See `Engine.generate_object`."""
+    """The object of a task; see `Engine.generate_object`."""
     turn = task.first
     while True:
         await own(turn, await task.runtime.host.start_turn(turn))

@@ -21,11 +21,16 @@ NoObjectReason: TypeAlias = Literal["truncated", "refused", "not_json", "invalid
 
 
 class NoObjectGeneratedError(CallboardError):
-    """The model replied, but not with what was wanted.
+    """The model replied, but not with such an object.
 
-    reason: ``truncated`` (the reply reached max_output_tokens, or the window's end), ``refused`` (by the model or
-    a filter), ``not_json``, ``invalid`` (JSON that doesn't follow the schema). detail: what is wrong, with the
-    JSON path or the character. text: of the last reply. usage, cost: of all replies together. steps: the replies.
+    Args:
+        reason: ``truncated``: the reply reached max_output_tokens, or the window's end. ``refused``: by the model
+            or a filter. ``not_json``: the reply is no JSON. ``invalid``: the JSON doesn't follow the schema.
+        detail: The fault, with the JSON path or the character.
+        text: The text of the last reply.
+        steps: The replies.
+        usage: The tokens of all replies together.
+        cost: The cost of all replies together.
     """
 
     def __init__(
@@ -61,9 +66,13 @@ _SAID: dict[NoObjectReason, str] = {
 
 
 class Unfit(Exception):
-    """A reply that is not what was wanted.
+    """A reply that is not the object.
 
-    may_be_mended: it makes sense to ask again. What was too long would be again, and a refusal is one.
+    Args:
+        reason: As in `NoObjectGeneratedError`.
+        detail: As in `NoObjectGeneratedError`.
+        may_be_mended: Whether it may make sense to ask again. A reply that was too long would be so again, and a
+            refusal is an answer.
     """
 
     def __init__(self, reason: NoObjectReason, detail: str, *, may_be_mended: bool = True) -> None:
@@ -74,7 +83,11 @@ class Unfit(Exception):
 
 
 def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repair: bool) -> tuple[T, bool]:
-    """The object, and whether its text had to be repaired. Raises Unfit."""
+    """The object in a reply, and whether its text had to be repaired.
+
+    Raises:
+        Unfit: The reply is no such object.
+    """
     if response.stop_reason in (StopReason.REFUSAL, StopReason.CONTENT_FILTER):
         raise Unfit("refused", response.text or response.raw_stop_reason or "without a word")
     is_cut_off = response.stop_reason is StopReason.MAX_TOKENS
@@ -94,11 +107,15 @@ def read_reply(response: CanonicalResponse, schema: ObjectSchema[T], *, may_repa
 
 
 class _Unfinished(ValueError):
-    """Nothing is wrong with the JSON but that it ends too early, or has not begun."""
+    """The only fault of the JSON is that it ends too early, or has not begun."""
 
 
 def read_json(text: str) -> Json:
-    """The object in a reply, which may stand in a code fence or amid other words. Raises ValueError."""
+    """The object in a text, which may stand in a code fence or amid other words.
+
+    Raises:
+        ValueError: There is none.
+    """
     try:
         return _strictly(text)
     except ValueError:
@@ -134,9 +151,16 @@ def _refuse(constant: str) -> NoReturn:
 def repair(text: str, *, cut_off: bool = False) -> Json:
     """The object in nearly valid JSON.
 
-    Read as they were meant are: text and code fences around it, commas too many, line breaks in strings, brackets
-    that were not closed. cut_off: the text was truncated, so that a number at its end may lack digits; it is left
-    out. Raises ValueError if that is not enough.
+    It is read as it was meant: with text and code fences around it, commas too many, line breaks in strings, and
+    brackets that were not closed.
+
+    Args:
+        text: The text.
+        cut_off: Whether the text was truncated, so that a number at its end may lack digits. Such a number is left
+            out.
+
+    Raises:
+        ValueError: That is not enough to read it.
     """
     machine = PartialJson(embedded=True, opening="{", lenient=True)
     machine.feed(text)

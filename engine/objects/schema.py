@@ -1,4 +1,4 @@
-"""What a caller wants instead of text: the schema that a model is given, and what becomes of its reply."""
+"""The schema that a caller wants instead of text, as the model gets it, and the reading of the reply."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ _WRAPPED = "value"
 class ObjectSchema(Generic[T]):
     """A type or a JSON Schema that a reply must follow.
 
-    sent: the schema for the model. Providers take an object at its root only, so anything else is wrapped into one
-    with the member ``value``, and taken out of it again.
+    Providers take an object at the schema's root only. Anything else is wrapped into an object with the member
+    ``value``, and taken out of it again.
 
-    Raises SchemaError for what is no schema, or has none.
+    Args:
+        of: A type, a hint, or a JSON Schema as a dict.
+
+    Raises:
+        SchemaError: It is no schema, or a type without one.
     """
 
     def __init__(self, of: object) -> None:
@@ -37,9 +41,11 @@ class ObjectSchema(Generic[T]):
         self.sent = _wrapped(schema) if self._is_wrapped else schema
 
     def read(self, reply: Json) -> T:
-        """What the caller wants, of a whole reply. Raises ValueError with the JSON path of what is wrong.
+        """The object of a whole reply. A null for an optional member that can't be null is left out: models write
+        it often.
 
-        A null for an optional member that can't be null is as good as none: models write it often.
+        Raises:
+            ValueError: The reply doesn't follow the schema; the text has the JSON path of the fault.
         """
         value = cast("Json", self.unwrapped(self._checked(reply)))
         return cast("T", value if self._type is None else convert(value, self._type))
@@ -56,7 +62,7 @@ class ObjectSchema(Generic[T]):
         return reply
 
     def unwrapped(self, reply: Json) -> Json | msgspec.UnsetType:
-        """The caller's part of a reply or of the beginning of one; UNSET if there is nothing of it yet."""
+        """The caller's part of a reply, or of the beginning of one; UNSET if nothing of it has come yet."""
         if not self._is_wrapped:
             return reply
         return reply.get(_WRAPPED, msgspec.UNSET) if isinstance(reply, dict) else msgspec.UNSET

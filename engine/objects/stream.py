@@ -1,4 +1,4 @@
-"""`stream_object`: the object as it grows, and at the end the whole one."""
+"""`stream_object`: the object as it grows, and the whole one at the end."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 class ObjectStream(Generic[T]):
-    """An object as it grows. Iterate it for what there is of it, and ask for `object()` or `result()`.
+    """An object as it grows. Iterate it for the part that has come, and ask for `object()` or `result()`.
 
         async with stream_object("sonnet", "Ten recipes.", schema=list[Recipe]) as stream:
             async for partial in stream:
                 print(f"{len(partial)} recipes so far")
         recipes = await stream.object()
 
-    Each partial is plain JSON, not yet checked, and says more than the one before; deltas that came together make
-    one. With `max_reasks`, partials begin anew when the model is asked again. The call begins when it is first
-    asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context before
-    the end cancels the call, and so does `aclose()`.
+    Each partial is plain JSON, not yet checked, and has more than the one before. Deltas that came together make
+    one partial. With `max_reasks`, partials begin anew when the model is asked again. The call begins when it is
+    first asked for anything. Each loop has everything, so any number of tasks may iterate. Leaving the context
+    before the end cancels the call, and so does `aclose()`.
     """
 
     def __init__(self, task: ObjectTask[T]) -> None:
@@ -58,15 +58,19 @@ class ObjectStream(Generic[T]):
 
     @property
     def stream_id(self) -> str:
-        """What `Engine.attach` takes, for readers of all events of the reply that comes just now."""
+        """The id that `Engine.attach` takes, for readers of all events of the reply that comes just now."""
         return self._attempts[-1][1].stream_id
 
     async def object(self) -> T:
-        """The whole object. Raises NoObjectGeneratedError, and what the call raised."""
+        """The whole object. An exception of the call is raised here.
+
+        Raises:
+            NoObjectGeneratedError: The reply is no such object.
+        """
         return (await self.result()).output
 
     async def result(self) -> ObjectResult[T]:
-        """The object with its text, usage, cost and steps. Raises as `object()` does."""
+        """The object with its text, usage, cost and steps. The exceptions are those of `object()`."""
         number = 0
         while await self._has_next(number):
             number += 1
@@ -76,11 +80,15 @@ class ObjectStream(Generic[T]):
     # -- the end
 
     async def cancel(self) -> bool:
-        """Cancel the call; whoever iterates gets CancelledError. False if it is over."""
+        """Cancel the call. Whoever iterates gets CancelledError.
+
+        Returns:
+            False if the call is over.
+        """
         return await self._attempts[-1][1].cancel()
 
     async def aclose(self) -> None:
-        """Cancel what still runs, and wait until it has ended. Idempotent."""
+        """Cancel what still runs, and wait until it has ended. A second call does nothing."""
         self._closed = True
         for _, stream in self._attempts:
             await stream.aclose()
@@ -100,7 +108,9 @@ class ObjectStream(Generic[T]):
         self._attempts.append((turn, StreamResult(self._task.runtime, turn)))
 
     async def _has_next(self, number: int) -> bool:
-        """Wait for the end of an attempt; whether another one follows it. Raises what ended the last one."""
+        """Wait for the end of an attempt. True if another one follows; else the exception of the last one is
+        raised.
+        """
         turn, stream = self._attempts[number]
         await stream.result()
         async with self._judging:
@@ -153,7 +163,9 @@ class ObjectStream(Generic[T]):
 
 
 class _Growing(Generic[T]):
-    """What there is of an object. A turn may have several replies, if tools are run between: each begins anew."""
+    """The part of an object that has come. A turn may have several replies, if tools are run between: each begins
+    anew.
+    """
 
     def __init__(self, schema: ObjectSchema[T], *, lenient: bool) -> None:
         self._schema = schema
@@ -172,7 +184,7 @@ class _Growing(Generic[T]):
 
 
 class _Pieces:
-    """Text in events: deltas, and the arguments of the tool call that stands for a reply."""
+    """The text in events: deltas, and the arguments of the tool call that stands for a reply."""
 
     def __init__(self, *, may_be_forced: bool) -> None:
         self._may_be_forced = may_be_forced

@@ -1,1 +1,1 @@
-"""What a host holds of a conversation: opened, resumed, carried elsewhere."""
+"""Sessions: the handle that a host holds of a conversation, and sessions opened, resumed, carried elsewhere."""

@@ -12,13 +12,17 @@ from tracestore import CallFilter, Store
 
 
 async def costs_of(store: Store, session_id: str) -> dict[str, Cost]:
-    """The current costs of a session's calls, by request_id."""
+    """The current costs of a session's calls, by request id."""
     rows = await store.calls(CallFilter(session_id=session_id), limit=None)
     return {row.request_id: row.cost for row in rows if row.cost is not None}
 
 
 def reprice_messages(history: list[Message], costs: Mapping[str, Cost]) -> int:
-    """Replace the costs of a history's messages in place; how many changed. Messages themselves are frozen."""
+    """Replace the costs of a history's messages in place. Messages themselves are frozen.
+
+    Returns:
+        The number of messages that changed.
+    """
     changed = 0
     for position, message in enumerate(history):
         metadata = message.metadata

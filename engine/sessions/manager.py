@@ -16,13 +16,18 @@ from .state import SessionState
 
 
 class ApplyCosts(msgspec.Struct, frozen=True):
-    """Ask the manager to show these costs in the live histories. costs: by the request_id of a call."""
+    """Asks the manager to show some costs in the live histories."""
 
     costs: Mapping[str, Cost]
+    """The costs by the request id of their calls."""
 
 
 class SessionManager(Actor):
-    """sessions: all live ones, by id; shared with the engine."""
+    """The actor below which all turns run.
+
+    Args:
+        sessions: All live sessions by id. The engine shares them.
+    """
 
     def __init__(self, sessions: Mapping[str, SessionState]) -> None:
         self._sessions = sessions

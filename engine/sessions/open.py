@@ -1,4 +1,4 @@
-"""The sessions that are open in an engine, and what is published of them besides their turns."""
+"""The sessions that are open in an engine, and the events about them besides those of their turns."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from .state import SessionState
 
 
 class OpenSessions:
-    """Each session's state, as long as somebody holds it.
+    """The state of each session, as long as somebody holds the session.
 
     Args:
-        captures: Whether what is said is kept, so that sessions can be resumed.
+        bus: The bus to publish on.
+        store: The trace; None without one.
+        host: The engine's life.
+        captures: Whether the content of sessions is kept, so that they can be resumed.
     """
 
     states: WeakValueDictionary[str, SessionState]
@@ -39,13 +42,17 @@ class OpenSessions:
         self._captures = captures
 
     def open(self, state: SessionState) -> None:
-        """Take up a session's state. Raises CallboardError if a session of that id is open."""
+        """Take up a session's state.
+
+        Raises:
+            CallboardError: A session of that id is open.
+        """
         if state.id in self.states:
             raise CallboardError(f"session {state.id!r} is already open; use the Session you have")
         self.states[state.id] = state
 
     def change_model(self, state: SessionState, model: Model) -> None:
-        """Swap a session's model, which there must be."""
+        """Put another model in the place of a session's model."""
         previous, state.model = state.model, model
         if previous != model and self._host.started:
             change = SessionModelChanged(previous=in_words(previous), current=in_words(model))
@@ -68,22 +75,28 @@ class OpenSessions:
             self._publish_history(state)
 
     def publish_setup(self, state: SessionState, *, begins: bool = False) -> None:
-        """Have kept what the session is made of by now. begins: and that it is a new one."""
+        """Have the session's setup of now kept.
+
+        Args:
+            state: The session.
+            begins: Whether it is a new session.
+        """
         if self._captures:
             seq = self._bus.publish(configured(state, begins=begins), session_id=state.id)
             if state.claimed is None:
                 state.claimed = seq
 
     def _publish_history(self, state: SessionState) -> None:
-        """Have what a session began with kept like what is said in it."""
+        """Have the messages that a session began with kept like those that are added to it."""
         for position, message in enumerate(state.messages):
             appended = SessionMessageAppended(position=position, message=message)
             self._bus.publish(appended, session_id=state.id, message_id=message.id)
 
     async def require_ownership(self, state: SessionState) -> None:
-        """Let a turn begin only if no other run has resumed the session since. Raises SessionTakenOver.
+        """Let a turn begin only if no other run has resumed the session since. A store that fails keeps nobody up.
 
-        A store that fails keeps nobody up.
+        Raises:
+            SessionTakenOver: Another run has resumed the session.
         """
         if not self._captures or self._store is None or state.claimed is None:
             return

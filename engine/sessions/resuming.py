@@ -1,4 +1,4 @@
-"""A session from the store again: what of it is published to be kept, and how it is put together anew."""
+"""A session from the store: its parts read, and put together again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,11 @@ _log = Log("engine.resuming")
 
 
 def require_capture(capture_content: bool, trace: bool, redact: Redact | None) -> None:
-    """Raises ConfigurationError for what can't be together."""
+    """Check that the arguments about content go together.
+
+    Raises:
+        ConfigurationError: They don't.
+    """
     if capture_content and not trace:
         raise ConfigurationError("capture_content needs the trace to keep content in; leave trace=True")
     if redact is not None and not capture_content:
@@ -46,7 +50,13 @@ async def resumed(
     system_prompt: str | None,
     options: TurnOptions,
 ) -> SessionState:
-    """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here."""
+    """The state of a stored session, as `Engine.resume` describes it. `model` is only checked here.
+
+    Raises:
+        CallboardError: There is no trace, or no such session that is stored as a whole.
+        ConfigurationError: The session's model is not known here.
+        StoreError: The trace can't be read.
+    """
     store = runtime.store
     if store is None:
         raise CallboardError("this engine keeps no trace (trace=False), so there is no session to resume")
@@ -75,7 +85,9 @@ async def resumed(
 
 
 async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
-    """Say that the session is this engine's now. Raises CallboardError if somebody writes it at this moment."""
+    """Note in the trace that the session is this engine's now. CallboardError if somebody writes it at this
+    moment.
+    """
     bus = runtime.bus
     try:
         if not await store.claim_session(state.id, bus.run_id, bus.last_seq, len(state.messages)):
@@ -90,7 +102,7 @@ async def _claim(runtime: Runtime, store: Store, state: SessionState) -> None:
 
 
 def _whole(session_id: str, saved: SavedSession | None, has_prompt: bool) -> SessionSetup:
-    """Raises CallboardError if the session can't go on as it was."""
+    """The setup of a session that can go on as it was. CallboardError if it can't."""
     if saved is None:
         raise CallboardError(
             f"nothing is stored of session {session_id!r}: was it held with capture_content=True? "

@@ -89,7 +89,7 @@ class Session:
 
     @property
     def tools(self) -> tuple[Tool, ...]:
-        """The tools of the next turn. Assigning two of one name raises ConfigurationError."""
+        """The tools of the next turn. Assigning two tools of one name raises ConfigurationError."""
         return self._state.tools
 
     @tools.setter

@@ -1,4 +1,4 @@
-"""What a session is made of besides its messages, as it is stored, and back."""
+"""The setup of a session, which is all of it besides its messages, as it is stored, and back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .state import SessionState
 
 
 def configured(state: SessionState, *, begins: bool = False) -> SessionConfigured:
-    """What the store must know to make this session again, besides its messages."""
+    """The event that has all that the store must know to make a session again, besides its messages."""
     return SessionConfigured(history=len(state.messages), setup=setup_of(state), begins=begins)
 
 
 def setup_of(state: SessionState) -> SessionSetup:
-    """What a session is made of besides its messages."""
+    """The setup of a session."""
     requires, fallback = state.requires, state.options.get("fallback")
     return SessionSetup(
         model=_stored_model(state.model),

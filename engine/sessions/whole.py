@@ -1,4 +1,4 @@
-"""What can be done with whole sessions: list, fork, carry from one place to another, forget."""
+"""Work on whole sessions: list, fork, export, import, delete."""
 
 from __future__ import annotations
 
@@ -26,17 +26,22 @@ FORMAT: Literal["callboard.session.1"] = "callboard.session.1"
 
 
 class ExportedSession(msgspec.Struct, frozen=True, kw_only=True, tag_field="format", tag=FORMAT):
-    """A session as a document of its own: what `Session.export` writes and `Engine.import_session` reads.
+    """A session as a document of its own: `Session.export` writes it, and `Engine.import_session` reads it.
 
-    The messages are whole, images and signatures included, with how each reply came about. Of what the providers
-    reported as usage, the counts are kept and not the original objects.
+    The messages are whole, with images and signatures, and with the way each reply came about. Of the usage that
+    providers reported, the counts are kept and not the original objects.
     """
 
     session_id: str
+    """The session's id."""
     setup: SessionSetup
+    """Its model, system prompt, tools and options."""
     messages: tuple[Message, ...]
+    """Its history."""
     tags: dict[str, str] = {}
+    """The tags of its calls."""
     name: str | None = None
+    """Its name, for people."""
 
 
 def exported(state: SessionState) -> bytes:
@@ -45,7 +50,11 @@ def exported(state: SessionState) -> bytes:
 
 
 def document_of(saved: SavedSession) -> bytes:
-    """The same of a stored session. Raises CallboardError if it isn't stored as a whole."""
+    """A stored session as JSON, UTF-8.
+
+    Raises:
+        CallboardError: The session isn't stored as a whole.
+    """
     if saved.setup is None or saved.missing:
         raise CallboardError(f"session {saved.session_id!r} can't be exported: {', '.join(saved.missing[:3])}")
     return _document(saved.session_id, saved.setup, saved.messages, saved.tags, saved.name)
@@ -67,7 +76,11 @@ def _without_raw_usage(message: Message) -> Message:
 
 
 def imported(document: bytes | str) -> ExportedSession:
-    """Raises CallboardError if it is none."""
+    """An exported session.
+
+    Raises:
+        CallboardError: The document is none.
+    """
     data = document.encode() if isinstance(document, str) else document
     try:
         return msgspec.convert(decode_json(data), ExportedSession)
@@ -83,7 +96,11 @@ def state_of(
     tools: Sequence[Tool] | None,
     model: Model | None,
 ) -> SessionState:
-    """The state of an imported session. Raises ConfigurationError if its model isn't known here."""
+    """The state of an imported session.
+
+    Raises:
+        ConfigurationError: Its model isn't known here.
+    """
     setup = document.setup
     requires = None if setup.requires is None else msgspec.convert(setup.requires, Requirements)
     state = SessionState(
@@ -105,7 +122,11 @@ def state_of(
 
 
 def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionState:
-    """Another session with the same beginning. Raises CallboardError if there is no such place."""
+    """The state of another session with the same beginning.
+
+    Raises:
+        CallboardError: The session has fewer messages.
+    """
     if at is not None and not 0 <= at <= len(state.messages):
         raise CallboardError(f"session {state.id} has {len(state.messages)} messages; it can't be forked at {at}")
     fork = SessionState(
@@ -127,20 +148,24 @@ def fork_of(state: SessionState, session_id: str, at: int | None) -> SessionStat
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session that is open here, stored, or both. name: for people. model: of its next turn, in words. tags: of
-    its calls. open: here. stored: None if nothing of it is in the trace yet.
-    """
+    """A session that is open here, stored, or both."""
 
     session_id: str
+    """The session's id."""
     name: str | None
+    """The session's name, for people."""
     model: str
+    """The model of its next turn, in words."""
     tags: dict[str, str]
+    """The tags of its calls."""
     open: bool
+    """Whether it is open here."""
     stored: SessionRow | None = None
+    """Its row in the trace; None if nothing of it is there yet."""
 
 
 async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
-    """Those that are open first, then those of the trace, the latest first."""
+    """The sessions that are open, then those of the trace, the latest first."""
     await runtime.host.start()
     live = dict(runtime.sessions.states)
     rows: dict[str, SessionRow] = {}
@@ -168,7 +193,7 @@ async def listed(runtime: Runtime, limit: int | None) -> list[SessionInfo]:
 
 
 async def deleted(runtime: Runtime, session_id: str) -> bool:
-    """See `Engine.delete_session`."""
+    """Forget a session; see `Engine.delete_session`."""
     await runtime.host.start()
     state = runtime.sessions.states.get(session_id)
     if state is None:
