@@ -104,6 +104,11 @@ class World:
         return log
 
 
+async def settle() -> None:
+    """Long enough for any single restart, short of any limit."""
+    await anyio.sleep(1)
+
+
 def short(event: object) -> str:
     match event:
         case ActorStarted(actor=actor):

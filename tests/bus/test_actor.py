@@ -18,11 +18,6 @@ from tests.support.virtual_time import run_virtual
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
 async def settle() -> None:
     """Let every task run until all of them wait."""
     await anyio.wait_all_tasks_blocked()

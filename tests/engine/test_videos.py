@@ -3,48 +3,26 @@ nothing is lost."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import pytest
 
-from adapters import AdapterConfig, CapabilityError, NetworkError, RetryPolicy, ServerError
+from adapters import CapabilityError, NetworkError, ServerError
 from adapters.videos import PollPolicy
-from bus import (
-    CallboardError,
-    ConfigurationError,
-    JobCompleted,
-    JobCreated,
-    JobFailed,
-    JobProgress,
-    LlmCallCompleted,
-    Lossless,
-)
+from bus import CallboardError, JobCompleted, JobCreated, JobFailed, JobProgress, LlmCallCompleted, Lossless
 from bus.errors import CancelledError, ContentFilterError, NotFoundError, OutcomeUnknownError, RequestTimeoutError
-from engine import AdapterEntry, Engine, ModelRegistry, VideoHandle
-from tests.support.engines import entry, model, serving
+from engine import Engine, VideoHandle
 from tests.support.media_server import MediaServer, media_server
 from tests.support.present import present
 from tests.support.provider_server import refusing_url
 from tests.support.virtual_time import runs_on
-from tracestore import PriceRow, PriceTable
+
+from .video_engines import OFTEN, SORA, VEO, a_video, engine_at, filming
 
 pytestmark = pytest.mark.anyio
-
-QUICKLY = RetryPolicy(base_delay=0.001, jitter=False)
-OFTEN = PollPolicy(first=0.001, longest=0.002, jitter=False, give_up_after=5.0)
-PRICES = PriceTable(
-    [
-        PriceRow(model="openai:sora-2", extra={"video_second": 10**11}),
-        PriceRow(model="gemini:veo-3.1-generate-preview", extra={"video_second": 4 * 10**11}),
-    ]
-)
-SORA, VEO = "openai:sora-2", "gemini:veo-3.1-generate-preview"
-
 anyio_backend = runs_on("asyncio")
 
 
@@ -52,47 +30,6 @@ anyio_backend = runs_on("asyncio")
 def server() -> Iterator[MediaServer]:
     with media_server() as running:
         yield running
-
-
-def registry(url: str, **others: str) -> ModelRegistry:
-    """Both providers at that address, and others of OpenAI's protocol at theirs."""
-    adapters: dict[str, AdapterEntry | str] = {}
-    for name in ("openai", "gemini", *others):
-        config = AdapterConfig(
-            options={"download_hosts": ["127.0.0.1"]},
-            api_key="a-secret-key",
-            base_url=others.get(name, url),
-            retry=QUICKLY,
-            stream_read_timeout=5.0,
-        )
-        kind = name if name in ("openai", "gemini") else "openai"
-        adapters[name] = entry(name, kind, config)
-    names = [SORA, VEO, *(f"{name}:sora-2" for name in others)]
-    return serving(*[model(name, kind="video") for name in names], **adapters)
-
-
-@asynccontextmanager
-async def engine_at(server: MediaServer, store: Path | None = None, **others: str) -> AsyncIterator[Engine]:
-    models = registry(server.url, **others)
-    engine = Engine(models=models, store=store, trace=store is not None, prices=PRICES)
-    async with engine:
-        yield engine
-
-
-async def a_video(engine: Engine, model: str = SORA) -> VideoHandle:
-    return await engine.create_video("A red boat.", model=model, seconds=8, polling=OFTEN)
-
-
-@asynccontextmanager
-async def filming(
-    server: MediaServer, store: Path | None = None, *, model: str = SORA, finished: bool = False
-) -> AsyncIterator[tuple[Engine, VideoHandle]]:
-    """An engine, and a video that was begun there, or is finished."""
-    async with engine_at(server, store) as engine:
-        handle = await a_video(engine, model)
-        if finished:
-            await handle.wait()
-        yield engine, handle
 
 
 async def rows(engine: Engine) -> list[tuple[str, str, int | None]]:
@@ -407,107 +344,6 @@ async def test_a_refused_cancel_leaves_the_job_as_it_is(server: MediaServer) -> 
         with pytest.raises(CallboardError, match="out of order"):
             await handle.cancel()
         assert (await handle.wait()).job.status == "completed"
-
-
-# -- downloading
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        ["cut-1000"],
-        ["cut-0", "cut-99999", "drop", "503"],
-        ["cut-5000", "whole"],
-        ["cut-5000", "changed"],
-        ["endless"],
-        ["endless-cut-5000"],
-        ["500", "cut-70000", "cut-1"],
-    ],
-    ids="+".join,
-)
-async def test_a_download_that_breaks_off_is_whole_in_the_end(
-    server: MediaServer, tmp_path: Path, faults: list[str]
-) -> None:
-    server.faults["content"] = list(faults)
-    target = tmp_path / "boat.mp4"
-    async with filming(server, finished=True) as (_, handle):
-        assert await handle.download(to=target) == target
-    assert target.read_bytes() == server.file
-    assert os.listdir(tmp_path) == ["boat.mp4"]
-
-
-async def test_a_download_goes_on_where_it_broke(server: MediaServer) -> None:
-    server.faults["content"] = ["cut-60000"]
-    async with filming(server, finished=True) as (_, handle):
-        assert await handle.download() == server.file
-    first, second = server.of("content")
-    assert "range" not in first.headers
-    start = int(second.headers["range"].removeprefix("bytes=").removesuffix("-"))
-    assert 0 < start <= 60_000
-    assert second.headers["if-range"] == '"one"'
-
-
-async def test_a_truncated_file_is_never_passed_off_as_whole(server: MediaServer, tmp_path: Path) -> None:
-    """Nor does it replace the one that was there, nor is anything left beside it."""
-    target = tmp_path / "boat.mp4"
-    target.write_bytes(b"an older one")
-    server.faults["content"] = ["endless-cut-5000"] * 20
-    async with filming(server, finished=True) as (_, handle):
-        with pytest.raises(NetworkError, match="not a whole MP4"):
-            await handle.download(to=target)
-        assert target.read_bytes() == b"an older one"
-        assert os.listdir(tmp_path) == ["boat.mp4"]
-        server.faults["content"] = []
-        assert len(await handle.download()) == len(server.file)
-
-
-async def test_a_file_whose_checksum_is_wrong_is_fetched_again(server: MediaServer) -> None:
-    server.checksum = True
-    server.faults["content"] = ["wrong"]
-    async with filming(server, finished=True) as (_, handle):
-        assert await handle.download() == server.file
-    assert len(server.of("content")) == 2
-
-
-async def test_each_variant_can_be_downloaded_where_there_are_some(server: MediaServer) -> None:
-    async with filming(server, finished=True) as (engine, handle):
-        assert (await handle.download("thumbnail")).startswith(b"\x89PNG")
-        assert (await handle.download("spritesheet")).startswith(b"\x89PNG")
-        google = await a_video(engine, VEO)
-        await google.wait()
-        with pytest.raises(CapabilityError, match="no thumbnail"):
-            await google.download("thumbnail")
-    assert [asked.path.partition("?")[2] for asked in server.of("content")] == [
-        "variant=thumbnail",
-        "variant=spritesheet",
-    ]
-
-
-async def test_the_key_goes_to_the_provider_alone(server: MediaServer) -> None:
-    """Google's files are elsewhere in the end."""
-    with media_server() as elsewhere:
-        async with engine_at(server) as engine:
-            server.files_at = elsewhere.url
-            handle = await a_video(engine, VEO)
-            await handle.wait()
-            assert await handle.download() == elsewhere.file
-        first, second = elsewhere.asked
-    assert not any("a-secret-key" in value for value in (*first.headers.values(), *second.headers.values()))
-
-
-async def test_a_job_whose_adapter_was_removed_says_so(server: MediaServer) -> None:
-    server.steps = []
-    async with filming(server, finished=True) as (engine, handle):
-        await engine.reload(ModelRegistry({}, {}))
-        with pytest.raises(ConfigurationError, match="openai"):
-            await handle.download()
-
-
-async def test_a_file_system_that_refuses_is_no_fault_of_the_provider(server: MediaServer, tmp_path: Path) -> None:
-    async with filming(server, finished=True) as (_, handle):
-        with pytest.raises(FileNotFoundError):
-            await handle.download(to=tmp_path / "nowhere" / "boat.mp4")
-        assert await handle.download() == server.file
 
 
 async def test_the_events_of_a_job_are_stored(server: MediaServer, tmp_path: Path) -> None:

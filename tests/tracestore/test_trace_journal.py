@@ -23,8 +23,8 @@ from bus.events.envelope import Envelope, Event, UnknownEvent
 from bus.values.messages import Message
 from bus.values.usage import TokenUsage
 from tests.support.virtual_time import runs_on
-from tests.tracestore.test_trace_writer import DISK_FULL, Rig
 from tests.tracestore.trace_making import Maker
+from tests.tracestore.writer_rig import DISK_FULL, Rig
 from tracestore import TraceStore, WriterOptions, codec
 from tracestore.writing.adoption import adopt_leftovers
 from tracestore.writing.captured import CapturedMessage

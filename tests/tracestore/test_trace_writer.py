@@ -6,8 +6,7 @@ import errno
 import os
 import stat
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -19,114 +18,17 @@ from bus.actors.restart import RestartPolicy
 from bus.actors.supervisor import ChildSpec, Supervisor
 from bus.bus import Bus
 from bus.errors import StoreError
-from bus.events.catalogue import ActorStarted, SessionMessageAppended, StoreStateChanged
+from bus.events.catalogue import ActorStarted, SessionMessageAppended
 from bus.events.envelope import Envelope
 from bus.log import Log
-from bus.values.content import ImageBlock, TextBlock
 from bus.values.messages import Message
 from tracestore import Capture, Flush, TraceStore, TraceWriter, WriterCore, WriterOptions
 from tracestore.writing.spill import SpillFile
 
 from .trace_making import Maker
+from .writer_rig import DISK_FULL, FakeSink, FakeSource, Rig, until
 
 pytestmark = pytest.mark.anyio
-
-QUICK = WriterOptions(first_retry=0.01, longest_retry=0.02, spill_after=2, memory_events=4)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for something that has no event of its own."""
-    with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - see above
-            await anyio.sleep(0.002)
-
-
-class FakeSource:
-    """A lossless subscription, filled by hand."""
-
-    def __init__(self) -> None:
-        self._waiting: list[Envelope] = []
-        self._arrived = anyio.Event()
-        self.closed = False
-
-    @property
-    def depth(self) -> int:
-        return len(self._waiting)
-
-    def put(self, *envelopes: Envelope) -> None:
-        self._waiting += envelopes
-        self._arrived.set()
-
-    def close(self) -> None:
-        self.closed = True
-        self._arrived.set()
-
-    def take(self, limit: int | None = None, /) -> list[Envelope]:
-        taken, self._waiting = self._waiting[:limit], [] if limit is None else self._waiting[limit:]
-        return taken
-
-    async def wait(self) -> None:
-        if not self._waiting and not self.closed:
-            self._arrived = anyio.Event()
-            await self._arrived.wait()
-
-
-class FakeSink:
-    """A store that fails when told to."""
-
-    def __init__(self) -> None:
-        self.batches: list[list[int]] = []
-        self.failure: Exception | None = None
-        self.attempts = 0
-
-    @property
-    def seqs(self) -> list[int]:
-        return [seq for batch in self.batches for seq in batch]
-
-    async def write(self, envelopes: Sequence[Envelope], /) -> None:
-        self.attempts += 1
-        await anyio.lowlevel.checkpoint()
-        if self.failure is not None:
-            raise self.failure
-        self.batches.append([envelope.seq for envelope in envelopes])
-
-
-DISK_FULL = StoreError("trace.db: database or disk is full")
-
-
-class Rig:
-    """A writer between a fake source and a fake sink."""
-
-    def __init__(self, folder: Path, options: WriterOptions = QUICK, capture: Capture | None = None) -> None:
-        self.source, self.sink, self.make = FakeSource(), FakeSink(), Maker()
-        self.states: list[StoreStateChanged] = []
-        self.spill = folder / "trace.db.spill-run_test.jsonl"
-        self.core = WriterCore(
-            self.sink,
-            self.source,
-            spill_path=self.spill,
-            on_state=self.states.append,
-            options=options,
-            capture=capture,
-        )
-
-    def publish(self, count: int = 1) -> None:
-        self.source.put(*(self.make(ActorStarted(actor=f"a{n}")) for n in range(count)))
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """The pump runs meanwhile."""
-        async with anyio.create_task_group() as group:
-            group.start_soon(self.core.run)
-            yield
-            group.cancel_scope.cancel()
-
-    async def until(self, state: str) -> None:
-        await until(lambda: self.core.state == state)
-
-    @property
-    def path(self) -> list[str]:
-        return [change.current for change in self.states]
 
 
 @pytest.fixture
@@ -461,119 +363,3 @@ async def test_what_waits_is_weighed_by_what_it_refers_to(rig: Rig) -> None:
     rig.sink.failure = DISK_FULL
     await rig.core.close()  # which spills
     assert (rig.core.statistics().waiting_bytes, rig.core.statistics().spilled) == (0, 3)
-
-
-# -- Content
-
-PICTURE = ImageBlock(data=b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 8)
-SAID = [Message.user([TextBlock("My name is Bob"), PICTURE]), Message.assistant("Hi.\nBob")]
-
-
-def appended(make: Maker) -> list[Envelope]:
-    return [
-        make(SessionMessageAppended(position=position, message=message), session_id="s")
-        for position, message in enumerate(SAID)
-    ]
-
-
-def spilled_by(folder: Path, capture: Capture | None) -> Path:
-    """The spill file of a writer whose store failed to the end."""
-    rig = Rig(folder, capture=capture)
-    rig.sink.failure = DISK_FULL
-    rig.source.put(*appended(rig.make))
-    anyio.run(rig.core.close)
-    return rig.spill
-
-
-def test_the_spill_file_has_content_only_if_it_is_captured(tmp_path: Path) -> None:
-    """Without capture no byte of it reaches the disk; with it, what the hook made of it."""
-    for name in ("off", "on"):
-        (tmp_path / name).mkdir()
-    off = spilled_by(tmp_path / "off", None).read_bytes()
-    assert off.count(b"\n") == 2
-    assert b"Bob" not in off
-    seen: list[str] = []
-
-    def redact(message: Message) -> Message:
-        seen.append(message.text)
-        return Message.user("I am somebody") if message.role == "user" else message
-
-    on = spilled_by(tmp_path / "on", Capture(redact)).read_bytes()
-    assert on.count(b"\n") == 2
-    assert b"My name" not in on
-    assert b"I am somebody" in on
-    assert seen == [message.text for message in SAID], "each message was shown to the hook once"
-
-
-async def test_spilled_content_is_stored_when_the_store_recovers(store: TraceStore, tmp_path: Path) -> None:
-    """Media included, and the hook isn't asked again."""
-    asked = 0
-
-    def redact(message: Message) -> Message:
-        nonlocal asked
-        asked += 1
-        return message
-
-    class Flaky:
-        failing = True
-
-        async def write(self, envelopes: Sequence[Envelope], /) -> None:
-            if self.failing:
-                raise StoreError("disk full")
-            await store.write(envelopes)
-
-    sink, source = Flaky(), FakeSource()
-    core = WriterCore(sink, source, spill_path=tmp_path / "x.jsonl", options=QUICK, capture=Capture(redact))
-    async with anyio.create_task_group() as group:
-        group.start_soon(core.run)
-        source.put(*appended(Maker()))
-        await until(lambda: core.state == "spilling" and core.statistics().spilled == 2)
-        sink.failing = False
-        await until(lambda: core.state == "ok")
-        group.cancel_scope.cancel()
-    assert await store.messages("s") == SAID
-    assert asked == len(SAID)
-
-
-async def test_a_dead_process_s_content_is_adopted_by_one_that_captures_none(
-    store: TraceStore, make: Maker
-) -> None:
-    """It was asked for when it was said."""
-    dead = SpillFile(store.path.with_name("trace.db.spill-run_dead.jsonl"), 10**6)
-    dead.append([Capture().apply(envelope) for envelope in appended(make)])
-    dead.close()
-    core = WriterCore.for_bus(store, bus := Bus())
-    bus.close()
-    with anyio.fail_after(5):
-        await core.run()
-    assert await store.messages("s") == SAID
-
-
-async def test_content_that_waits_is_bounded_in_bytes(tmp_path: Path) -> None:
-    """A few large messages fill the memory as many small events do: first they spill, then the newest are lost."""
-    large = [Message.user(str(number) * 100_000) for number in range(6)]
-    options = WriterOptions(first_retry=60.0, memory_bytes=250_000, spill_bytes=250_000)
-    rig = Rig(tmp_path, options, Capture())
-    rig.sink.failure = DISK_FULL
-    for position, message in enumerate(large):
-        rig.source.put(rig.make(SessionMessageAppended(position=position, message=message), session_id="s"))
-        with pytest.raises(StoreError):
-            await rig.core.flush()
-    statistics = rig.core.statistics()
-    assert (statistics.state, statistics.spilled, statistics.lost) == ("dropping", 2, 2)
-    assert (statistics.lost_first_seq, statistics.lost_last_seq) == (5, 6)
-    assert statistics.waiting_bytes <= 250_000
-
-
-def test_few_large_events_are_read_back_at_a_time(tmp_path: Path, make: Maker) -> None:
-    """Whatever number is asked for, a spill file of large messages doesn't come into memory as a whole."""
-    spill = SpillFile(tmp_path / "x.jsonl", 10**8)
-    large = [SessionMessageAppended(position=n, message=Message.user(str(n) * 3_000_000)) for n in range(4)]
-    spill.append([Capture().apply(make(event, session_id="s")) for event in large])
-    found: list[int] = []
-    while spill.waiting:
-        batch, size = spill.peek(256)
-        assert 0 < len(batch) <= 2
-        found += [envelope.seq for envelope in batch]
-        spill.discard(len(batch), size)
-    assert found == [1, 2, 3, 4]

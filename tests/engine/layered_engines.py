@@ -1,0 +1,33 @@
+"""Engines with layers around their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from adapters import CanonicalRequest, CanonicalResponse, StopReason, TextBlock, TokenUsage
+from bus import Cost, CostSource, Subscription
+from bus.events.catalogue import LlmCallStarted
+from engine.middleware import CallOutcome, MiddlewareLike
+from tests.support.engines import running
+from tests.support.scripted import Say
+
+
+def around(*layers: MiddlewareLike, replies: Sequence[Say] = (), **others: list[Say]):  # type: ignore[no-untyped-def]
+    return running(*replies, middleware=layers, **others)
+
+
+def calls_made(events: Subscription) -> list[str]:
+    return [e.data.model for e in events.take() if isinstance(e.data, LlmCallStarted)]
+
+
+def answer(request: CanonicalRequest, text: str) -> CallOutcome:
+    provider, _, _ = request.model.partition(":")
+    response = CanonicalResponse(
+        request_id="req_elsewhere",
+        model=request.model,
+        provider=provider,
+        content=(TextBlock(text),),
+        stop_reason=StopReason.END_TURN,
+        usage=TokenUsage(),
+    )
+    return CallOutcome(response=response, cost=Cost(0, CostSource.COMPUTED))
