@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -13,7 +12,6 @@ from adapters.http.wire_call import WireCall
 from adapters.requests.settings import changed, dropped
 from adapters.usage.stated_cost import StatedCost
 from bus.errors import CapabilityError, InvalidRequestError, StreamError
-from bus.values.json import Json
 from bus.values.warning_codes import WarningCode
 
 from .contract import EmbeddingCapabilities, EmbeddingRequest, Vector
@@ -145,10 +143,3 @@ def in_order(items: Sequence[P]) -> list[Vector]:
         raise StreamError(what, retryable=False)
     vectors: dict[int | None, Vector] = {item.index: read_vector(item.embedding) for item in items}
     return [vectors[place] for place in range(len(items))]
-
-
-def token_count(value: Json | float) -> int | None:
-    """A count of tokens, which some proxies send as a float; None for anything that is no count."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        return None
-    return int(value)

@@ -147,8 +147,8 @@ class HttpAttempts:
 
         It keeps nothing of the call alive.
         """
-        observer, report = self._on_attempt, AttemptResent(self.attempt)
-        return None if observer is None else lambda: observer(report)
+        observer, attempt = self._on_attempt, self.attempt
+        return None if observer is None else lambda: observer(AttemptResent(attempt))
 
     def prepare_attempt(self) -> None:
         """Forget what an earlier attempt had begun to read."""

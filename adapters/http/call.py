@@ -16,7 +16,7 @@ from ..refusals.repair import Repair, edited
 from ..replies.assembler import Assembler
 from ..replies.broken_json import mend_body
 from ..transport.key_masking import masked, masked_headers
-from ..transport.transport import HttpReply, HttpRequest, close_reply, exchange, read_error_body
+from ..transport.transport import HttpReply, close_reply, exchange, read_error_body
 from ..usage.estimate import estimate_tokens
 from . import emulated_tools
 from .attempts import HttpAttempts, given
@@ -68,7 +68,8 @@ class HttpCall(HttpAttempts):
     async def complete_once(self) -> CanonicalResponse:
         """One attempt whose reply comes whole."""
         written = self.written or await self.write()
-        client, request = self.client, self._http_request(written, "application/json")
+        client = self.client
+        request = client.request(written, on_resend=self.resend_observer())
         self.sent = True
         reply, body = await self.wait(lambda: exchange(client.transport, request), what="the reply")
         if reply.status >= 300:
@@ -84,8 +85,8 @@ class HttpCall(HttpAttempts):
             AdapterError: The reply is an error, or none came.
         """
         written = self.written or await self.write()
-        client, request = self.client, self._http_request(written, "text/event-stream")
-        limit = client.config.first_event_timeout
+        client, limit = self.client, self.client.config.first_event_timeout
+        request = client.request(written, accept="text/event-stream", on_resend=self.resend_observer())
         self.sent = True
         reply = await self.wait(lambda: client.transport.send(request), limit, what="the reply")
         if reply.status < 300:
@@ -95,9 +96,6 @@ class HttpCall(HttpAttempts):
         finally:
             await close_reply(reply)
         raise client.error_of(body, reply)
-
-    def _http_request(self, written: WireCall, accept: str) -> HttpRequest:
-        return self.client.request(written, accept=accept, on_resend=self.resend_observer())
 
     async def write(self) -> WireCall:
         """Write what this attempt and those after it send, until a repair."""

@@ -190,8 +190,3 @@ def sniffed(data: bytes) -> str | None:
 def pieces(images: int) -> TokenUsage:
     """The usage of images whose provider counts no tokens."""
     return TokenUsage(details={"image": images})
-
-
-def count(value: object) -> int:
-    """A token count from a reply; anything that is no count is 0."""
-    return value if type(value) is int and value > 0 else 0

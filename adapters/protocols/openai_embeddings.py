@@ -12,11 +12,12 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest, Encoding
-from adapters.embeddings.wire import EmbeddingReply, in_order, token_count
+from adapters.embeddings.wire import EmbeddingReply, in_order
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
+from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import reported_cost
 from bus.values.json import Json, JsonObject
 
@@ -109,7 +110,7 @@ def read_reply(body: bytes) -> EmbeddingReply:
         usage = msgspec.json.decode(reply.usage, type=_Usage)
     except msgspec.ValidationError:
         usage = _Usage()
-    counted = token_count(usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens)
+    counted = reported_count(usage.prompt_tokens if usage.prompt_tokens is not None else usage.total_tokens)
     return EmbeddingReply(
         in_order(reply.data),
         counted,

@@ -17,12 +17,13 @@ import msgspec
 
 from adapters.http.wire_call import WireCall
 from adapters.images.contract import GeneratedImage, ImageCapabilities, ImageRequest
-from adapters.images.wire import ImageReply, count, from_base64
+from adapters.images.wire import ImageReply, from_base64
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
 from adapters.transport.multipart import FormPart
 from adapters.usage.contradictions import has_negative, source_of
+from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import reported_cost
 from bus.values.json import Json, JsonObject
 from bus.values.usage import TokenUsage, details_of
@@ -139,7 +140,7 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
     usage: Json = msgspec.json.decode(raw)
     if not isinstance(usage, dict):
         return None
-    tokens, output = count(usage.get("input_tokens")), count(usage.get("output_tokens"))
+    tokens, output = _count(usage, "input_tokens"), _count(usage, "output_tokens")
     cost, upstream = reported_cost(usage.get("cost"), usage.get("is_byok"), usage.get("cost_details"))
     if not tokens and not output and not has_negative(raw):
         if cost is None:
@@ -149,16 +150,16 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
         )
     given, made = _object(usage.get("input_tokens_details")), _object(usage.get("output_tokens_details"))
     seen_before = _object(usage.get("cached_tokens_details"))
-    read = count(usage.get("cached_tokens")) or count(given.get("cached_tokens"))
+    read = _count(usage, "cached_tokens") or _count(given, "cached_tokens")
     source = source_of(
-        *((read, tokens), (count(given.get("image_tokens")), tokens), (count(made.get("image_tokens")), output)),
+        *((read, tokens), (_count(given, "image_tokens"), tokens), (_count(made, "image_tokens"), output)),
         raw=raw,
     )
     cached = min(tokens, read)
-    cached_images = min(cached, count(seen_before.get("cached_image_tokens")))
-    images = max(0, min(tokens, count(given.get("image_tokens"))) - cached_images)
+    cached_images = min(cached, _count(seen_before, "cached_image_tokens"))
+    images = max(0, min(tokens, _count(given, "image_tokens")) - cached_images)
     # Where the output isn't told apart, it is the images': that is what this API makes.
-    drawn = min(output, count(made.get("image_tokens"))) if made else output
+    drawn = min(output, _count(made, "image_tokens")) if made else output
     return TokenUsage(
         input_tokens=tokens - cached,
         output_tokens=output,
@@ -171,6 +172,10 @@ def read_usage(raw: msgspec.Raw | bytes) -> TokenUsage | None:
         reported_cost_nano_usd=cost,
         upstream_cost_nano_usd=upstream,
     )
+
+
+def _count(counts: Mapping[str, Json], name: str) -> int:
+    return reported_count(counts.get(name)) or 0
 
 
 def _object(value: Json) -> Mapping[str, Json]:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
-from bus.values.json import Json
 from bus.values.usage import TokenUsage, UsageSource
 from bus.values.warning_codes import WarningCode
 
@@ -42,10 +39,3 @@ def fill_usage(
         source=UsageSource.REPORTED if known else UsageSource.ESTIMATED,
         raw=msgspec.Raw(raw),
     )
-
-
-def positive_count(value: Json) -> int | None:
-    """A count of tokens; None if it is missing, zero, or no count at all."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 1:
-        return None
-    return int(value)

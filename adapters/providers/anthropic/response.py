@@ -13,7 +13,6 @@ replaces anything, and nothing is ever added up.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -24,6 +23,7 @@ from adapters.replies.assembler import Assembler
 from adapters.replies.json_text import parse_object
 from adapters.requests.text import as_text
 from adapters.usage.contradictions import source_of
+from adapters.usage.counts import reported_count
 from bus.errors import AdapterError
 from bus.values.json import Json, JsonObject
 from bus.values.usage import StopReason, TokenUsage, UsageSource, details_of, unusual_tier
@@ -207,13 +207,13 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
     figures partial, as does not being `final`. `iterations` stays in `raw`: the top level is what the response's
     own model used.
     """
-    fresh, output = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
-    read = _count(usage.get("cache_read_input_tokens"))
+    fresh, output = reported_count(usage.get("input_tokens")), reported_count(usage.get("output_tokens"))
+    read = reported_count(usage.get("cache_read_input_tokens"))
     written, written_1h = _cache_writes(usage)
     if fresh is None and output is None and read is None and written is None:
         return None
     details, tools = usage.get("output_tokens_details"), usage.get("server_tool_use")
-    reasoning = _count(details.get("thinking_tokens")) if isinstance(details, dict) else None
+    reasoning = reported_count(details.get("thinking_tokens")) if isinstance(details, dict) else None
     kept = raw if raw is not None else msgspec.Raw(msgspec.json.encode(usage))
     parts = ((reasoning, output), (sum(_split(usage) or (0,)), written))
     source = source_of(*parts, raw=kept, whole=None not in (fresh, output))
@@ -226,7 +226,9 @@ def token_usage(usage: JsonObject, *, raw: msgspec.Raw | None = None, final: boo
         reasoning_tokens=None if reasoning is None else min(reasoning, output or 0),
         source=UsageSource.PARTIAL if source is UsageSource.REPORTED and not final else source,
         raw=kept,
-        details=details_of(web_search=_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0),
+        details=details_of(
+            web_search=reported_count(tools.get("web_search_requests")) if isinstance(tools, dict) else 0
+        ),
         service_tier="fast" if usage.get("speed") == "fast" else unusual_tier(usage.get("service_tier")),
     )
 
@@ -237,7 +239,7 @@ def _cache_writes(usage: JsonObject) -> tuple[int | None, int]:
     A stream's final total comes without the split, which then is that of its beginning. What the total has grown
     by is taken to be for an hour only if all that was split is.
     """
-    total, split = _count(usage.get("cache_creation_input_tokens")), _split(usage)
+    total, split = reported_count(usage.get("cache_creation_input_tokens")), _split(usage)
     if split is None:
         return total, 0
     short, hour = split
@@ -251,15 +253,8 @@ def _split(usage: JsonObject) -> tuple[int, int] | None:
     split = usage.get("cache_creation")
     if not isinstance(split, dict):
         return None
-    short, hour = (_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
+    short, hour = (reported_count(split.get(f"ephemeral_{time}_input_tokens")) or 0 for time in ("5m", "1h"))
     return short, hour
-
-
-def _count(value: Json) -> int | None:
-    """A token count. Some proxies send floats; nonsense is no count."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return max(0, int(value))
 
 
 def _text(value: Json) -> str:

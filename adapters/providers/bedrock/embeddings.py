@@ -17,12 +17,13 @@ import msgspec
 from adapters.contract import CallWarning
 from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
 from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply, token_count
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
+from adapters.usage.counts import reported_count
 from bus.errors import (
     CapabilityError,
     StreamError,
@@ -105,7 +106,7 @@ class BedrockEmbeddings(msgspec.Struct, frozen=True):
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
         reply = _decode(body)
-        counted = token_count(reply.inputTextTokenCount)
+        counted = reported_count(reply.inputTextTokenCount)
         if counted is None:
             header = headers.get(TOKENS_HEADER, "")
             counted = int(header) if header.isdecimal() and len(header) < 19 else None

@@ -8,12 +8,13 @@ import msgspec
 
 from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
 from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply, token_count
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.protocols.cohere_embeddings import ByType, cohere_capabilities, cohere_fields
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
+from adapters.usage.counts import reported_count
 from bus.errors import StreamError
 from bus.values.json import JsonObject
 
@@ -56,8 +57,8 @@ class CohereEmbeddings(msgspec.Struct, frozen=True):
         if reply.embeddings.floats is None:
             raise StreamError("the reply holds no vectors of type float")
         billed = _billed(reply.meta)
-        counted = token_count(billed.input_tokens)
-        images = token_count(billed.image_tokens)
+        counted = reported_count(billed.input_tokens)
+        images = reported_count(billed.image_tokens)
         if counted is not None:
             counted += images or 0
         return EmbeddingReply(

@@ -13,11 +13,12 @@ import msgspec
 
 from adapters.embeddings.contract import INPUT_TYPES, EmbeddingCapabilities, EmbeddingRequest
 from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply, token_count
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
+from adapters.usage.counts import reported_count
 from bus.errors import StreamError
 from bus.values.json import Json, JsonObject
 
@@ -120,6 +121,6 @@ class GeminiEmbeddings(msgspec.Struct, frozen=True):
 
 def _count(usage: msgspec.Raw) -> int | None:
     try:
-        return token_count(msgspec.json.decode(usage, type=_Usage).promptTokenCount)
+        return reported_count(msgspec.json.decode(usage, type=_Usage).promptTokenCount)
     except msgspec.ValidationError:
         return None

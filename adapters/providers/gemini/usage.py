@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from adapters.usage.contradictions import source_of
+from adapters.usage.counts import reported_count
 from bus.values.usage import TokenUsage, UsageSource, details_of, unusual_tier
 
 from . import wire
@@ -40,9 +39,9 @@ class UsageCounts:
         don't include thoughts. A count that was left out is 0; without the prompt's, the figures are partial.
         """
         last = self._last
-        prompt, cached = _count(last.promptTokenCount), _count(last.cachedContentTokenCount)
-        candidates, thoughts = _count(last.candidatesTokenCount), _count(last.thoughtsTokenCount)
-        tool_use = _count(last.toolUsePromptTokenCount)
+        prompt, cached = reported_count(last.promptTokenCount), reported_count(last.cachedContentTokenCount)
+        candidates, thoughts = reported_count(last.candidatesTokenCount), reported_count(last.thoughtsTokenCount)
+        tool_use = reported_count(last.toolUsePromptTokenCount)
         if prompt is None and candidates is None and cached is None and thoughts is None and tool_use is None:
             return None
         heard, heard_before = _of(last.promptTokensDetails, "AUDIO"), _of(last.cacheTokensDetails, "AUDIO")
@@ -91,13 +90,4 @@ def _of(details: object, modality: str) -> int:
     """The tokens of one modality in a list of them."""
     parts = details if isinstance(details, list) else []
     named = [part for part in parts if isinstance(part, dict) and part.get("modality") == modality]
-    return sum(_count(part.get("tokenCount")) or 0 for part in named)
-
-
-def _count(value: object) -> int | None:
-    """A token count. Some proxies send floats; nonsense is no count."""
-    if type(value) is int:
-        return max(0, value)
-    if isinstance(value, float) and math.isfinite(value):
-        return max(0, int(value))
-    return None
+    return sum(reported_count(part.get("tokenCount")) or 0 for part in named)

@@ -8,11 +8,12 @@ import msgspec
 
 from adapters.embeddings.contract import EmbeddingCapabilities, EmbeddingRequest
 from adapters.embeddings.vectors import from_numbers
-from adapters.embeddings.wire import EmbeddingReply, token_count
+from adapters.embeddings.wire import EmbeddingReply
 from adapters.http.wire_call import WireCall
 from adapters.requests.encoding import encode_json
 from adapters.requests.host_options import merge_options
 from adapters.requests.settings import own_options
+from adapters.usage.counts import reported_count
 from bus.values.json import Json, JsonObject
 
 PATH = "/api/embed"
@@ -51,7 +52,7 @@ class OllamaEmbeddings(msgspec.Struct, frozen=True):
 
     def read(self, body: bytes, headers: Mapping[str, str]) -> EmbeddingReply:
         reply = _decode(body)
-        counted = token_count(reply.prompt_eval_count)
+        counted = reported_count(reply.prompt_eval_count)
         vectors = [from_numbers(numbers) for numbers in reply.embeddings]
         usage = msgspec.json.encode({"prompt_eval_count": counted}) if counted is not None else None
         return EmbeddingReply(vectors, counted, reply.model, usage=usage)

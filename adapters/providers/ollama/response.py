@@ -15,7 +15,8 @@ import msgspec
 
 from adapters.replies.assembler import Assembler
 from adapters.replies.ndjson import NdjsonDecoder
-from adapters.usage.partial import fill_usage, positive_count
+from adapters.usage.counts import reported_count
+from adapters.usage.partial import fill_usage
 from adapters.usage.rates import TokenRates
 from bus.errors import StreamError
 from bus.values.json import Json
@@ -85,15 +86,15 @@ class ReplyReader:
         return StopReason.TOOL_USE if stop is StopReason.END_TURN and self.assembler.has_tool_use else stop
 
     def _reached_limit(self, reply: WireReply) -> bool:
-        request, generated = self.assembler.request, positive_count(reply.eval_count)
+        request, generated = self.assembler.request, reported_count(reply.eval_count) or None
         return request is not None and generated is not None and generated >= request.max_output_tokens
 
     def _usage(self, reply: WireReply) -> TokenUsage | None:
         metrics = {name: value for name in METRICS if (value := getattr(reply, name)) is not None}
         return fill_usage(
             self.assembler,
-            positive_count(reply.prompt_eval_count),
-            positive_count(reply.eval_count),
+            reported_count(reply.prompt_eval_count) or None,
+            reported_count(reply.eval_count) or None,
             self.rates,
             msgspec.json.encode(metrics),
         )

@@ -15,8 +15,8 @@ from adapters.refusals.classify import read_error
 from adapters.replies.assembler import Assembler
 from adapters.requests.settings import SharedOptions, read_options
 from adapters.transport.transport import HttpReply
+from adapters.usage.counts import reported_count
 from adapters.usage.estimate import at_most
-from adapters.usage.partial import positive_count
 from bus.errors import AdapterError, ServerError
 from bus.values.json import Json
 from bus.values.usage import TokenUsage, UsageSource
@@ -62,7 +62,7 @@ class GenerateWire(ChatWire):
     async def initialize(self, look_up: LookUp) -> None:
         """Ask for the limits that the server was started with; without an answer, cautious ones stand."""
         info = await look_up(get(wire.INFO_PATH), LOOK_UP_SECONDS)
-        total = positive_count(info.get("max_total_tokens")) if isinstance(info, dict) else None
+        total = reported_count(info.get("max_total_tokens")) or None if isinstance(info, dict) else None
         self._window = total
         if total is not None:
             self.capabilities = msgspec.structs.replace(

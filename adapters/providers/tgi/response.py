@@ -12,7 +12,8 @@ import msgspec
 
 from adapters.refusals.classify import read_error_value
 from adapters.replies.assembler import Assembler
-from adapters.usage.partial import fill_usage, positive_count
+from adapters.usage.counts import reported_count
+from adapters.usage.partial import fill_usage
 from adapters.usage.rates import TokenRates
 from bus.errors import StreamError
 from bus.values.usage import StopReason, TokenUsage
@@ -90,8 +91,8 @@ class ReplyReader:
         if details is None:
             details = WireDetails()
         said = self.assembler.usage.input_tokens if self.assembler.usage is not None else None
-        prompt = positive_count(details.input_length) or len(details.prefill or ()) or said
-        generated = positive_count(details.generated_tokens)
+        prompt = reported_count(details.input_length) or len(details.prefill or ()) or said
+        generated = reported_count(details.generated_tokens) or None
         raw = msgspec.json.encode({"input_length": prompt, "generated_tokens": generated})
         return fill_usage(self.assembler, prompt, generated, self.rates, raw)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from adapters.protocols.openai_images import read_usage
+from adapters.usage.counts import reported_count
 from bus.values.json import Json
 from bus.values.usage import details_of
 
@@ -43,7 +44,7 @@ class ToolFees:
     def counts(self, tool_usage: msgspec.Raw, usage: msgspec.Raw) -> dict[str, int]:
         """By the names of the rates. tool_usage, usage: of the reply; xAI names its tools in the latter."""
         told = _object(read_value(tool_usage))
-        searches = _count(_object(told.get("web_search")).get("num_requests"))
+        searches = reported_count(_object(told.get("web_search")).get("num_requests")) or 0
         drawn = drawn_with(tool_usage) or details_of(image_tool=self._images)
         counts = details_of(
             web_search=max(searches, self._searches),
@@ -51,7 +52,9 @@ class ToolFees:
             code_interpreter=len(self._containers),
         )
         own = _object(_object(read_value(usage)).get(_NAMED)) if _NAMED.encode() in bytes(usage) else {}
-        named = {name.removesuffix("_calls"): _count(count) for name, count in own.items() if name not in _FREE}
+        named = {
+            name.removesuffix("_calls"): reported_count(count) for name, count in own.items() if name not in _FREE
+        }
         more = {name: count for name, count in named.items() if count and name.isidentifier()}
         return {**(counts or {}), **(drawn or {}), **more}
 
@@ -90,7 +93,3 @@ def _used(value: Json) -> bool:
 
 def _object(value: Json) -> dict[str, Json]:
     return value if isinstance(value, dict) else {}
-
-
-def _count(value: Json) -> int:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0

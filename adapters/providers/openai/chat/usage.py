@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from adapters.usage.contradictions import source_of
+from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import only_written, reported_cost
 from bus.values.usage import TokenUsage, UsageSource, unusual_tier
 
@@ -29,11 +30,10 @@ def read_usage(
     if usage.input_tokens is None and usage.output_tokens is None:
         return TokenUsage(details=dict(fees), source=UsageSource.PARTIAL) if fees else None
     read_in = read_or_default(UsageDetails, usage.input_tokens_details)
-    total, cached = _count(usage.input_tokens), _count(read_in.cached_tokens)
-    written = only_written(cached, _count(read_in.cache_write_tokens), total)
-    output = _count(usage.output_tokens)
-    reasoning = read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens
-    thought = None if reasoning is None else _count(reasoning)
+    total, output = reported_count(usage.input_tokens) or 0, reported_count(usage.output_tokens) or 0
+    cached = reported_count(read_in.cached_tokens) or 0
+    written = only_written(cached, reported_count(read_in.cache_write_tokens) or 0, total)
+    thought = reported_count(read_or_default(UsageDetails, usage.output_tokens_details).reasoning_tokens)
     stated = reported_cost(usage.cost, usage.is_byok, usage.cost_details)
     return TokenUsage(
         input_tokens=max(0, total - cached - written),
@@ -48,7 +48,3 @@ def read_usage(
         raw=with_tool_usage(data, tool_usage),
         service_tier=unusual_tier(service_tier),
     )
-
-
-def _count(number: float | None) -> int:
-    return max(0, int(number or 0))

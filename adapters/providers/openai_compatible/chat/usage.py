@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 
 from adapters.usage.contradictions import source_of
+from adapters.usage.counts import reported_count
 from adapters.usage.stated_cost import only_written, reported_cost
 from bus.values.json import Json
 from bus.values.usage import TokenUsage, details_of
@@ -25,7 +24,7 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     if wire is None:
         return None
     prompt, completion, total = (
-        _count(n) for n in (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens)
+        reported_count(n) for n in (wire.prompt_tokens, wire.completion_tokens, wire.total_tokens)
     )
     if prompt is None and completion is None:
         return None
@@ -35,11 +34,13 @@ def read_usage(raw: msgspec.Raw, service_tier: str | None = None) -> TokenUsage 
     hidden = max(0, (total or 0) - prompt - (completion or 0))
     cached = _first(
         _detail(wire.prompt_tokens_details, "cached_tokens"),
-        _count(wire.prompt_cache_hit_tokens),
-        _count(wire.cached_tokens),
+        reported_count(wire.prompt_cache_hit_tokens),
+        reported_count(wire.cached_tokens),
     )
     written = only_written(cached or 0, _detail(wire.prompt_tokens_details, "cache_write_tokens") or 0, prompt)
-    named = _first(_detail(wire.completion_tokens_details, "reasoning_tokens"), _count(wire.reasoning_tokens))
+    named = _first(
+        _detail(wire.completion_tokens_details, "reasoning_tokens"), reported_count(wire.reasoning_tokens)
+    )
     beside = (named or 0) if wire.citation_tokens is not None or wire.num_search_queries is not None else hidden
     output = (completion or 0) + beside
     reasoning = hidden if not named and hidden and completion is not None else named
@@ -78,10 +79,10 @@ def _fees(wire: WireUsage) -> dict[str, int | None]:
         "web_search": _first(
             _detail(wire.server_tool_use, "web_search_requests"),
             _detail(wire.server_tool_use_details, "web_search_requests"),
-            _count(wire.num_search_queries),
+            reported_count(wire.num_search_queries),
         ),
-        "citation_tokens": _count(wire.citation_tokens),
-        "live_search_source": _count(wire.num_sources_used),
+        "citation_tokens": reported_count(wire.citation_tokens),
+        "live_search_source": reported_count(wire.num_sources_used),
     }
 
 
@@ -94,11 +95,4 @@ def _first(*counts: int | None) -> int | None:
 
 
 def _detail(details: Json, name: str) -> int | None:
-    return _count(details.get(name)) if isinstance(details, dict) else None
-
-
-def _count(value: Json) -> int | None:
-    """A count of tokens: a number that is not negative, whatever its type."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return max(0, int(value))
+    return reported_count(details.get(name)) if isinstance(details, dict) else None
